@@ -1,0 +1,143 @@
+"""The one error tree. Every error that a user can meet has an exit code and says what to do next.
+
+Invariants: a message is one clear sentence that names what is wrong and where; `hint` is one sentence (or command)
+that cures it; `exit_code` is distinct per kind of failure, so that a script can tell them apart.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What `agentrl` and its daemons exit with. 75 and 78 follow sysexits.h: supervisors act on them."""
+
+    OK = 0
+    FAILED = 1
+    """An operation was accepted and then failed."""
+    USAGE = 2
+    NO_COORDINATOR = 3
+    """No coordinator answers for this run."""
+    REFUSED = 4
+    """The coordinator refused: permission, a stale value, an expired deadline, a wrong incarnation."""
+    UNKNOWN = 5
+    """No such run, unit, knob, alert, operation or command."""
+    CONFLICT = 6
+    """Somebody else holds it: the run is up elsewhere, a knob was changed meanwhile, an operation was superseded."""
+    TIMEOUT = 7
+    """Accepted or asked, but not finished in the time given; it goes on."""
+    KEY_REFUSED = 8
+    """The coordinator does not know this key, or it was revoked."""
+    VERSION = 9
+    """The two sides speak different protocol versions."""
+    NOT_PROVEN = 10
+    """`down` could not prove that nothing is left."""
+    DISK = 11
+    """A disk is full or not writable; nothing was changed."""
+    UNHEALTHY = 12
+    """`doctor` found something that stops a run, or `status --check` found the run degraded."""
+    TEMPORARY = 75
+    """A unit asks to be started again; not counted as a death."""
+    CONFIG = 78
+    """The configuration is wrong; starting again cannot help."""
+    INTERRUPTED = 130
+
+
+class AgentrlError(Exception):
+    """Root of every error that agentrl raises on purpose."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class ConfigError(AgentrlError):
+    """The configuration is wrong: which key, where it was written, what is allowed."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class UsageError(AgentrlError):
+    """The command line does not make sense."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NoCoordinatorError(AgentrlError):
+    """No coordinator answers for the run."""
+
+    exit_code = ExitCode.NO_COORDINATOR
+
+
+class RefusedError(AgentrlError):
+    """The coordinator understood the command and refuses it."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class UnknownNameError(AgentrlError):
+    """A run, unit, knob, alert, operation or command of that name does not exist."""
+
+    exit_code = ExitCode.UNKNOWN
+
+
+class ConflictError(AgentrlError):
+    """Somebody else was first; nothing was overwritten."""
+
+    exit_code = ExitCode.CONFLICT
+
+
+class WaitTimeoutError(AgentrlError):
+    """The answer did not come in the time given."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+class KeyRefusedError(AgentrlError):
+    """The coordinator does not accept this key."""
+
+    exit_code = ExitCode.KEY_REFUSED
+
+
+class VersionMismatchError(AgentrlError):
+    """The two sides speak different major versions of the protocol, or belong to different runs."""
+
+    exit_code = ExitCode.VERSION
+
+
+class OperationFailedError(AgentrlError):
+    """An accepted operation ended as failed, cancelled or expired."""
+
+    exit_code = ExitCode.FAILED
+
+
+class NotProvenError(AgentrlError):
+    """Something of the run may still be alive."""
+
+    exit_code = ExitCode.NOT_PROVEN
+
+
+class DiskError(AgentrlError):
+    """A write failed because the disk is full or read-only."""
+
+    exit_code = ExitCode.DISK
+
+
+class ProtocolError(AgentrlError):
+    """A message could not be decoded or breaks the protocol."""
+
+    exit_code = ExitCode.REFUSED
+
+
+def error_for(code: int, message: str, hint: str = "") -> AgentrlError:
+    """The error class that belongs to an exit code which came over the wire."""
+    for kind in AgentrlError.__subclasses__():
+        if kind.exit_code == code and kind is not ProtocolError:
+            return kind(message, hint=hint)
+    return AgentrlError(message, hint=hint)

@@ -1,0 +1,319 @@
+"""The one table of commands. CLI, Python client, console and coordinator all bind to it.
+
+Invariants: every command has a permission, a tier function and (where there is one) the command that takes it back;
+a mutation changes desired state only, so executing it twice is harmless; a unit is named together with the incarnation
+that the caller saw, where the act is aimed at a living process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from agentrl.protocol.danger import Effect, Tier, harmless, tier_of
+from agentrl.protocol.messages import Permission
+from agentrl.protocol.rows import KnobValue
+
+
+class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all arguments. An argument that the coordinator does not know is refused, not ignored."""
+
+
+# ---- queries ----
+
+
+class Status(Args, frozen=True):
+    """-> StatusReport"""
+
+
+class Snapshot(Args, frozen=True):
+    """-> SnapshotRow..., SnapshotEnd"""
+
+    kinds: tuple[str, ...] = ()
+
+
+class Why(Args, frozen=True):
+    """-> WhyReport: who waits for whom."""
+
+
+class ShowOperation(Args, frozen=True):
+    """-> OperationRow"""
+
+    id: str
+
+
+class Events(Args, frozen=True):
+    """-> list[OperationRow | IncidentRow | AuditRow | AlertRow], oldest first."""
+
+    kinds: tuple[str, ...] = ()
+    """operation, incident, audit, knob, alert; empty means all."""
+    after_at: float = 0.0
+    limit: int = 200
+
+
+class ReadLogs(Args, frozen=True):
+    """-> LogChunk"""
+
+    unit: str
+    incarnation: int = 0
+    """0 the current one, -1 the one before."""
+    offset: int = -65536
+    limit: int = 65536
+
+
+class Knobs(Args, frozen=True):
+    """-> list[KnobRow]"""
+
+    name: str = ""
+
+
+class KnobHistory(Args, frozen=True):
+    """-> list[AuditRow]"""
+
+    name: str
+
+
+class Alerts(Args, frozen=True):
+    """-> list[AlertRow]"""
+
+    all: bool = False
+    """Also those that are resolved."""
+
+
+class ListKeys(Args, frozen=True):
+    """-> list[KeyRow]"""
+
+
+# ---- mutations (all answered by Accepted) ----
+
+
+class Apply(Args, frozen=True):
+    """Make the run equal to this configuration."""
+
+    config: dict[str, msgspec.Raw]
+    """The resolved configuration, as `agentrl.config` dumps it."""
+    source: str = ""
+    given: tuple[str, ...] = ()
+    """Dotted keys that stand in the file, environment or command line; the others are defaults."""
+
+
+class Down(Args, frozen=True):
+    """Stop everything, scan every host, end the coordinator."""
+
+    now: bool = False
+    keep_coordinator: bool = False
+
+
+class Scale(Args, frozen=True):
+    group: str
+    to: int | None = None
+    by: int | None = None
+    """Made absolute at acceptance. Exactly one of `to` and `by` is given."""
+
+
+class DrainUnits(Args, frozen=True):
+    """Stop units after they finished what is under way: one unit, or all of a host."""
+
+    unit: str = ""
+    host: str = ""
+    incarnation: int = 0
+    cancel: bool = False
+
+
+class Restart(Args, frozen=True):
+    """Raise the desired generation of a unit, or of all units of a group."""
+
+    target: str
+    incarnation: int = 0
+    now: bool = False
+    """Without draining."""
+
+
+class Stop(Args, frozen=True):
+    """The unit is no longer desired, until `restart` or `up` wants it again."""
+
+    unit: str
+    incarnation: int = 0
+    now: bool = False
+
+
+class Pause(Args, frozen=True):
+    target: str = "run"
+    """A unit, a group, or `run`."""
+
+
+class Resume(Args, frozen=True):
+    target: str = "run"
+
+
+class Tune(Args, frozen=True):
+    name: str
+    value: KnobValue
+    seen_revision: int | None = None
+    """Compare-and-set: refused if the knob was changed since. None overwrites nothing but the revision just read."""
+    note: str = ""
+
+
+class UndoTune(Args, frozen=True):
+    """Give a knob the value that it had before its last change."""
+
+    name: str
+    seen_revision: int | None = None
+
+
+class Acknowledge(Args, frozen=True):
+    id: str
+
+
+class Silence(Args, frozen=True):
+    id: str
+    """An alert's id, or a rule's name."""
+    for_s: float = 3600.0
+    why: str = ""
+
+
+class SendTestAlert(Args, frozen=True):
+    """Send a test through every sink."""
+
+
+class CollectStacks(Args, frozen=True):
+    """Stacks of all units into one file; the operation's result names it."""
+
+    units: tuple[str, ...] = ()
+
+
+class ForceStopped(Args, frozen=True):
+    """A person vouches that a lost unit is dead, so that it may be replaced or forgotten."""
+
+    unit: str
+    incarnation: int
+
+
+class AddKey(Args, frozen=True):
+    name: str
+    public: str
+    permission: Permission
+
+
+class RevokeKey(Args, frozen=True):
+    name: str
+
+
+# ---- results ----
+
+
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Accepted is not done: follow the operation."""
+
+    operation: str
+    effect: Effect
+    tier: Tier
+    duplicate: bool = False
+    """This id was accepted before; nothing was done a second time."""
+
+
+class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All rows of the run at one moment, by kind; what `agentrl status --json` prints."""
+
+    run: msgspec.Raw
+    groups: tuple[msgspec.Raw, ...] = ()
+    units: tuple[msgspec.Raw, ...] = ()
+    hosts: tuple[msgspec.Raw, ...] = ()
+    alerts: tuple[msgspec.Raw, ...] = ()
+    operations: tuple[msgspec.Raw, ...] = ()
+    """Those that have not ended."""
+
+
+class WaitLink(msgspec.Struct, frozen=True, omit_defaults=True):
+    who: str
+    on: str
+    what: str = ""
+    age_s: float = 0.0
+    overdue: bool = False
+
+
+class WaitChain(msgspec.Struct, frozen=True, omit_defaults=True):
+    links: tuple[WaitLink, ...]
+    culprit: str
+    because: str
+    """What is wrong with the culprit (hung, fatal, restarting, a circle of waits), or that it is at work."""
+    sentence: str
+
+
+class WhyReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    chains: tuple[WaitChain, ...] = ()
+
+
+class KeyRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    public: str
+    permission: Permission
+    created_at: float = 0.0
+    revoked_at: float = 0.0
+
+
+# ---- the table ----
+
+
+class CommandSpec(msgspec.Struct, frozen=True):
+    name: str
+    """Name on the wire and of the client's method."""
+    args: type[Args]
+    permission: Permission
+    cli: str
+    """The CLI verb."""
+    mutates: bool
+    help: str
+    tier: Callable[[Effect], Tier] = tier_of
+    reverse: str = ""
+    """The command that takes it back, if there is one."""
+
+
+def _query(name: str, args: type[Args], cli: str, help: str, permission: Permission = Permission.VIEWER) -> CommandSpec:
+    return CommandSpec(name, args, permission, cli, False, help, tier=harmless)
+
+
+def _act(
+    name: str,
+    args: type[Args],
+    cli: str,
+    help: str,
+    reverse: str = "",
+    permission: Permission = Permission.OPERATOR,
+) -> CommandSpec:
+    return CommandSpec(name, args, permission, cli, True, help, reverse=reverse)
+
+
+COMMANDS: dict[str, CommandSpec] = {
+    spec.name: spec
+    for spec in (
+        _query("status", Status, "status", "Everything about the run at this moment."),
+        _query("snapshot", Snapshot, "status --watch", "All rows, closed by the feed's sequence number."),
+        _query("why", Why, "why", "Who waits for whom, and who is the culprit."),
+        _query("show_operation", ShowOperation, "events", "One operation."),
+        _query("events", Events, "events", "Operations, incidents, audit, knob changes and alerts."),
+        _query("read_logs", ReadLogs, "logs", "A range of a unit's log."),
+        _query("knobs", Knobs, "tune", "Every knob with value, range and boundary."),
+        _query("knob_history", KnobHistory, "tune --history", "Who changed a knob, when, from what to what."),
+        _query("alerts", Alerts, "alerts list", "Alerts with evidence and suggested command."),
+        _query("list_keys", ListKeys, "keys list", "Keys and what they may do.", Permission.ADMIN),
+        _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
+        _act("down", Down, "down", "Stop everything and prove that nothing is left.", "apply", Permission.ADMIN),
+        _act("scale", Scale, "scale", "Change how many units a group has.", "scale"),
+        _act("drain", DrainUnits, "drain", "Let units finish and stop.", "drain"),
+        _act("restart", Restart, "restart", "Replace units by new incarnations."),
+        _act("stop", Stop, "stop", "Stop one unit.", "restart"),
+        _act("pause", Pause, "pause", "Units take no new work.", "resume"),
+        _act("resume", Resume, "resume", "Units take work again.", "pause"),
+        _act("tune", Tune, "tune", "Change a knob.", "undo_tune"),
+        _act("undo_tune", UndoTune, "tune --undo", "Take back the last change of a knob.", "tune"),
+        _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
+        _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
+        _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink."),
+        _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file."),
+        _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
+        _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),
+        _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),
+    )
+}

@@ -1,0 +1,251 @@
+"""The rows of the feed: what every console, script and recording sees of a run.
+
+Invariants: a row is whole (never a delta) and small; its key is `kind/name`; it never carries records or prompts.
+`since_at` and other `*_at` are wall-clock seconds for people; ages are computed by whoever shows them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
+
+KnobValue = float | int | str | bool | None
+
+
+class UnitState(enum.StrEnum):
+    PENDING = "pending"
+    STARTING = "starting"
+    READY = "ready"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    BACKOFF = "backoff"
+    FATAL = "fatal"
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of all rows."""
+
+
+class RunRow(Row, tag="run", frozen=True):
+    """Key `run`: the run as a whole."""
+
+    name: str
+    uuid: str
+    state: str
+    """starting, running, degraded, stopping, stopped, completed."""
+    reason: str = ""
+    desired: str = "up"
+    paused: bool = False
+    run_dir: str = ""
+    started_at: float = 0.0
+    coordinator_started_at: float = 0.0
+    coordinator_pid: int = 0
+    config_source: str = ""
+    journal_full: str = ""
+    """A sentence while the journal cannot be written; commands are refused meanwhile."""
+    segment: int = 0
+    """Number of the scientific segment; raised by each change of a scientific knob."""
+
+
+class GroupRow(Row, tag="group", frozen=True):
+    """Key `group/NAME`: desired against actual."""
+
+    name: str
+    role: str
+    desired: int
+    ready: int = 0
+    other: dict[str, int] = {}
+    """Units by state, those that are not ready."""
+    paused: bool = False
+    command: str = ""
+
+
+class UnitRow(Row, tag="unit", frozen=True):
+    """Key `unit/NAME`."""
+
+    unit: str
+    group: str
+    role: str
+    state: UnitState
+    reason: str = ""
+    """Why it is in this state, in words."""
+    since_at: float = 0.0
+    desired: bool = True
+    incarnation: int = 0
+    host: str = ""
+    pid: int = 0
+    ready_at: float = 0.0
+    next_at: float = 0.0
+    """When something will be done by itself (a restart, a deadline)."""
+    next_what: str = ""
+    restarts: int = 0
+    """Unplanned deaths since the run was created."""
+    deaths_in_window: int = 0
+    last_exit: ExitStatus | None = None
+    status: str = ""
+    """The unit's own sentence."""
+    phase: str = ""
+    phase_since_at: float = 0.0
+    phase_deadline_at: float = 0.0
+    progress: int = 0
+    progress_at: float = 0.0
+    heard_at: float = 0.0
+    waits: tuple[Wait, ...] = ()
+    weights: int | None = None
+    paused: bool = False
+    cpu_percent: float = 0.0
+    rss_bytes: int = 0
+    rss_slope_bytes_per_h: float = 0.0
+    processes: int = 0
+    metrics: dict[str, float] = {}
+    """The newest values of the metrics that alert rules read."""
+
+
+class HostRow(Row, tag="host", frozen=True):
+    """Key `host/NAME`."""
+
+    host: str
+    state: str
+    """up, silent, lost, draining."""
+    since_at: float = 0.0
+    facts: HostFacts = HostFacts()
+    agent_pid: int = 0
+    units: int = 0
+    cpu_percent: float = 0.0
+    memory_used_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_full: str = ""
+    draining: bool = False
+    strays: tuple[ProcessInfo, ...] = ()
+
+
+class OperationState(enum.StrEnum):
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (OperationState.ACCEPTED, OperationState.RUNNING)
+
+
+class OperationRow(Row, tag="operation", frozen=True):
+    """Key `op/ID`: an accepted command and what became of it."""
+
+    id: str
+    command: str
+    summary: str
+    who: str
+    state: OperationState
+    accepted_at: float
+    ended_at: float = 0.0
+    reason: str = ""
+    waiting_for: tuple[str, ...] = ()
+    """Units that are not there yet, with their state."""
+    result: dict[str, KnobValue] = {}
+    lines: tuple[str, ...] = ()
+    """What was done, in sentences (for `down`: what was found and removed)."""
+
+
+class KnobRow(Row, tag="knob", frozen=True):
+    """Key `knob/NAME`."""
+
+    name: str
+    value: KnobValue
+    default: KnobValue
+    revision: int
+    kind: str
+    """float, int, bool, str, choice."""
+    unit: str = ""
+    help: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    boundary: str = "now"
+    """now, next claim, next version, restart: when a new value takes effect."""
+    scientific: bool = False
+    owner: str = ""
+    """The group whose units apply it; empty for the coordinator itself."""
+    in_force: KnobValue = None
+    """What the owner last reported; differs from value until the boundary was passed."""
+    changed_at: float = 0.0
+    changed_by: str = ""
+    note: str = ""
+
+
+class AlertState(enum.StrEnum):
+    PENDING = "pending"
+    FIRING = "firing"
+    ACKNOWLEDGED = "acknowledged"
+    RESOLVED = "resolved"
+
+
+class Severity(enum.StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    PAGE = "page"
+
+
+class AlertRow(Row, tag="alert", frozen=True):
+    """Key `alert/ID`, where the id is rule and subject, `unit-fatal:web-0`."""
+
+    id: str
+    rule: str
+    subject: str
+    severity: Severity
+    state: AlertState
+    sentence: str
+    since_at: float
+    evidence: tuple[str, ...] = ()
+    suggest: str = ""
+    """The command that cures it, or shows more."""
+    acknowledged_by: str = ""
+    silenced_until_at: float = 0.0
+    silenced_by: str = ""
+    silence_why: str = ""
+    resolved_at: float = 0.0
+
+
+class IncidentRow(Row, tag="incident", frozen=True):
+    """Key `incident/ID`: a unit's unplanned end with all evidence."""
+
+    id: str
+    unit: str
+    incarnation: int
+    at: float
+    what: str
+    """One sentence: what happened, and what was done about it."""
+    exit: ExitStatus | None = None
+    host: str = ""
+    phase: str = ""
+    status: str = ""
+    tail: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    done: str = ""
+    stacks: str = ""
+    swept: tuple[ProcessInfo, ...] = ()
+
+
+class AuditRow(Row, tag="audit", frozen=True):
+    """Who changed what."""
+
+    seq: int
+    at: float
+    who: str
+    command: str
+    what: str
+    operation: str = ""
+    note: str = ""
+
+
+AnyRow = RunRow | GroupRow | UnitRow | HostRow | OperationRow | KnobRow | AlertRow | IncidentRow | AuditRow

@@ -1,0 +1,113 @@
+"""What a unit is to be: the part of desired state that is written down, sent to host agents and compared by plans.
+
+Invariants: a spec is immutable and complete (starting a unit needs nothing else but its incarnation); secrets stand
+in it as references (`env:NAME`, `file:PATH`) and are resolved by the host agent at the moment of the spawn.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import msgspec
+
+
+class Role(enum.StrEnum):
+    """Kinds of process. Roles that do not exist yet are not listed."""
+
+    COORDINATOR = "coordinator"
+    HOST = "host"
+    MONGO = "mongo"
+    SIDECAR = "sidecar"
+
+
+class Life(enum.StrEnum):
+    """What exit 0 means: the end of a job, the death of a service."""
+
+    SERVICE = "service"
+    JOB = "job"
+
+
+class Probe(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One question asked of a process from outside; exactly one of exec, http, tcp is set."""
+
+    exec: tuple[str, ...] = ()
+    http: str = ""
+    tcp: str = ""
+    interval_s: float = 2.0
+    timeout_s: float = 5.0
+    failures: int = 3
+    """How many failures in a row count as an answer of no."""
+
+
+class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one unit needs of a host. Zero means nothing is reserved."""
+
+    cpus: float = 0.0
+    gpus: int = 0
+    memory_max_bytes: int = 0
+    """Hard limit: enforced by a cgroup where one is writable, otherwise by the host agent's own sampling."""
+
+
+class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All units of one name: `web` has the units `web-0`, `web-1`, ... up to its count."""
+
+    name: str
+    role: Role
+    command: tuple[str, ...]
+    count: int = 1
+    env: dict[str, str] = {}
+    cwd: str = ""
+    life: Life = Life.SERVICE
+    speaks: bool = False
+    """True if the process uses the unit runtime: it says hello, and readiness comes from it."""
+    ready: Probe | None = None
+    live: Probe | None = None
+    metrics: Probe | None = None
+    """Where a foreign process shows numbers as `name value` lines (Prometheus text): http or exec."""
+    after: tuple[str, ...] = ()
+    """Groups that must be ready before a unit of this one is started."""
+    hosts: tuple[str, ...] = ()
+    """Hosts it may run on; empty means any."""
+    resources: Resources = Resources()
+    drain_grace_s: float = 5.0
+    term_grace_s: float = 5.0
+    start_deadline_s: float = 60.0
+    orphan_lease_s: float = 600.0
+    """How long a unit works on without any coordinator before it ends by itself."""
+    gang: bool = False
+    """True if the units of the group live and die together."""
+    fenced: bool = False
+    """True if all writes of the unit are fenced, so a lost one may be replaced at once."""
+    stop_rank: int = 0
+    """Lower ranks are stopped first by `down`."""
+    log_max_bytes: int = 32 << 20
+
+    def fingerprint(self) -> str:
+        """Equal for specs that start equal processes: the count is not part of it."""
+        body = msgspec.json.encode(msgspec.structs.replace(self, count=0), order="sorted")
+        return hashlib.sha256(body).hexdigest()[:16]
+
+
+def unit_name(group: str, slot: int) -> str:
+    return f"{group}-{slot}"
+
+
+def split_unit(unit: str) -> tuple[str, int]:
+    """`sampler-3` -> (`sampler`, 3). Raises ValueError for a name that is none."""
+    group, _, slot = unit.rpartition("-")
+    if not group or not slot.isdecimal():
+        raise ValueError(f"{unit!r} is not the name of a unit such as sampler-3")
+    return group, int(slot)
+
+
+def incarnation_name(unit: str, incarnation: int) -> str:
+    return f"{unit}.{incarnation}"
+
+
+def split_incarnation(name: str) -> tuple[str, int]:
+    """`sampler-3.7` -> (`sampler-3`, 7)."""
+    unit, _, number = name.rpartition(".")
+    if not unit or not number.isdecimal():
+        raise ValueError(f"{name!r} is not an incarnation such as sampler-3.7")
+    return unit, int(number)
