@@ -1,0 +1,86 @@
+"""What the supervisor wants done. The coordinator does it, in this order, and reports back by events.
+
+Invariant: a Persist is durable before anything that follows it in the list is done.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    pass
+
+
+class Persist(Instruction, frozen=True):
+    """Write down the run, a group or a slot as it is now; `gone` deletes it."""
+
+    kind: str
+    key: str
+    gone: bool = False
+
+
+class Publish(Instruction, frozen=True):
+    """The row of this unit, group or host changed."""
+
+    kind: str
+    key: str
+
+
+class Spawn(Instruction, frozen=True):
+    host: str
+    unit: str
+    incarnation: int
+
+
+class Signal(Instruction, frozen=True):
+    host: str
+    unit: str
+    incarnation: int
+    signal: int
+    leader_only: bool = False
+
+
+class KillTree(Instruction, frozen=True):
+    host: str
+    unit: str
+    incarnation: int
+
+
+class Forget(Instruction, frozen=True):
+    """The host agent may drop this incarnation from its ledger."""
+
+    host: str
+    unit: str
+    incarnation: int
+
+
+class Tell(Instruction, frozen=True):
+    """Send a message to a unit that speaks."""
+
+    unit: str
+    incarnation: int
+    message: Drain | CancelDrain | SetPaused
+
+
+class StartTimer(Instruction, frozen=True):
+    unit: str
+    at: float
+
+
+class Report(Instruction, frozen=True):
+    """An incident: the unplanned end of a life."""
+
+    unit: str
+    incarnation: int
+    host: str
+    what: str
+    done: str
+    exit: ExitStatus | None = None
+    swept: tuple[ProcessInfo, ...] = ()
+
+
+class AllStopped(Instruction, frozen=True):
+    """`down` reached its end: no unit is left."""

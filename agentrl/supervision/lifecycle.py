@@ -1,0 +1,413 @@
+"""How one unit gets from one state to the next.
+
+Invariants: an incarnation is spawned only when nothing of an earlier one is alive on any reachable host; what is
+written down precedes what is done; a stop always ends (drain, then TERM, then KILL again and again).
+"""
+
+from __future__ import annotations
+
+import signal
+
+from agentrl.config.times import SupervisionTimes
+from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
+from agentrl.protocol.rows import UnitState as S
+from agentrl.supervision import restarts
+from agentrl.supervision.choices import place
+from agentrl.supervision.instructions import (
+    AllStopped,
+    Forget,
+    Instruction,
+    KillTree,
+    Persist,
+    Publish,
+    Report,
+    Signal,
+    Spawn,
+    StartTimer,
+    Tell,
+)
+from agentrl.supervision.plans import missing_dependencies
+from agentrl.supervision.slots import Ghost, Slot, State
+from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
+
+UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end")
+
+
+class Lifecycle:
+    """Moves slots and collects the instructions that this takes."""
+
+    def __init__(self, state: State, times: SupervisionTimes) -> None:
+        self.state = state
+        self.times = times
+        self.out: list[Instruction] = []
+        self._dirty: set[str] = set()
+        self._pending = {s.unit for s in state.slots.values() if s.state is S.PENDING}
+        self._recheck_pending = False
+        self._announced_end = False
+
+    # ---- bookkeeping ----
+
+    def touch(self, slot: Slot) -> None:
+        """The slot changed: it is written, shown, and looked at again before the event is over."""
+        self.out.append(Persist("slot", slot.unit))
+        self.out.append(Publish("unit", slot.unit))
+        self._dirty.add(slot.unit)
+
+    def touch_all(self) -> None:
+        """Something changed that may concern every unit."""
+        self._dirty.update(self.state.slots)
+        self._announced_end = False
+
+    def recheck_pending(self) -> None:
+        self._recheck_pending = True
+
+    def move(self, slot: Slot, to: S, reason: str, now: float) -> None:
+        slot.move(to, reason, now)
+        if to is S.PENDING:
+            self._pending.add(slot.unit)
+        else:
+            self._pending.discard(slot.unit)
+        # A unit that became ready may be waited for; one that ended gives room back.
+        self._recheck_pending = True
+        self.touch(slot)
+
+    def set_timer(self, slot: Slot, at: float) -> None:
+        slot.timer = at
+        self.out.append(StartTimer(slot.unit, at))
+        self.out.append(Persist("slot", slot.unit))
+
+    def settle(self, now: float) -> None:
+        """Let every slot that was touched take the steps that are open to it."""
+        while self._dirty or self._recheck_pending:
+            if self._recheck_pending:
+                self._dirty |= self._pending
+                self._recheck_pending = False
+            batch, self._dirty = sorted(self._dirty), set()
+            for unit in batch:
+                if slot := self.state.slots.get(unit):
+                    self.advance(slot, now)
+        self._announce_end()
+
+    def _announce_end(self) -> None:
+        run = self.state.run
+        if run.up or self._announced_end or not run.desired_by:
+            return
+        # A lost unit cannot be stopped; what is not proven about it is said by whoever reports the end.
+        if all(s.tree_gone or s.state is S.LOST for s in self.state.slots.values()):
+            self._announced_end = True
+            self.out.append(AllStopped())
+
+    # ---- what is wanted ----
+
+    def runs(self, slot: Slot) -> bool:
+        """Whether desired state wants a process here."""
+        group = self.state.groups.get(slot.group)
+        return self.state.run.up and slot.wanted and not slot.held and group is not None and not group.removed
+
+    def outdated(self, slot: Slot) -> bool:
+        """Whether the present life has to make room for another."""
+        group = self.state.groups.get(slot.group)
+        return (
+            slot.generation != slot.started_generation
+            or (group is not None and group.gang_epoch != slot.started_epoch)
+            or slot.host in self.state.run.draining_hosts
+        )
+
+    def paused(self, slot: Slot) -> bool:
+        group = self.state.groups.get(slot.group)
+        return slot.paused or self.state.run.paused or (group is not None and group.paused)
+
+    def advance(self, slot: Slot, now: float) -> None:
+        """One look at one slot: the reconciler."""
+        runs = self.runs(slot)
+        if slot.state is S.PENDING or (slot.state is S.BACKOFF and (not slot.timer or slot.timer <= now)):
+            self._start_or_say_why_not(slot, now)
+        elif slot.state is S.BACKOFF:
+            if not runs or slot.generation != slot.started_generation:
+                self._start_or_say_why_not(slot, now)
+        elif slot.state in IN_SERVICE:
+            if (not runs or self.outdated(slot)) and self._may_stop(slot):
+                self.begin_stop(slot, now)
+        elif slot.state is S.DRAINING:
+            self._reconsider_drain(slot, now)
+        elif slot.state is S.STOPPING:
+            if slot.stop_now and not slot.tree_gone and slot.reason != "killed":
+                self.kill(slot, "killed", now)
+        elif slot.state is S.LOST:
+            self._replace_lost(slot, now)
+        elif slot.state is S.FATAL:
+            if not runs:
+                self.move(slot, S.STOPPED, slot.reason, now)
+            elif slot.generation != slot.started_generation:
+                self.move(slot, S.PENDING, "wanted again", now)
+        elif slot.state is S.STOPPED and runs and not slot.done:
+            self.move(slot, S.PENDING, "wanted again", now)
+
+    # ---- starting ----
+
+    def _start_or_say_why_not(self, slot: Slot, now: float) -> None:
+        if not self.runs(slot):
+            if slot.tree_gone:
+                self.move(slot, S.STOPPED, slot.held or "not wanted", now)
+            return
+        host, obstacle = self._where(slot, now)
+        if host:
+            self._start(slot, host, now)
+        elif slot.state is S.BACKOFF and slot.tree_gone:
+            self.move(slot, S.PENDING, obstacle, now)
+        elif slot.reason != obstacle and slot.state is S.PENDING:
+            slot.reason = obstacle
+            self.out.append(Publish("unit", slot.unit))
+
+    def _where(self, slot: Slot, now: float) -> tuple[str, str]:
+        """The host to start on, or why it cannot be started now."""
+        if not slot.tree_gone:
+            return "", f"waits until nothing of {slot.name} is left"
+        for ghost in slot.ghosts:
+            host = self.state.hosts.get(ghost.host)
+            if host is not None and host.connected:
+                return "", f"waits until {slot.unit}.{ghost.incarnation} on {ghost.host} has ended"
+        if lacking := missing_dependencies(slot, self.state.groups, self.state.slots):
+            return "", f"waits for {', '.join(lacking)} to be ready"
+        if obstacle := self._gang_obstacle(slot, now):
+            return "", obstacle
+        spec = self.state.groups[slot.group].spec
+        return place(spec, self.state.hosts, self.state.run.draining_hosts, self.state.slots.values())
+
+    def _gang_obstacle(self, slot: Slot, now: float) -> str:
+        group = self.state.groups[slot.group]
+        if not group.spec.gang:
+            return ""
+        for other in self.state.of_group(slot.group):
+            if other is slot or not self.runs(other):
+                continue
+            if other.state is S.FATAL:
+                return f"its gang is broken: {other.unit} is fatal ({other.reason})"
+            if other.state in WITH_PROCESS and other.started_epoch != group.gang_epoch:
+                return f"waits for its gang: {other.unit} has not ended yet"
+            if other.state is S.BACKOFF and other.timer > now:
+                return f"waits for its gang: {other.unit} starts later"
+        return ""
+
+    def _start(self, slot: Slot, host: str, now: float) -> None:
+        group = self.state.groups[slot.group]
+        slot.incarnation += 1
+        slot.host, slot.pid, slot.start_ticks = host, 0, 0
+        slot.spec, slot.started_generation, slot.started_epoch = group.spec, slot.generation, group.gang_epoch
+        slot.came_up = slot.spawned = slot.stopped_process = slot.done = False
+        slot.leader_gone = slot.tree_gone = False
+        slot.stop_now = slot.patient = False
+        slot.unhealthy = slot.silent = slot.stopping_because = ""
+        slot.bye_code, slot.continued_at = None, 0.0
+        self.move(slot, S.STARTING, f"starting on {host}", now)
+        self.set_timer(slot, now + group.spec.start_deadline_s)
+        self.out.append(Spawn(host, slot.unit, slot.incarnation))
+
+    def came_up(self, slot: Slot, why: str, now: float) -> None:
+        if slot.state is not S.STARTING:
+            return
+        slot.came_up, slot.ready_since, slot.failed_starts = True, now, 0
+        self.move(slot, S.READY, why, now)
+        if self.paused(slot):
+            self.tell_paused(slot)
+
+    def tell_paused(self, slot: Slot) -> None:
+        if slot.spec is not None and slot.spec.speaks and slot.state in WITH_PROCESS:
+            self.out.append(Tell(slot.unit, slot.incarnation, SetPaused(self.paused(slot))))
+        self.out.append(Publish("unit", slot.unit))
+
+    # ---- stopping ----
+
+    def _may_stop(self, slot: Slot) -> bool:
+        """`down` stops by rank: nothing goes before those that depend on it."""
+        run = self.state.run
+        if run.up or run.stop_now or slot.spec is None:
+            return True
+        rank = slot.spec.stop_rank
+        return all(
+            other.tree_gone or other.state is S.LOST or other.spec is None or other.spec.stop_rank >= rank
+            for other in self.state.slots.values()
+        )
+
+    def begin_stop(self, slot: Slot, now: float) -> None:
+        why = self._why_stop(slot)
+        assert slot.spec is not None
+        if slot.stop_now or self.state.run.stop_now:
+            self.kill(slot, "killed", now)
+        elif slot.spec.speaks and slot.state is not S.STARTING:
+            grace = self.times.drain_patience_s if slot.patient else slot.spec.drain_grace_s
+            self.move(slot, S.DRAINING, why, now)
+            self.set_timer(slot, now + grace)
+            self.out.append(Tell(slot.unit, slot.incarnation, Drain(grace)))
+        else:
+            self.terminate(slot, why, now)
+
+    def _why_stop(self, slot: Slot) -> str:
+        if not self.state.run.up:
+            return "the run goes down"
+        if slot.held:
+            return slot.held
+        if not slot.wanted:
+            return "scaled down"
+        if slot.host in self.state.run.draining_hosts:
+            return f"host {slot.host} is drained"
+        group = self.state.groups.get(slot.group)
+        if group is not None and group.gang_epoch != slot.started_epoch:
+            return "its gang starts again"
+        return "is replaced"
+
+    def _reconsider_drain(self, slot: Slot, now: float) -> None:
+        if slot.stop_now or self.state.run.stop_now:
+            self.kill(slot, "killed", now)
+        elif self.runs(slot) and not self.outdated(slot):
+            self.out.append(Tell(slot.unit, slot.incarnation, CancelDrain()))
+            slot.patient = False
+            self.move(slot, S.READY, "drain cancelled", now)
+
+    def terminate(self, slot: Slot, why: str, now: float) -> None:
+        """SIGTERM; after the grace the whole tree is killed."""
+        assert slot.spec is not None
+        self.move(slot, S.STOPPING, why, now)
+        self.set_timer(slot, now + slot.spec.term_grace_s)
+        self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
+
+    def kill(self, slot: Slot, why: str, now: float) -> None:
+        if slot.state is S.STOPPING:
+            slot.reason = why
+            self.touch(slot)
+        else:
+            self.move(slot, S.STOPPING, why, now)
+        self.set_timer(slot, now + self.times.kill_again_s)
+        self.out.append(KillTree(slot.host, slot.unit, slot.incarnation))
+
+    def hang(self, slot: Slot, because: str, now: float) -> None:
+        """Replace a unit that hangs: its stacks first (SIGABRT), then the whole tree goes."""
+        if slot.state not in (S.READY, S.SUSPECT):
+            return
+        host = self.state.hosts.get(slot.host)
+        if host is None or not host.connected:
+            self.lose(slot, f"{because}; host {slot.host} is silent too", now)
+            return
+        slot.stopping_because = f"hung: {because}"
+        if slot.spec is not None and slot.spec.speaks:
+            self.move(slot, S.STOPPING, slot.stopping_because, now)
+            self.set_timer(slot, now + self.times.stacks_grace_s)
+            self._signal(slot, signal.SIGABRT, leader_only=True)
+        else:
+            self.kill(slot, slot.stopping_because, now)
+
+    def _signal(self, slot: Slot, number: int, leader_only: bool) -> None:
+        self.out.append(Signal(slot.host, slot.unit, slot.incarnation, int(number), leader_only))
+
+    # ---- ends ----
+
+    def ended(self, slot: Slot, exit: ExitStatus, now: float, dice: float) -> None:
+        """The leader is gone, for whatever reason."""
+        if slot.leader_gone:
+            return
+        if exit.unknown and slot.bye_code is not None:
+            exit = ExitStatus(code=slot.bye_code)
+        slot.leader_gone, slot.last_exit, slot.pid = True, exit, 0
+        asked = slot.state in (S.DRAINING, S.STOPPING) and not slot.stopping_because
+        if asked or (slot.state in IN_SERVICE and not self.runs(slot)):
+            if slot.state is not S.STOPPING:
+                self.move(slot, S.STOPPING, f"{slot.reason}; {exit}", now)
+                self.set_timer(slot, now + self.times.kill_again_s)
+        elif slot.state is not S.STOPPING:
+            self._judge(slot, exit, now, dice)
+        self.touch(slot)
+
+    def tree_gone(self, slot: Slot, now: float, dice: float, swept: tuple[ProcessInfo, ...] = ()) -> None:
+        """Nothing of the present incarnation is left."""
+        self.ended(slot, UNKNOWN_EXIT, now, dice)
+        if slot.tree_gone:
+            return
+        slot.tree_gone = True
+        if slot.state is S.STOPPING:
+            if slot.stopping_because:
+                self._judge(slot, slot.last_exit or UNKNOWN_EXIT, now, dice, swept)
+            elif self.runs(slot):
+                self.move(slot, S.PENDING, "is replaced", now)
+            else:
+                self.move(slot, S.STOPPED, slot.held or slot.reason, now)
+        self.touch(slot)
+        self._recheck_pending = True
+        if self.state.run.up is False:
+            self._dirty.update(self.state.slots)
+        self.out.append(Forget(slot.host, slot.unit, slot.incarnation))
+
+    def _judge(
+        self, slot: Slot, exit: ExitStatus, now: float, dice: float, swept: tuple[ProcessInfo, ...] = ()
+    ) -> None:
+        """An unplanned end: count it, and decide what becomes of the slot."""
+        verdict = restarts.judge(slot, exit, self.times, now, dice)
+        if verdict.done:
+            slot.done = True
+            self.move(slot, S.STOPPED, verdict.reason, now)
+            return
+        if verdict.free:
+            self.move(slot, S.PENDING, verdict.reason, now)
+            return
+        self._apply_verdict(slot, verdict, exit, now, swept)
+
+    def spawn_failed(self, slot: Slot, reason: str, final: bool, now: float, dice: float) -> None:
+        slot.leader_gone = slot.tree_gone = True
+        verdict = restarts.failed_to_spawn(slot, reason, final, self.times, dice)
+        exit = ExitStatus(unknown="it was never started")
+        self._apply_verdict(slot, verdict, exit, now, ())
+        self.out.append(Forget(slot.host, slot.unit, slot.incarnation))
+
+    def _apply_verdict(
+        self, slot: Slot, verdict: restarts.Verdict, exit: ExitStatus, now: float, swept: tuple[ProcessInfo, ...]
+    ) -> None:
+        if verdict.fatal:
+            self.move(slot, S.FATAL, verdict.reason, now)
+            done = "given up; `agentrl restart` tries again"
+        else:
+            self.move(slot, S.BACKOFF, verdict.reason, now)
+            self.set_timer(slot, now + verdict.delay_s)
+            done = f"starts again in {verdict.delay_s:.1f} s" if verdict.delay_s else "started again at once"
+        self.out.append(Report(slot.unit, slot.incarnation, slot.host, verdict.reason, done, exit, swept))
+        self._break_gang(slot)
+
+    def _break_gang(self, slot: Slot) -> None:
+        group = self.state.groups.get(slot.group)
+        if group is None or not group.spec.gang or slot.started_epoch != group.gang_epoch:
+            return
+        group.gang_epoch += 1
+        self.out.append(Persist("group", slot.group))
+        self._dirty.update(s.unit for s in self.state.of_group(slot.group))
+
+    # ---- hosts that fall silent ----
+
+    def lose(self, slot: Slot, because: str, now: float) -> None:
+        if slot.state in WITH_PROCESS and slot.state is not S.LOST:
+            self.move(slot, S.LOST, because, now)
+
+    def _replace_lost(self, slot: Slot, now: float) -> None:
+        """Only where every write is fenced is a second life safe before the first one's death is known."""
+        if slot.spec is not None and slot.spec.fenced and self.runs(slot):
+            slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
+            slot.leader_gone = slot.tree_gone = True
+            slot.restarts += 1
+            done = "replaced; the lost one is fenced and will be ended when its host comes back"
+            self.out.append(Report(slot.unit, slot.incarnation, slot.host, f"lost: {slot.reason}", done))
+            self.move(slot, S.PENDING, "replaces a lost incarnation", now)
+
+    def found_alive(self, slot: Slot, now: float) -> None:
+        """The host is back and says that the present incarnation lives."""
+        if slot.state is S.LOST:
+            slot.silent = ""
+            if slot.came_up:
+                self.move(slot, S.READY, "its host is back", now)
+            else:
+                self.move(slot, S.STARTING, "its host is back", now)
+                assert slot.spec is not None
+                self.set_timer(slot, now + slot.spec.start_deadline_s)
+        self.out.append(Publish("unit", slot.unit))
+
+    def forget_ghost(self, slot: Slot, host: str, incarnation: int) -> None:
+        gone = Ghost(host, incarnation)
+        if gone in slot.ghosts:
+            slot.ghosts = [g for g in slot.ghosts if g != gone]
+            self.touch(slot)

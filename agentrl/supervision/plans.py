@@ -1,0 +1,92 @@
+"""What `up` would change: present desired state against a run file.
+
+Invariants: a plan applied to its own result is empty; a count that an operator changed by `scale` stays, unless the
+run file's own count changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import GroupSpec, unit_name
+from agentrl.supervision.choices import victims
+from agentrl.supervision.slots import GroupState, Slot, State
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Names of units, each in one list."""
+
+    kept: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
+    """New, or wanted again after they were stopped or had failed for good."""
+    stopped: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Replaced, because what they are started from changed."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.started or self.stopped or self.changed)
+
+
+def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
+    """Compare without changing anything."""
+    kept: list[str] = []
+    started: list[str] = []
+    stopped: list[str] = []
+    changed: list[str] = []
+    notes: list[str] = []
+    for spec in specs:
+        group = state.groups.get(spec.name)
+        members = [s for s in state.of_group(spec.name) if s.wanted]
+        count = count_after(group, spec)
+        if group is not None and count != spec.count:
+            notes.append(f"{spec.name} stays at {count}, set by scale (the run file says {spec.count})")
+        leaving = {s.unit for s in victims(members, len(members) - count, ())}
+        stopped += sorted(leaving)
+        same = group is not None and not group.removed and group.spec.fingerprint() == spec.fingerprint()
+        for slot in members:
+            if slot.unit in leaving:
+                continue
+            if not state.run.up or slot.held or slot.state is UnitState.FATAL:
+                started.append(slot.unit)
+            elif not same:
+                changed.append(slot.unit)
+            else:
+                kept.append(slot.unit)
+        started += new_units({s.unit for s in members}, spec.name, count - len(members))
+    wanted = {spec.name for spec in specs}
+    stopped += [s.unit for s in state.slots.values() if s.wanted and s.group not in wanted]
+    return Plan(tuple(kept), tuple(started), tuple(stopped), tuple(changed), tuple(notes))
+
+
+def count_after(group: GroupState | None, spec: GroupSpec) -> int:
+    """The count that holds after `up` with this spec."""
+    if group is None or group.removed or group.file_count != spec.count:
+        return spec.count
+    return group.spec.count
+
+
+def new_units(taken: Collection[str], group: str, how_many: int) -> list[str]:
+    """The lowest free names."""
+    fresh: list[str] = []
+    number = 0
+    while len(fresh) < how_many:
+        if (name := unit_name(group, number)) not in taken:
+            fresh.append(name)
+        number += 1
+    return fresh
+
+
+def missing_dependencies(slot: Slot, groups: Mapping[str, GroupState], slots: Mapping[str, Slot]) -> list[str]:
+    """Groups in `after` that are not ready yet, in words."""
+    spec = groups[slot.group].spec
+    lacking: list[str] = []
+    for name in spec.after:
+        members = [s for s in slots.values() if s.group == name and s.wanted]
+        if not members or not all(s.state is UnitState.READY or s.done for s in members):
+            lacking.append(name)
+    return lacking

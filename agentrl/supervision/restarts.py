@@ -1,0 +1,89 @@
+"""When a dead unit comes back: at once, later, or never.
+
+Invariants: starts that never came up are counted apart from deaths in service; the first death in a window costs no
+waiting; every `fatal` has a reason; memory kills have a counter of their own, because starting again cures them rarely.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentrl.config.times import SupervisionTimes
+from agentrl.protocol.messages import ExitStatus
+from agentrl.protocol.specs import Life
+from agentrl.supervision.slots import Slot
+
+EXIT_TEMPORARY = 75
+EXIT_CONFIG = 78
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What to do about an unplanned end: at most one of fatal, done, free; else a restart after `delay_s`."""
+
+    reason: str
+    delay_s: float = 0.0
+    fatal: bool = False
+    done: bool = False
+    free: bool = False
+    """Start again without counting it as a death."""
+
+
+def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dice: float) -> Verdict:
+    """Count this end in the slot and decide. `slot` is as it was when the process ended."""
+    life = slot.spec.life if slot.spec else Life.SERVICE
+    hung = slot.stopping_because
+    if not hung:
+        if exit.code == 0 and life is Life.JOB:
+            return Verdict("done", done=True)
+        if exit.code == EXIT_TEMPORARY:
+            return Verdict("asked to be started again (exit 75)", free=True)
+        if exit.code == EXIT_CONFIG:
+            return Verdict("configuration error (exit 78): see its log", fatal=True)
+    slot.restarts += 1
+    story = hung or str(exit)
+    if exit.oom:
+        return _after_oom(slot, times, now, dice)
+    if not slot.came_up:
+        return _after_failed_start(slot, story, times, dice)
+    return _after_death(slot, story, times, now, dice)
+
+
+def failed_to_spawn(slot: Slot, reason: str, final: bool, times: SupervisionTimes, dice: float) -> Verdict:
+    """The process could not be started at all."""
+    if final:
+        return Verdict(f"cannot be started: {reason}", fatal=True)
+    return _after_failed_start(slot, f"cannot be started: {reason}", times, dice)
+
+
+def _after_failed_start(slot: Slot, story: str, times: SupervisionTimes, dice: float) -> Verdict:
+    slot.failed_starts += 1
+    n = slot.failed_starts
+    if n > times.max_failed_starts:
+        return Verdict(f"never came up, {n} times in a row; last: {story}", fatal=True)
+    return Verdict(f"never came up ({story})", delay_s=backoff_s(n, times, dice))
+
+
+def _after_death(slot: Slot, story: str, times: SupervisionTimes, now: float, dice: float) -> Verdict:
+    slot.deaths = [*(t for t in slot.deaths if 0 <= now - t < times.restart_window_s), now]
+    n = len(slot.deaths)
+    if n > times.max_deaths:
+        return Verdict(f"died {n} times in {times.restart_window_s:g} s; last: {story}", fatal=True)
+    return Verdict(f"died while ready ({story})", delay_s=backoff_s(n, times, dice))
+
+
+def _after_oom(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> Verdict:
+    slot.oom_deaths = [*(t for t in slot.oom_deaths if 0 <= now - t < times.restart_window_s), now]
+    n = len(slot.oom_deaths)
+    if n > times.max_oom_deaths:
+        advice = "raise resources.memory_max or give it less to do"
+        return Verdict(f"killed for memory {n} times in {times.restart_window_s:g} s: {advice}", fatal=True)
+    return Verdict("killed for memory", delay_s=backoff_s(n, times, dice))
+
+
+def backoff_s(deaths: int, times: SupervisionTimes, dice: float) -> float:
+    """Nothing after the first death, then 0.5, 1, 2 ... up to the maximum, each with jitter."""
+    if deaths <= 1:
+        return 0.0
+    # 60 doublings exceed any maximum; more would overflow.
+    base = min(times.backoff_first_s * 2.0 ** min(deaths - 2, 60), times.backoff_max_s)
+    return float(base * (1.0 + times.backoff_jitter * (2.0 * dice - 1.0)))

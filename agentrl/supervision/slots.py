@@ -1,0 +1,148 @@
+"""What the supervisor knows: the run, its groups, its slots and hosts. All of it can be written down and read again.
+
+Invariants: an incarnation number is used once; `story` holds the last moves and why, so that an illegal move can be
+explained; a slot has at most one timer, and a timer that does not carry the slot's present deadline is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agentrl.protocol.messages import ExitStatus, HostFacts
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import GroupSpec
+from agentrl.supervision.transitions import STATE_MOVES, IllegalMoveError
+
+STORY_LENGTH = 12
+
+
+class RunState(msgspec.Struct):
+    """Desired state of the run as a whole."""
+
+    up: bool = False
+    paused: bool = False
+    draining_hosts: set[str] = set()
+    desired_by: str = ""
+    stop_now: bool = False
+
+
+class GroupState(msgspec.Struct):
+    """Desired state of one group."""
+
+    spec: GroupSpec
+    file_count: int
+    """The count that the run file says; a count set by `scale` survives `up` until this changes."""
+    paused: bool = False
+    gang_epoch: int = 0
+    """Raised by each death in a gang: members started under an older epoch have to go."""
+    removed: bool = False
+    """No longer in the run file; forgotten once its last unit ended."""
+
+
+class Ghost(msgspec.Struct, frozen=True):
+    """A former incarnation that may still be alive somewhere."""
+
+    host: str
+    incarnation: int
+
+
+class Slot(msgspec.Struct):
+    """One supervised place and the life in it."""
+
+    unit: str
+    group: str
+    number: int
+    state: UnitState = UnitState.PENDING
+    reason: str = ""
+    since: float = 0.0
+    story: list[str] = []
+
+    # what is wanted
+    wanted: bool = True
+    """Part of its group's count. A slot that is not wanted is retired: kept only for its incarnation counter."""
+    held: str = ""
+    """Stopped by an operator until `restart` or `up`; the sentence says by what."""
+    generation: int = 0
+    """Raised by `restart`: a life started under a lower one has to go."""
+    desired_by: str = ""
+    """The operation that last changed what is wanted of this slot."""
+    paused: bool = False
+    stop_now: bool = False
+    """Stop without draining."""
+    patient: bool = False
+    """Drain without a limit (`drain`), rather than for the group's grace."""
+
+    # the present (or last) life
+    incarnation: int = 0
+    host: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+    spec: GroupSpec | None = None
+    """What the present incarnation was started from."""
+    started_generation: int = 0
+    started_epoch: int = 0
+    came_up: bool = False
+    ready_since: float = 0.0
+    leader_gone: bool = True
+    tree_gone: bool = True
+    spawned: bool = False
+    stopped_process: bool = False
+    continued_at: float = 0.0
+    unhealthy: str = ""
+    """Why its liveness probe says no."""
+    silent: str = ""
+    """Why its heartbeat is not believed."""
+    stopping_because: str = ""
+    """Non-empty for a stop that nobody asked for (hung, never came up): it counts as a death."""
+    bye_code: int | None = None
+    """The exit code that the unit itself announced."""
+    last_exit: ExitStatus | None = None
+    timer: float = 0.0
+    ghosts: list[Ghost] = []
+
+    # how its lives ended
+    deaths: list[float] = []
+    """Deaths while ready, inside the restart window."""
+    failed_starts: int = 0
+    """Deaths before it ever was ready, one after another."""
+    oom_deaths: list[float] = []
+    restarts: int = 0
+    done: bool = False
+    """A job that ended well; `generation` must rise before it runs again."""
+
+    def move(self, to: UnitState, reason: str, now: float) -> None:
+        """The only way a state changes."""
+        if to not in STATE_MOVES[self.state]:
+            raise IllegalMoveError(
+                f"{self.unit} cannot go from {self.state} to {to} ({reason}); {'; '.join(self.story)}"
+            )
+        self.story = [*self.story[-STORY_LENGTH:], f"{self.unit}.{self.incarnation} {self.state}->{to}: {reason}"]
+        self.state, self.reason, self.since = to, reason, now
+        self.timer = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.unit}.{self.incarnation}"
+
+
+class HostState(msgspec.Struct):
+    """One host as the supervisor sees it. Not written down: agents come back and say everything again."""
+
+    host: str
+    facts: HostFacts = HostFacts()
+    connected: bool = True
+    since: float = 0.0
+
+
+class State(msgspec.Struct):
+    """Everything."""
+
+    run: RunState
+    groups: dict[str, GroupState] = {}
+    slots: dict[str, Slot] = {}
+    hosts: dict[str, HostState] = {}
+
+    def of_group(self, group: str) -> Iterable[Slot]:
+        return [slot for slot in self.slots.values() if slot.group == group]

@@ -1,0 +1,354 @@
+"""The supervisor: `handle(event, now)` is the only door.
+
+Invariants: after `handle` returns, every slot has taken all steps that were open to it; an event about an incarnation
+that is not the present one never moves a slot; the same events at the same times give the same instructions.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.config.times import SupervisionTimes
+from agentrl.protocol.messages import UnitOnHost
+from agentrl.protocol.rows import UnitState as S
+from agentrl.protocol.specs import GroupSpec
+from agentrl.supervision import events, wishes
+from agentrl.supervision.instructions import Forget, Instruction, KillTree, Publish, Signal, Spawn, StartTimer
+from agentrl.supervision.lifecycle import UNKNOWN_EXIT, Lifecycle
+from agentrl.supervision.plans import Plan, plan
+from agentrl.supervision.slots import Ghost, HostState, Slot, State
+from agentrl.supervision.transitions import WITH_PROCESS
+
+
+class Supervisor:
+    """Desired and actual state of a run, and what follows from their difference."""
+
+    def __init__(self, state: State, times: SupervisionTimes) -> None:
+        self.state = state
+        self._life = Lifecycle(state, times)
+        self._handlers: dict[type[events.Event], Callable[[Any, float], None]] = {
+            events.Applied: lambda e, now: wishes.apply(self._life, e),
+            events.Scaled: lambda e, now: wishes.scale(self._life, e),
+            events.StopWanted: lambda e, now: wishes.stop(self._life, e),
+            events.DrainCancelled: lambda e, now: wishes.cancel_drain(self._life, e),
+            events.RestartWanted: lambda e, now: wishes.restart(self._life, e),
+            events.HostDrained: lambda e, now: wishes.drain_host(self._life, e),
+            events.Paused: lambda e, now: wishes.pause(self._life, e),
+            events.DownWanted: lambda e, now: wishes.down(self._life, e),
+            events.DeathVouched: self._death_vouched,
+            events.HostConnected: self._host_connected,
+            events.HostSilent: self._host_silent,
+            events.HostHeard: self._host_heard,
+            events.Spawned: self._spawned,
+            events.SpawnFailed: self._spawn_failed,
+            events.Exited: self._exited,
+            events.TreeGone: self._tree_gone,
+            events.ProbeChanged: self._probe_changed,
+            events.ProcessStopped: self._process_stopped,
+            events.UnitReady: self._unit_ready,
+            events.UnitBye: self._unit_bye,
+            events.StopExtended: self._stop_extended,
+            events.StartExtended: self._start_extended,
+            events.UnitSuspect: self._unit_suspect,
+            events.UnitHeard: self._unit_heard,
+            events.UnitHung: self._unit_hung,
+            events.TimerFired: self._timer_fired,
+        }
+
+    @property
+    def times(self) -> SupervisionTimes:
+        return self._life.times
+
+    @times.setter
+    def times(self, times: SupervisionTimes) -> None:
+        self._life.times = times
+
+    def handle(self, event: events.Event, now: float) -> list[Instruction]:
+        """Take in one fact or wish; say what is to be done."""
+        self._handlers[type(event)](event, now)
+        return self._finish(now)
+
+    def resume(self, now: float) -> list[Instruction]:
+        """After the coordinator was restarted: timers run again; hosts will say what became of their units."""
+        for slot in self.state.slots.values():
+            if slot.timer:
+                self._life.out.append(StartTimer(slot.unit, slot.timer))
+            self._life.out.append(Publish("unit", slot.unit))
+        self._life.touch_all()
+        return self._finish(now)
+
+    def plan(self, specs: tuple[GroupSpec, ...]) -> Plan:
+        return plan(self.state, specs)
+
+    def paused(self, unit: str) -> bool:
+        return self._life.paused(self.state.slots[unit])
+
+    def runs(self, unit: str) -> bool:
+        return self._life.runs(self.state.slots[unit])
+
+    def is_present(self, unit: str, incarnation: int) -> bool:
+        """Whether this incarnation may speak for the unit."""
+        slot = self.state.slots.get(unit)
+        return slot is not None and slot.incarnation == incarnation and slot.state in WITH_PROCESS
+
+    def _finish(self, now: float) -> list[Instruction]:
+        self._life.settle(now)
+        out, self._life.out = self._life.out, []
+        return out
+
+    def _present(self, event: Any) -> Slot | None:
+        """The slot, if the event is about its present life."""
+        slot = self.state.slots.get(event.unit)
+        return slot if slot is not None and slot.incarnation == event.incarnation else None
+
+    # ---- hosts ----
+
+    def _host_connected(self, event: events.HostConnected, now: float) -> None:
+        self.state.hosts[event.host] = HostState(event.host, event.facts, True, now)
+        self._life.out.append(Publish("host", event.host))
+        self._life.recheck_pending()
+        on_host = {(entry.unit, entry.incarnation): entry for entry in event.inventory}
+        for (unit, incarnation), entry in on_host.items():
+            slot = self.state.slots.get(unit)
+            if slot is not None and slot.incarnation == incarnation and slot.host == event.host:
+                self._found(slot, entry, now, event.dice)
+            else:
+                self._found_stranger(event.host, slot, entry)
+        for slot in list(self.state.slots.values()):
+            if slot.host == event.host and not slot.tree_gone and (slot.unit, slot.incarnation) not in on_host:
+                self._not_found(slot, now, event.dice)
+            for ghost in slot.ghosts:
+                if ghost.host == event.host and (slot.unit, ghost.incarnation) not in on_host:
+                    self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
+
+    def _found(self, slot: Slot, entry: UnitOnHost, now: float, dice: float) -> None:
+        """The host's ledger has the present incarnation."""
+        if slot.tree_gone:
+            # Its end is known already; the agent only has not been told that it may forget.
+            verb = Forget if entry.group_empty or entry.exit is not None else KillTree
+            self._life.out.append(verb(slot.host, slot.unit, slot.incarnation))
+            return
+        slot.pid, slot.start_ticks, slot.spawned = entry.pid, entry.start_ticks, entry.pid > 0
+        if entry.exit is None:
+            self._life.found_alive(slot, now)
+            self._ready_without_words(slot, entry.ready is True, now)
+            if slot.state is S.STOPPING:
+                self._life.set_timer(slot, now)
+        else:
+            self._life.ended(slot, entry.exit, now, dice)
+        if entry.group_empty:
+            self._life.tree_gone(slot, now, dice)
+        self._life.touch(slot)
+
+    def _found_stranger(self, host: str, slot: Slot | None, entry: UnitOnHost) -> None:
+        """A former incarnation, or a unit that nobody knows: it ends."""
+        if entry.group_empty:
+            self._life.out.append(Forget(host, entry.unit, entry.incarnation))
+            if slot is not None:
+                self._life.forget_ghost(slot, host, entry.incarnation)
+            return
+        if slot is not None and Ghost(host, entry.incarnation) not in slot.ghosts:
+            slot.ghosts = [*slot.ghosts, Ghost(host, entry.incarnation)]
+            self._life.touch(slot)
+        self._life.out.append(KillTree(host, entry.unit, entry.incarnation))
+
+    def _not_found(self, slot: Slot, now: float, dice: float) -> None:
+        if slot.state is S.STARTING and not slot.spawned:
+            # The order to start it never arrived. It is idempotent, so it may be repeated.
+            self._life.out.append(Spawn(slot.host, slot.unit, slot.incarnation))
+            return
+        self._life.ended(slot, UNKNOWN_EXIT, now, dice)
+        self._life.tree_gone(slot, now, dice)
+
+    def _host_silent(self, event: events.HostSilent, now: float) -> None:
+        host = self.state.hosts.setdefault(event.host, HostState(event.host))
+        host.connected, host.since = False, now
+        self._life.out.append(Publish("host", event.host))
+        for slot in list(self.state.slots.values()):
+            if slot.host != event.host or slot.state not in WITH_PROCESS:
+                continue
+            speaks = slot.spec is not None and slot.spec.speaks
+            if speaks and slot.state is S.READY and not slot.silent:
+                continue  # The unit itself is still heard; only its agent is gone.
+            self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
+
+    def _host_heard(self, event: events.HostHeard, now: float) -> None:
+        host = self.state.hosts.get(event.host)
+        if host is None or host.connected:
+            return
+        host.connected, host.since = True, now
+        self._life.out.append(Publish("host", event.host))
+        self._life.recheck_pending()
+        for slot in self.state.slots.values():
+            if slot.host == event.host and slot.state is S.LOST:
+                self._life.found_alive(slot, now)
+                self._life.touch(slot)
+
+    def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
+        slot = self._present(event)
+        if slot is None or slot.state is not S.LOST:
+            return
+        slot.leader_gone = slot.tree_gone = True
+        slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
+        slot.desired_by = event.by
+        if self._life.runs(slot):
+            self._life.move(slot, S.PENDING, "declared dead by an operator", now)
+        else:
+            self._life.move(slot, S.STOPPED, "declared dead by an operator", now)
+
+    # ---- processes ----
+
+    def _spawned(self, event: events.Spawned, now: float) -> None:
+        if slot := self._present(event):
+            slot.pid, slot.start_ticks, slot.spawned = event.pid, event.start_ticks, True
+            self._ready_without_words(slot, False, now)
+            self._life.touch(slot)
+
+    def _ready_without_words(self, slot: Slot, probe_says_ready: bool, now: float) -> None:
+        """Foreign processes are ready when their probe says so, or at once where they have none."""
+        if slot.spec is None or slot.spec.speaks:
+            return
+        if probe_says_ready:
+            self._life.came_up(slot, "its probe says ready", now)
+        elif slot.spec.ready is None:
+            self._life.came_up(slot, "started", now)
+
+    def _spawn_failed(self, event: events.SpawnFailed, now: float) -> None:
+        slot = self._present(event)
+        if slot is None or slot.leader_gone:
+            return
+        if slot.state is S.STARTING:
+            self._life.spawn_failed(slot, event.reason, event.final, now, event.dice)
+        else:
+            self._life.tree_gone(slot, now, event.dice)
+
+    def _exited(self, event: events.Exited, now: float) -> None:
+        if slot := self._present(event):
+            self._life.ended(slot, event.exit, now, event.dice)
+
+    def _tree_gone(self, event: events.TreeGone, now: float) -> None:
+        slot = self._present(event)
+        if slot is not None and slot.host == event.host and not slot.tree_gone:
+            self._life.tree_gone(slot, now, event.dice, event.swept)
+            return
+        if slot := self.state.slots.get(event.unit):
+            self._life.forget_ghost(slot, event.host, event.incarnation)
+            self._life.recheck_pending()
+        self._life.out.append(Forget(event.host, event.unit, event.incarnation))
+
+    def _probe_changed(self, event: events.ProbeChanged, now: float) -> None:
+        slot = self._present(event)
+        if slot is None:
+            return
+        if event.kind == "ready":
+            if event.ok:
+                self._life.came_up(slot, "its probe says ready", now)
+            return
+        if event.ok:
+            slot.unhealthy = ""
+            self._well_again(slot, now)
+        elif slot.state in (S.READY, S.SUSPECT):
+            slot.unhealthy = f"liveness probe: {event.detail or 'no'}"
+            if slot.state is S.READY:
+                self._life.move(slot, S.SUSPECT, slot.unhealthy, now)
+            self._life.set_timer(slot, now + self.times.dead_after_s - self.times.suspect_after_s)
+
+    def _process_stopped(self, event: events.ProcessStopped, now: float) -> None:
+        slot = self._present(event)
+        if slot is None or slot.state not in (S.READY, S.SUSPECT):
+            return
+        slot.stopped_process = event.stopped
+        if not event.stopped:
+            slot.timer = 0.0
+            return
+        if now - slot.continued_at < self.times.dead_after_s:
+            self._life.hang(slot, "its process was stopped by a signal again after it was continued", now)
+            return
+        slot.continued_at = now
+        self._life.out.append(Signal(slot.host, slot.unit, slot.incarnation, int(signal.SIGCONT)))
+        self._life.set_timer(slot, now + 3 * self.times.stats_every_s)
+
+    # ---- units ----
+
+    def _unit_ready(self, event: events.UnitReady, now: float) -> None:
+        slot = self._present(event)
+        if slot is None:
+            return
+        if event.ready:
+            self._life.came_up(slot, "says it is ready", now)
+        if slot.state is S.LOST:
+            self._life.found_alive(slot, now)
+            self._life.touch(slot)
+
+    def _unit_bye(self, event: events.UnitBye, now: float) -> None:
+        if slot := self._present(event):
+            slot.bye_code = event.code
+            self._life.touch(slot)
+
+    def _stop_extended(self, event: events.StopExtended, now: float) -> None:
+        slot = self._present(event)
+        if slot is not None and slot.state is S.DRAINING:
+            until = min(now + event.by_s, slot.since + self.times.drain_patience_s)
+            if until > slot.timer:
+                self._life.set_timer(slot, until)
+
+    def _start_extended(self, event: events.StartExtended, now: float) -> None:
+        slot = self._present(event)
+        if slot is not None and slot.state is S.STARTING and event.until > slot.timer:
+            self._life.set_timer(slot, event.until)
+
+    def _unit_suspect(self, event: events.UnitSuspect, now: float) -> None:
+        slot = self._present(event)
+        if slot is None or slot.state is not S.READY:
+            return
+        slot.silent = event.because
+        host = self.state.hosts.get(slot.host)
+        if host is None or not host.connected:
+            self._life.lose(slot, f"{event.because}; host {slot.host} is silent too", now)
+        else:
+            self._life.move(slot, S.SUSPECT, event.because, now)
+
+    def _unit_heard(self, event: events.UnitHeard, now: float) -> None:
+        if slot := self._present(event):
+            slot.silent = ""
+            self._well_again(slot, now)
+
+    def _well_again(self, slot: Slot, now: float) -> None:
+        if slot.state is S.SUSPECT and not slot.silent and not slot.unhealthy:
+            self._life.move(slot, S.READY, "is well again", now)
+
+    def _unit_hung(self, event: events.UnitHung, now: float) -> None:
+        slot = self._present(event)
+        if slot is None:
+            return
+        if slot.state is S.STARTING:
+            slot.stopping_because = f"never came up: {event.because}"
+            self._life.kill(slot, slot.stopping_because, now)
+        elif slot.state is S.DRAINING:
+            self._life.kill(slot, f"killed while draining: {event.because}", now)
+        else:
+            self._life.hang(slot, event.because, now)
+
+    # ---- time ----
+
+    def _timer_fired(self, event: events.TimerFired, now: float) -> None:
+        slot = self.state.slots.get(event.unit)
+        if slot is None or slot.timer != event.at:
+            return
+        slot.timer = 0.0
+        if slot.state is S.STARTING:
+            assert slot.spec is not None
+            slot.stopping_because = f"never came up: not ready within {now - slot.since:.1f} s"
+            self._life.terminate(slot, slot.stopping_because, now)
+        elif slot.state in (S.READY, S.SUSPECT):
+            if slot.stopped_process:
+                self._life.hang(slot, "its process was stopped by a signal and did not continue", now)
+            elif slot.unhealthy:
+                self._life.hang(slot, slot.unhealthy, now)
+        elif slot.state is S.DRAINING:
+            self._life.terminate(slot, f"{slot.reason}; did not finish in {now - slot.since:.1f} s", now)
+        elif slot.state is S.STOPPING:
+            self._life.kill(slot, slot.reason, now)
+        self._life.touch(slot)

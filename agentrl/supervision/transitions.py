@@ -1,0 +1,34 @@
+"""The life of a unit as a table. A move that is not listed raises, with the unit's story.
+
+Invariant: `STATE_MOVES` is the whole truth about which state follows which; only `Slot.move` walks it.
+"""
+
+from __future__ import annotations
+
+from agentrl.protocol.rows import UnitState as S
+
+STATE_MOVES: dict[S, frozenset[S]] = {
+    S.PENDING: frozenset({S.STARTING, S.STOPPED, S.FATAL}),
+    S.STARTING: frozenset({S.READY, S.STOPPING, S.DRAINING, S.PENDING, S.BACKOFF, S.STOPPED, S.LOST, S.FATAL}),
+    S.READY: frozenset({S.SUSPECT, S.DRAINING, S.STOPPING, S.PENDING, S.BACKOFF, S.STOPPED, S.LOST, S.FATAL}),
+    S.SUSPECT: frozenset({S.READY, S.DRAINING, S.STOPPING, S.PENDING, S.BACKOFF, S.STOPPED, S.LOST, S.FATAL}),
+    S.LOST: frozenset({S.READY, S.STARTING, S.PENDING, S.STOPPED, S.BACKOFF, S.FATAL}),
+    S.DRAINING: frozenset({S.READY, S.STOPPING, S.PENDING, S.BACKOFF, S.LOST, S.FATAL}),
+    S.STOPPING: frozenset({S.STOPPED, S.PENDING, S.BACKOFF, S.LOST, S.FATAL}),
+    S.BACKOFF: frozenset({S.STARTING, S.PENDING, S.STOPPED, S.FATAL}),
+    S.STOPPED: frozenset({S.PENDING}),
+    S.FATAL: frozenset({S.PENDING, S.STOPPED}),
+}
+
+WITH_PROCESS = frozenset({S.STARTING, S.READY, S.SUSPECT, S.DRAINING, S.STOPPING, S.LOST})
+"""States in which a process of the current incarnation may be alive."""
+
+IN_SERVICE = frozenset({S.STARTING, S.READY, S.SUSPECT})
+"""States from which a unit can be asked to stop."""
+
+SETTLED = frozenset({S.READY, S.STOPPED, S.FATAL})
+"""States in which nothing more happens by itself."""
+
+
+class IllegalMoveError(Exception):
+    """A bug in the supervisor: it tried a move that does not exist. The message tells the unit's story."""

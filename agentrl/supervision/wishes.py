@@ -1,0 +1,167 @@
+"""What people want, written into desired state. Nothing here touches a process.
+
+Invariant: every wish leaves desired state such that making the same wish again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import GroupSpec, split_unit
+from agentrl.supervision import events
+from agentrl.supervision.choices import victims
+from agentrl.supervision.instructions import Persist, Publish
+from agentrl.supervision.lifecycle import Lifecycle
+from agentrl.supervision.plans import count_after, new_units
+from agentrl.supervision.slots import GroupState, Slot
+from agentrl.supervision.transitions import WITH_PROCESS
+
+
+def apply(life: Lifecycle, event: events.Applied) -> None:
+    """The run is to be what this configuration says."""
+    run = life.state.run
+    was_up = run.up
+    run.up, run.stop_now, run.desired_by = True, False, event.by
+    life.out.append(Persist("run", ""))
+    life.touch_all()
+    for spec in event.specs:
+        _apply_group(life, spec, event.by, was_up)
+    wanted = {spec.name for spec in event.specs}
+    for name, group in life.state.groups.items():
+        if name not in wanted and not group.removed:
+            group.removed = True
+            life.out += [Persist("group", name), Publish("group", name)]
+            for slot in life.state.of_group(name):
+                _no_longer_wanted(life, slot, event.by)
+
+
+def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> None:
+    group = life.state.groups.get(spec.name)
+    count = count_after(group, spec)
+    same = group is not None and group.spec.fingerprint() == spec.fingerprint()
+    if group is None:
+        group = life.state.groups[spec.name] = GroupState(spec=spec, file_count=spec.count)
+    group.file_count, group.removed = spec.count, False
+    group.spec = msgspec.structs.replace(spec, count=count)
+    life.out += [Persist("group", spec.name), Publish("group", spec.name)]
+    _resize(life, spec.name, count, by, frozenset())
+    for slot in life.state.of_group(spec.name):
+        if not slot.wanted:
+            continue
+        slot.desired_by = by
+        if slot.held or slot.state is UnitState.FATAL or (not was_up and slot.done):
+            _fresh_budget(slot)
+        elif not same:
+            # Another spec is another life; a finished job runs again, because it is another job.
+            slot.generation += 1
+            slot.done = False
+        slot.stop_now = slot.patient = False
+        life.touch(slot)
+
+
+def scale(life: Lifecycle, event: events.Scaled) -> None:
+    group = life.state.groups[event.group]
+    group.spec = msgspec.structs.replace(group.spec, count=event.count)
+    life.out += [Persist("group", event.group), Publish("group", event.group)]
+    _resize(life, event.group, event.count, event.by, event.idle)
+    for slot in life.state.of_group(event.group):
+        if slot.wanted:
+            slot.desired_by = event.by
+            life.touch(slot)
+
+
+def _resize(life: Lifecycle, name: str, count: int, by: str, idle: frozenset[str]) -> None:
+    members = [s for s in life.state.of_group(name) if s.wanted]
+    for slot in victims(members, len(members) - count, idle):
+        _no_longer_wanted(life, slot, by)
+    for unit in new_units({s.unit for s in members}, name, count - len(members)):
+        if unit not in life.state.slots:
+            life.state.slots[unit] = Slot(unit=unit, group=name, number=split_unit(unit)[1])
+            life.recheck_pending()
+        fresh = life.state.slots[unit]
+        fresh.wanted, fresh.desired_by = True, by
+        _fresh_budget(fresh)
+        life.touch(fresh)
+
+
+def _no_longer_wanted(life: Lifecycle, slot: Slot, by: str) -> None:
+    slot.wanted, slot.desired_by, slot.held = False, by, ""
+    life.touch(slot)
+
+
+def _fresh_budget(slot: Slot) -> None:
+    """A person wants it: earlier failures do not count against it any more."""
+    slot.held = ""
+    slot.deaths, slot.oom_deaths, slot.failed_starts = [], [], 0
+    if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
+        slot.generation += 1
+    slot.done = slot.stop_now = slot.patient = False
+
+
+def stop(life: Lifecycle, event: events.StopWanted) -> None:
+    slot = life.state.slots[event.unit]
+    slot.held, slot.desired_by = event.because, event.by
+    slot.stop_now, slot.patient = event.now, event.patient and not event.now
+    life.touch(slot)
+
+
+def cancel_drain(life: Lifecycle, event: events.DrainCancelled) -> None:
+    slot = life.state.slots[event.unit]
+    slot.held, slot.desired_by, slot.patient = "", event.by, False
+    life.touch(slot)
+
+
+def restart(life: Lifecycle, event: events.RestartWanted) -> None:
+    for unit in event.units:
+        slot = life.state.slots[unit]
+        _fresh_budget(slot)
+        if slot.state in WITH_PROCESS and slot.generation == slot.started_generation:
+            slot.generation += 1
+        slot.desired_by, slot.stop_now = event.by, event.at_once
+        life.touch(slot)
+
+
+def drain_host(life: Lifecycle, event: events.HostDrained) -> None:
+    draining = life.state.run.draining_hosts
+    (draining.add if event.draining else draining.discard)(event.host)
+    life.out += [Persist("run", ""), Publish("host", event.host)]
+    for slot in _on_host(life, event.host):
+        slot.desired_by = event.by
+        life.touch(slot)
+    life.recheck_pending()
+
+
+def pause(life: Lifecycle, event: events.Paused) -> None:
+    state = life.state
+    if event.target == "run":
+        state.run.paused = event.paused
+        life.out += [Persist("run", ""), Publish("run", "")]
+        concerned: Iterable[Slot] = state.slots.values()
+    elif event.target in state.groups:
+        state.groups[event.target].paused = event.paused
+        life.out += [Persist("group", event.target), Publish("group", event.target)]
+        concerned = state.of_group(event.target)
+    else:
+        slot = state.slots[event.target]
+        slot.paused = event.paused
+        life.touch(slot)
+        concerned = [slot]
+    for slot in concerned:
+        life.tell_paused(slot)
+
+
+def down(life: Lifecycle, event: events.DownWanted) -> None:
+    run = life.state.run
+    run.up, run.desired_by = False, event.by
+    run.stop_now = run.stop_now or event.at_once
+    life.out += [Persist("run", ""), Publish("run", "")]
+    for slot in life.state.slots.values():
+        slot.desired_by = event.by
+    life.touch_all()
+
+
+def _on_host(life: Lifecycle, host: str) -> list[Slot]:
+    return [s for s in life.state.slots.values() if s.host == host and s.state in WITH_PROCESS]

@@ -1,0 +1,189 @@
+"""Whatever happens, in whatever order: the promises of the supervisor hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agentrl.protocol.messages import ExitStatus
+from agentrl.supervision import events
+from agentrl.supervision.transitions import WITH_PROCESS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from world import World, spec  # noqa: E402
+
+CONFIGS = (
+    (spec("web", 2), spec("cell", 1, speaks=True, fenced=True)),
+    (spec("web", 1), spec("cell", 2, speaks=True, fenced=True), spec("db", 1, stop_rank=100, speaks=True)),
+    (spec("web", 2, env={"A": "1"}, after=("db",)), spec("db", 1, stop_rank=100, speaks=True)),
+    (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
+)
+EXITS = tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)) + (ExitStatus(signal=9), ExitStatus(signal=9, oom=True))
+hosts = st.sampled_from(("a", "b"))
+dice = st.floats(0, 0.999)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.operation = 0
+        self.config = 0
+
+    def by(self) -> str:
+        self.operation += 1
+        return f"op{self.operation}"
+
+    def units(self) -> list[str]:
+        return sorted(u for u, s in self.world.supervisor.state.slots.items() if s.wanted)
+
+    # ---- people ----
+
+    @rule(which=st.integers(0, len(CONFIGS) - 1))
+    def up(self, which: int) -> None:
+        self.config = which
+        self.world.handle(events.Applied(specs=CONFIGS[which], by=self.by()))
+        assert self.world.supervisor.plan(CONFIGS[which]).empty, "a plan applied to its own result is empty"
+
+    @precondition(lambda self: self.world.supervisor.state.run.up)
+    @rule()
+    def up_again(self) -> None:
+        self.world.handle(events.Applied(specs=CONFIGS[self.config], by=self.by()))
+        again = self.world.handle(events.Applied(specs=CONFIGS[self.config], by=self.by()))
+        acts = [i for i in again if type(i).__name__ in ("Spawn", "Signal", "KillTree", "Tell", "StartTimer")]
+        assert not acts, f"up twice differs from up once: {acts}"
+
+    @rule(now=st.booleans())
+    def down(self, now: bool) -> None:
+        self.world.handle(events.DownWanted(by=self.by(), at_once=now))
+
+    @rule(data=st.data(), count=st.integers(0, 4))
+    def scale(self, data: st.DataObject, count: int) -> None:
+        groups = [g for g, s in self.world.supervisor.state.groups.items() if not s.removed]
+        if groups:
+            group = data.draw(st.sampled_from(groups))
+            self.world.handle(events.Scaled(group=group, count=count, by=self.by()))
+
+    @precondition(lambda self: self.units())
+    @rule(data=st.data(), now=st.booleans(), act=st.sampled_from(("stop", "restart", "drain", "cancel", "vouch")))
+    def order(self, data: st.DataObject, now: bool, act: str) -> None:
+        unit = data.draw(st.sampled_from(self.units()))
+        match act:
+            case "stop":
+                self.world.handle(events.StopWanted(unit=unit, by=self.by(), because="stopped", now=now))
+            case "drain":
+                self.world.handle(events.StopWanted(unit=unit, by=self.by(), because="drained", patient=True))
+            case "cancel":
+                self.world.handle(events.DrainCancelled(unit=unit, by=self.by()))
+            case "restart":
+                self.world.handle(events.RestartWanted(units=(unit,), by=self.by(), at_once=now))
+            case "vouch":
+                slot = self.world.slot(unit)
+                # A person vouches only for what is dead indeed.
+                process = self.world.hosts[slot.host].ledger.get((unit, slot.incarnation)) if slot.host else None
+                if process is not None and slot.state == "lost":
+                    process.exit, process.children = ExitStatus(signal=9), 0
+                    self.world.handle(events.DeathVouched(unit=unit, incarnation=slot.incarnation, by=self.by()))
+
+    @rule(host=hosts, draining=st.booleans())
+    def drain_host(self, host: str, draining: bool) -> None:
+        self.world.handle(events.HostDrained(host=host, by=self.by(), draining=draining))
+
+    # ---- weather ----
+
+    @rule(host=hosts, data=st.data(), exit=st.sampled_from(EXITS), children=st.integers(0, 1))
+    def die(self, host: str, data: st.DataObject, exit: ExitStatus, children: int) -> None:
+        running = [p for p in self.world.hosts[host].ledger.values() if p.exit is None]
+        if running:
+            process = data.draw(st.sampled_from(running))
+            process.children = children
+            self.world.die(self.world.hosts[host], process, exit)
+
+    @rule(host=hosts)
+    def cut(self, host: str) -> None:
+        if self.world.hosts[host].linked:
+            self.world.cut(self.world.hosts[host])
+            self.world.handle(events.HostSilent(host=host, for_s=20))
+
+    @rule(host=hosts)
+    def blink(self, host: str) -> None:
+        """A link that breaks and is back before anybody noticed."""
+        self.world.cut(self.world.hosts[host])
+        self.world.connect(self.world.hosts[host])
+
+    @rule(after=st.integers(0, 8), host=hosts)
+    def crash(self, after: int, host: str) -> None:
+        """The coordinator dies in the middle of carrying out its instructions."""
+        reports = self.world.hosts[host].reports
+        event = reports.pop(0) if reports else events.TimerFired(unit="nobody-0", at=0.0)
+        self.world.handle(event, crash_after=after)
+
+    @precondition(lambda self: self.units())
+    @rule(data=st.data(), what=st.sampled_from(("ready", "suspect", "heard", "hung", "stop", "cont", "sick", "bye")))
+    def unit_says(self, data: st.DataObject, what: str) -> None:
+        slot = self.world.slot(data.draw(st.sampled_from(self.units())))
+        if slot.state not in WITH_PROCESS or not slot.spawned:
+            return
+        who = {"unit": slot.unit, "incarnation": slot.incarnation}
+        said = {
+            "ready": lambda: events.UnitReady(**who),
+            "suspect": lambda: events.UnitSuspect(**who, because="silent"),
+            "heard": lambda: events.UnitHeard(**who),
+            "hung": lambda: events.UnitHung(**who, because="stands still"),
+            "stop": lambda: events.ProcessStopped(**who, stopped=True),
+            "cont": lambda: events.ProcessStopped(**who, stopped=False),
+            "sick": lambda: events.ProbeChanged(**who, kind="live", ok=False),
+            "bye": lambda: events.UnitBye(**who, code=75),
+        }
+        self.world.handle(said[what]())
+
+    # ---- time and messages ----
+
+    @rule(host=hosts, n=st.integers(1, 5))
+    def obey(self, host: str, n: int) -> None:
+        for _ in range(min(n, len(self.world.hosts[host].orders))):
+            self.world.obey(self.world.hosts[host])
+
+    @rule(host=hosts, n=st.integers(1, 5))
+    def deliver(self, host: str, n: int) -> None:
+        for _ in range(min(n, len(self.world.hosts[host].reports))):
+            self.world.deliver(self.world.hosts[host])
+
+    @rule(host=hosts)
+    def sweep(self, host: str) -> None:
+        if self.world.hosts[host].linked:
+            self.world.sweep(self.world.hosts[host])
+
+    @rule(by=st.sampled_from((0.1, 1.0, 7.0, 70.0, 4000.0)))
+    def pass_time(self, by: float) -> None:
+        self.world.advance(by)
+
+    # ---- promises ----
+
+    @invariant()
+    def every_state_has_a_reason(self) -> None:
+        for slot in self.world.supervisor.state.slots.values():
+            assert slot.reason or slot.story == [], f"{slot.unit} is {slot.state} without a reason"
+
+    def teardown(self) -> None:
+        self.world.quiesce()
+        for slot in self.world.supervisor.state.slots.values():
+            wanted = self.world.supervisor.runs(slot.unit)
+            settled = ("ready", "fatal", "stopped", "pending") if wanted else ("stopped",)
+            assert slot.state in settled, f"{slot.unit} ends as {slot.state} ({slot.reason}); {slot.story}"
+            if wanted and slot.state == "pending":
+                assert "gang is broken" in slot.reason or "host" in slot.reason or "waits for" in slot.reason
+        living = {(p.unit, p.incarnation) for h in self.world.hosts.values() for p in h.live()}
+        known = {(s.unit, s.incarnation) for s in self.world.supervisor.state.slots.values() if s.state in WITH_PROCESS}
+        assert living == known, f"alive {living}, known {known}"
+        super().teardown()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,242 @@
+"""A small world around the supervisor: hosts with ledgers, processes that die, links that break, a coordinator that crashes.
+
+It does what host agents promise (idempotent spawns, one Exited, GroupEmpty after it, the whole ledger in every hello)
+and nothing more, so that whatever holds here holds for any order of events.
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agentrl.config.times import SupervisionTimes
+from agentrl.protocol.messages import ExitStatus, HostFacts, UnitOnHost
+from agentrl.protocol.specs import GroupSpec, Role
+from agentrl.supervision import events
+from agentrl.supervision import instructions as do
+from agentrl.supervision.slots import GroupState, RunState, Slot, State
+from agentrl.supervision.supervisor import Supervisor
+
+TIMES = SupervisionTimes()
+
+
+def spec(name: str, count: int = 1, **more: object) -> GroupSpec:
+    return GroupSpec(name=name, role=Role.SIDECAR, command=("true",), count=count, **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class Process:
+    unit: str
+    incarnation: int
+    exit: ExitStatus | None = None
+    children: int = 0
+    reported_empty: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.exit is None or self.children > 0
+
+    def entry(self) -> UnitOnHost:
+        return UnitOnHost(
+            self.unit, self.incarnation, "", pid=0 if self.exit else 7, exit=self.exit, group_empty=not self.alive
+        )
+
+
+@dataclass
+class Host:
+    name: str
+    linked: bool = True
+    ledger: dict[tuple[str, int], Process] = field(default_factory=dict)
+    orders: list[do.Instruction] = field(default_factory=list)
+    """On their way from the coordinator; lost when the link breaks."""
+    reports: list[events.Event] = field(default_factory=list)
+    """On their way to the coordinator."""
+
+    def live(self) -> list[Process]:
+        return [p for p in self.ledger.values() if p.alive]
+
+
+class World:
+    def __init__(self, hosts: tuple[str, ...] = ("a", "b"), times: SupervisionTimes = TIMES) -> None:
+        self.times = times
+        self.now = 1000.0
+        self.disk: dict[tuple[str, str], bytes] = {}
+        self.supervisor = Supervisor(State(RunState()), times)
+        self.hosts = {name: Host(name) for name in hosts}
+        self.timers: list[tuple[float, str]] = []
+        self.incidents: list[do.Report] = []
+        self.told: list[do.Tell] = []
+        self.started: list[tuple[str, int]] = []
+        self.log: list[do.Instruction] = []
+        self.all_stopped = 0
+        for host in self.hosts.values():
+            self.connect(host)
+
+    # ---- the coordinator's hands ----
+
+    def handle(self, event: events.Event, crash_after: int | None = None) -> list[do.Instruction]:
+        out = self.supervisor.handle(event, self.now)
+        self.carry_out(out if crash_after is None else out[:crash_after])
+        if crash_after is not None:
+            self.crash()
+        return out
+
+    def carry_out(self, out: list[do.Instruction]) -> None:
+        for instruction in out:
+            self.log.append(instruction)
+            match instruction:
+                case do.Persist(kind, key, gone):
+                    self._persist(kind, key, gone)
+                case do.StartTimer(unit, at):
+                    self.timers.append((at, unit))
+                case do.Spawn() | do.Signal() | do.KillTree() | do.Forget():
+                    host = self.hosts[instruction.host]
+                    if host.linked:
+                        host.orders.append(instruction)
+                case do.Report():
+                    self.incidents.append(instruction)
+                case do.Tell():
+                    self.told.append(instruction)
+                case do.AllStopped():
+                    self.all_stopped += 1
+
+    def _persist(self, kind: str, key: str, gone: bool) -> None:
+        state = self.supervisor.state
+        thing = {"run": lambda: state.run, "group": lambda: state.groups[key], "slot": lambda: state.slots[key]}[kind]
+        if gone:
+            self.disk.pop((kind, key), None)
+        else:
+            self.disk[kind, key] = msgspec.msgpack.encode(thing())
+
+    def crash(self) -> None:
+        """The coordinator dies and comes back with nothing but what is on disk."""
+        kinds = {"run": RunState, "group": GroupState, "slot": Slot}
+        state = State(RunState())
+        for (kind, key), body in self.disk.items():
+            thing = msgspec.msgpack.decode(body, type=kinds[kind])
+            if kind == "run":
+                state.run = thing
+            else:
+                (state.groups if kind == "group" else state.slots)[key] = thing
+        self.timers.clear()
+        for host in self.hosts.values():
+            host.orders.clear()
+            host.reports.clear()
+        self.supervisor = Supervisor(state, self.times)
+        self.carry_out(self.supervisor.resume(self.now))
+        for host in self.hosts.values():
+            if host.linked:
+                self.connect(host)
+            else:
+                self.handle(events.HostSilent(host=host.name, for_s=20.0))
+
+    def connect(self, host: Host) -> None:
+        host.linked = True
+        host.reports.clear()
+        inventory = tuple(p.entry() for p in host.ledger.values())
+        self.handle(events.HostConnected(host=host.name, facts=HostFacts(cpus=64), inventory=inventory))
+
+    def cut(self, host: Host) -> None:
+        host.linked = False
+        host.orders.clear()
+        host.reports.clear()
+
+    # ---- the hosts' hands ----
+
+    def obey(self, host: Host) -> None:
+        """The agent carries out the oldest order."""
+        order = host.orders.pop(0)
+        key = (order.unit, order.incarnation)  # type: ignore[attr-defined]
+        process = host.ledger.get(key)
+        match order:
+            case do.Spawn(_, unit, incarnation):
+                self._spawn(host, unit, incarnation)
+            case do.KillTree() if process is None:
+                host.reports.append(events.TreeGone(host=host.name, unit=key[0], incarnation=key[1]))
+            case do.KillTree():
+                process.children = 0
+                self.die(host, process, ExitStatus(signal=9))
+                host.reports.append(events.TreeGone(host=host.name, unit=key[0], incarnation=key[1]))
+            case do.Signal(signal=signal.SIGTERM | signal.SIGABRT) if process is not None:
+                self.die(host, process, ExitStatus(signal=order.signal))
+            case do.Forget() if process is not None and not process.alive:
+                del host.ledger[key]
+
+    def _spawn(self, host: Host, unit: str, incarnation: int) -> None:
+        key = (unit, incarnation)
+        if key not in host.ledger:
+            assert key not in self.started, f"{key} was started a second time"
+            others = [
+                (h.name, p.incarnation)
+                for h in self.hosts.values()
+                if h.linked
+                for p in h.live()
+                if p.unit == unit and p.incarnation != incarnation
+            ]
+            assert not others, f"{key} was started while {others} live on reachable hosts"
+            self.started.append(key)
+            host.ledger[key] = Process(unit, incarnation)
+        if host.ledger[key].exit is None:
+            host.reports.append(events.Spawned(unit=unit, incarnation=incarnation, pid=7, start_ticks=1))
+
+    def die(self, host: Host, process: Process, exit: ExitStatus) -> None:
+        if process.exit is None:
+            process.exit = exit
+            host.reports.append(events.Exited(unit=process.unit, incarnation=process.incarnation, exit=exit))
+
+    def sweep(self, host: Host) -> None:
+        """The agent ends what outlived its leader."""
+        for process in host.ledger.values():
+            if process.exit is not None and not process.reported_empty:
+                process.children, process.reported_empty = 0, True
+                gone = events.TreeGone(host=host.name, unit=process.unit, incarnation=process.incarnation)
+                host.reports.append(gone)
+
+    def deliver(self, host: Host) -> None:
+        self.handle(host.reports.pop(0))
+
+    # ---- time ----
+
+    def advance(self, by_s: float) -> None:
+        """Timers that become due on the way fire in order."""
+        end = self.now + by_s
+        while due := [t for t in self.timers if t[0] <= end]:
+            at, unit = min(due)
+            self.timers.remove((at, unit))
+            self.now = max(self.now, at)
+            self.handle(events.TimerFired(unit=unit, at=at))
+        self.now = end
+
+    def quiesce(self, rounds: int = 400) -> None:
+        """Everything reachable behaves from now on; the world must come to rest."""
+        for host in self.hosts.values():
+            if not host.linked:
+                self.connect(host)
+        for _ in range(rounds):
+            busy = False
+            for host in self.hosts.values():
+                while host.orders:
+                    self.obey(host)
+                    busy = True
+                self.sweep(host)
+                while host.reports:
+                    self.deliver(host)
+                    busy = True
+            for slot in list(self.supervisor.state.slots.values()):
+                if slot.state == "starting" and slot.spawned and slot.spec and slot.spec.speaks:
+                    self.handle(events.UnitReady(unit=slot.unit, incarnation=slot.incarnation))
+                    busy = True
+            if not busy:
+                if not self.timers:
+                    return
+                self.advance(max(0.0, min(self.timers)[0] - self.now) + 0.001)
+        raise AssertionError("the world does not come to rest: " + str(copy.copy(self.supervisor.state.slots)))
+
+    def state_of(self, unit: str) -> str:
+        return self.supervisor.state.slots[unit].state.value
+
+    def slot(self, unit: str) -> Slot:
+        return self.supervisor.state.slots[unit]
