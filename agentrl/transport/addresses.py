@@ -1,0 +1,88 @@
+"""Where the sockets of a run are.
+
+Invariants: local sockets live in a directory that only its owner can enter; an address that the operating system would
+refuse is refused here, with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+IPC_PATH_MAX_BYTES = 107
+"""sun_path has 108 bytes, the last one is zero."""
+
+
+def runtime_dir(run_uuid: str) -> Path:
+    """The 0700 directory of a run's local sockets, created if need be."""
+    wanted = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = Path(wanted) / "agentrl" if wanted and _is_mine(Path(wanted)) else Path(f"/tmp/agentrl-{os.getuid()}")
+    directory = parent / run_uuid[:8]
+    for each in (parent, directory):
+        _make_private(each)
+    return directory
+
+
+def hub_address(run_uuid: str) -> str:
+    """Where units, host agents and clients of this host reach the coordinator."""
+    return _ipc(runtime_dir(run_uuid) / "hub")
+
+
+def feed_address(run_uuid: str) -> str:
+    """Where the coordinator publishes rows."""
+    return _ipc(runtime_dir(run_uuid) / "feed")
+
+
+def metrics_address(run_uuid: str) -> str:
+    """Where the coordinator publishes metric values."""
+    return _ipc(runtime_dir(run_uuid) / "metrics")
+
+
+def tcp_triplet(listen: str) -> tuple[str, str, str]:
+    """`host:port` -> addresses of hub, feed and metrics: port, port + 1 and port + 2."""
+    host, _, port_text = listen.removeprefix("tcp://").rpartition(":")
+    port = int(port_text) if port_text.isascii() and port_text.isdecimal() else 0
+    if not host or not 1 <= port <= 65533:
+        raise ConfigError(
+            f"{listen!r} is not an address to listen on: host:port is wanted, with a port from 1 to 65533.",
+            hint="For example 127.0.0.1:7600; the two ports after it are used as well.",
+        )
+    return f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}", f"tcp://{host}:{port + 2}"
+
+
+def _ipc(path: Path) -> str:
+    length = len(os.fsencode(path))
+    if length > IPC_PATH_MAX_BYTES:
+        raise ConfigError(
+            f"The socket path {path} has {length} bytes; the system allows {IPC_PATH_MAX_BYTES}.",
+            hint="Set XDG_RUNTIME_DIR to a shorter directory.",
+        )
+    return f"ipc://{path}"
+
+
+def _is_mine(directory: Path) -> bool:
+    try:
+        return directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def _make_private(directory: Path) -> None:
+    """Create a directory as 0700. One that somebody else made could hand our sockets to them, so it is refused."""
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as broken:
+        raise ConfigError(f"The socket directory {directory} cannot be made: {broken.strerror}.") from broken
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{directory} belongs to somebody else or is no directory; sockets there would not be safe.",
+            hint="Remove it, or set XDG_RUNTIME_DIR to a directory of your own.",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        directory.chmod(0o700)

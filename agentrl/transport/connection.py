@@ -1,0 +1,154 @@
+"""A connecting socket: what dealers and subscribers have in common.
+
+Invariants: callbacks run in the loop in which `start` was called; `on_connected` fires on every (re)connection that
+may be used, `on_disconnected` once for each of those; messages that arrived before a disconnection are handed out
+before it is reported; a refused key becomes a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import zmq
+
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.contexts import connecting_context
+from agentrl.transport.drain import Drain
+from agentrl.transport.keys import ClientKey
+from agentrl.transport.monitor import Monitor
+
+RECONNECT_MS = 50
+RECONNECT_MAX_MS = 1000
+UNANSWERED_S = 30
+"""After so long without an answer from the network a tcp connection counts as broken."""
+VAGUE_FAILURES = 3
+"""A handshake that fails without a reason may be a coordinator that dies; so many in a row are a wrong key."""
+
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
+
+
+def nothing() -> None:
+    """A callback that is not needed."""
+
+
+def no_refusal(sentence: str) -> None:
+    """A refusal that the caller sees in another way."""
+
+
+class Connection:
+    """One socket that dials one address, again and again, until it is closed."""
+
+    _kind: int
+
+    def __init__(
+        self,
+        address: str,
+        key: ClientKey | None,
+        on_message: Callable[[bytes], None],
+        on_connected: Callable[[], None],
+        on_disconnected: Callable[[], None],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self.address = address
+        self.connected = False
+        self._key = key
+        self._on_message = on_message
+        self._on_connected = on_connected
+        self._on_disconnected = on_disconnected
+        self._on_refused = on_refused
+        self._vague_failures = 0
+        self._socket: zmq.Socket[bytes] | None = None
+        self._drain: Drain | None = None
+        self._monitor: Monitor | None = None
+
+    def start(self) -> None:
+        """Begin to dial. To be called in the running loop of the thread that owns the connection."""
+        assert self._socket is None, "a connection is started once"
+        context = connecting_context()
+        socket = self._socket = context.socket(self._kind)
+        self._set_options(socket)
+        self._monitor = Monitor(context, socket, _EVENTS, self._on_event)
+        self._drain = Drain(socket, self._take)
+        socket.connect(self.address)
+
+    def close(self) -> None:
+        """Stop; nothing is called any more. May be called from a callback, and twice."""
+        self.connected = False
+        if self._monitor:
+            self._monitor.close()
+        if self._drain and not self._drain.stopped:
+            self._drain.stop()
+            assert self._socket
+            self._socket.close(linger=0)
+
+    def _set_options(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        if self.address.startswith("tcp://"):
+            keep_alive(socket)
+        if self._key:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.server_public.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._key.public.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret.encode())
+
+    def _take(self, budget: int) -> bool:
+        assert self._socket
+        assert self._drain
+        receive, drain, hand_out = self._socket.recv_multipart, self._drain, self._on_message
+        for _ in range(budget):
+            if drain.stopped:
+                return False
+            try:
+                parts = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            if len(parts) == 1:
+                hand_out(parts[0])
+        return True
+
+    def _on_event(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._vague_failures = 0
+            self.connected = True
+            self._on_connected()
+        elif event == zmq.EVENT_DISCONNECTED:
+            if self.connected:
+                self._read_the_rest()
+                self.connected = False
+                self._on_disconnected()
+        else:
+            self._on_failed_handshake(event)
+
+    def _read_the_rest(self) -> None:
+        while self.connected and self._take(256):
+            pass
+
+    def _on_failed_handshake(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._on_refused(f"The coordinator at {self.address} does not know this key, or it was revoked.")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._key:
+            self._on_refused(f"The coordinator at {self.address} admits nobody without a key.")
+        else:
+            self._vague_failures += 1
+            if self._vague_failures == VAGUE_FAILURES:
+                self._on_refused(
+                    f"No handshake with {self.address}: another coordinator than the one that this key is for answers "
+                    "there, or something that is none."
+                )
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let the kernel notice a peer that is gone without a word; heartbeats of the library cost the hub too much."""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
+    socket.setsockopt(zmq.TCP_MAXRT, UNANSWERED_S * 1000)

@@ -1,0 +1,63 @@
+"""Reading a ZeroMQ socket from an asyncio loop.
+
+Invariants: the descriptor of a ZeroMQ socket is edge-triggered, so a drain ends only when the socket is empty, and
+every send outside of a drain is followed by another drain (the send may have swallowed the edge); a drain takes at most
+BUDGET messages before timers and other sockets have their turn; a handler that raises does not stall its socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+BUDGET = 256
+
+
+class Drain:
+    """Calls `take(BUDGET)` whenever the socket may have messages. `take` answers whether more may be waiting."""
+
+    def __init__(self, socket: zmq.Socket[Any], take: Callable[[int], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._take = take
+        self._running = False
+        self._scheduled = False
+        self._stopped = False
+        self._loop.add_reader(self._fd, self.run)
+        self.kick()
+
+    def kick(self) -> None:
+        """To be called after every send: drain once more, soon."""
+        if not (self._scheduled or self._running or self._stopped):
+            self._scheduled = True
+            self._loop.call_soon(self._run_scheduled)
+
+    def run(self) -> None:
+        """Drain now."""
+        if self._stopped or self._running:
+            return
+        more = True
+        self._running = True
+        try:
+            more = self._take(BUDGET)
+        finally:
+            self._running = False
+            if more:
+                self.kick()
+
+    def stop(self) -> None:
+        """To be called before the socket is closed."""
+        if not self._stopped:
+            self._stopped = True
+            self._loop.remove_reader(self._fd)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = False
+        self.run()

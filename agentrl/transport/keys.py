@@ -1,0 +1,122 @@
+"""CURVE keys and the files they live in.
+
+Invariants: a secret never stands in a repr, a log or a file that others can read; a key file is written whole or not
+at all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from agentrl.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair; both halves are 40 characters of Z85."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+ServerKeys = KeyPair
+"""The coordinator's own pair: clients know the public half beforehand, so nobody can stand in for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """Everything that a client elsewhere needs to reach a coordinator: one file."""
+
+    name: str
+    public: str
+    secret: str = field(repr=False)
+    server_public: str
+    address: str
+    feed: str = ""
+    metrics: str = ""
+
+    @classmethod
+    def load(cls, path: Path | str) -> ClientKey:
+        """Read a key file; one that others can read is refused."""
+        key = _load(Path(path), cls)
+        for half in (key.public, key.secret, key.server_public):
+            _check_z85(half, Path(path))
+        return key
+
+    def save(self, path: Path | str) -> None:
+        """Write a 0600 key file."""
+        _save(Path(path), self)
+
+
+def new_keypair() -> KeyPair:
+    """A fresh random pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode(), secret.decode())
+
+
+def load_server_keys(path: Path) -> ServerKeys:
+    """The coordinator's pair; made on first need."""
+    if not path.exists():
+        _save(path, new_keypair())
+    keys = _load(path, KeyPair)
+    for half in (keys.public, keys.secret):
+        _check_z85(half, path)
+    return keys
+
+
+def public_from_wire(key: bytes) -> str:
+    """The 32 bytes of a public key, as the handshake shows them, in the form that key files use."""
+    return bytes(z85.encode(key)).decode()
+
+
+def _check_z85(text: str, path: Path) -> None:
+    try:
+        valid = len(text) == 40 and len(z85.decode(text.encode("ascii"))) == 32
+    except (UnicodeEncodeError, KeyError, ValueError):
+        valid = False
+    if not valid:
+        raise ConfigError(f"{path} is not a key file: a key is 40 characters of Z85.", hint="agentrl keys new NAME")
+
+
+def _load(path: Path, kind: type[T]) -> T:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            body = file.read(65536)
+    except OSError as broken:
+        raise ConfigError(f"The key file {path} cannot be read: {broken.strerror}.") from broken
+    if mode & 0o077:
+        raise ConfigError(
+            f"The key file {path} can be read by others (mode {mode:04o}), so it is not used.",
+            hint=f"chmod 600 {path}",
+        )
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as broken:
+        raise ConfigError(f"{path} is not a key file: {broken}.", hint="agentrl keys new NAME") from broken
+
+
+def _save(path: Path, keys: KeyPair | ClientKey) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # mkstemp creates the file as 0600, so the secret is at no moment readable by others.
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(keys), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

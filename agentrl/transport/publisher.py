@@ -1,0 +1,173 @@
+"""Publishing and subscribing.
+
+Invariants: a slow subscriber loses messages and never slows the publisher; who subscribes hears everything (topics are
+not used), so that a gap in the sequence numbers always means a loss; after `rebind` nobody on tcp is subscribed who was
+not admitted again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.connection import Connection, keep_alive, no_refusal, nothing
+from agentrl.transport.dealer import check_size
+from agentrl.transport.drain import Drain
+from agentrl.transport.keys import ClientKey
+from agentrl.transport.router import BACKLOG
+from agentrl.transport.zap import Gate
+
+QUEUE_MESSAGES = 5000
+REBIND_RETRY_S = 0.02
+REBIND_WITHIN_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """An XPUB on `address` (ipc) and, with `listen` (tcp), a second one behind the gate."""
+
+    def __init__(
+        self, address: str, *, gate: Gate, listen: str = "", on_subscribed: Callable[[], None] = nothing
+    ) -> None:
+        self._addresses = [each for each in (address, listen) if each]
+        self._gate = gate
+        self._on_subscribed = on_subscribed
+        self._outlets: list[_Outlet] = []
+
+    def start(self) -> None:
+        """Bind. To be called in the running loop, after the gate was started."""
+        for address in self._addresses:
+            self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
+
+    @property
+    def has_subscribers(self) -> bool:
+        return any(outlet.subscribed for outlet in self._outlets)
+
+    def publish(self, frame: bytes) -> None:
+        """To everyone who listens and keeps up."""
+        check_size(frame)
+        for outlet in self._outlets:
+            outlet.publish(frame)
+
+    def rebind(self) -> None:
+        """Ends every subscription on tcp; those whose key is still known come back by themselves."""
+        for outlet in self._outlets:
+            if outlet.guarded:
+                outlet.rebind()
+
+    def close(self) -> None:
+        for outlet in self._outlets:
+            outlet.close()
+
+
+class _Outlet:
+    """One XPUB socket, which may be replaced by another on the same address."""
+
+    def __init__(self, address: str, gate: Gate, on_subscribed: Callable[[], None]) -> None:
+        self.guarded = not address.startswith("ipc://")
+        self.subscribed = False
+        self._address = address
+        self._gate = gate
+        self._on_subscribed = on_subscribed
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._drain: Drain | None = None
+        self._bind()
+
+    def publish(self, frame: bytes) -> None:
+        if self._socket and self._drain:
+            self._socket.send(frame, zmq.NOBLOCK)
+            self._drain.kick()
+
+    def rebind(self) -> None:
+        # Unbinding alone would leave the connections that exist.
+        self._close_socket()
+        self._bind_again(self._loop.time() + REBIND_WITHIN_S)
+
+    def close(self) -> None:
+        if self._retry:
+            self._retry.cancel()
+        self._close_socket()
+
+    def _bind_again(self, deadline: float) -> None:
+        """The old socket lets go of its port in the background, so the first tries may fail."""
+        self._retry = None
+        try:
+            self._bind()
+        except zmq.ZMQError as refused:
+            if refused.errno != zmq.EADDRINUSE:
+                raise
+            if self._loop.time() >= deadline:
+                _log.error("%s is held by another process; nothing is published there", self._address)
+                deadline += REBIND_WITHIN_S
+            self._retry = self._loop.call_later(REBIND_RETRY_S, self._bind_again, deadline)
+
+    def _bind(self) -> None:
+        socket = self._gate.context.socket(zmq.XPUB)
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            socket.setsockopt(zmq.BACKLOG, BACKLOG)
+            if self.guarded:
+                keep_alive(socket)
+                self._gate.guard(socket)
+            socket.bind(self._address)
+        except BaseException:
+            socket.close()
+            raise
+        self._socket = socket
+        self._drain = Drain(socket, self._take)
+
+    def _close_socket(self) -> None:
+        self.subscribed = False
+        if self._drain and self._socket:
+            self._drain.stop()
+            self._socket.close(linger=0)
+        self._drain = self._socket = None
+
+    def _take(self, budget: int) -> bool:
+        for _ in range(budget):
+            if self._socket is None:
+                return False
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            # Subscribers of ours ask for everything: the topic is empty. Anything else is noise.
+            if parts == [b"\x01"]:
+                self.subscribed = True
+                self._on_subscribed()
+            elif parts == [b"\x00"]:
+                self.subscribed = False
+        return True
+
+
+class Subscriber(Connection):
+    """A SUB that hears everything which is published at an address."""
+
+    _kind = zmq.SUB
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        on_message: Callable[[bytes], None],
+        key: ClientKey | None = None,
+        on_connected: Callable[[], None] = nothing,
+        on_disconnected: Callable[[], None] = nothing,
+        on_refused: Callable[[str], None] = no_refusal,
+    ) -> None:
+        super().__init__(address, key, on_message, on_connected, on_disconnected, on_refused)
+
+    def _set_options(self, socket: zmq.Socket[bytes]) -> None:
+        super()._set_options(socket)
+        socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")

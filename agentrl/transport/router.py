@@ -1,0 +1,208 @@
+"""One ROUTER socket of the coordinator and the peers behind it.
+
+Invariants: a peer is one connection and is never confused with another, even if the other uses its identity (guarded
+sockets compare the key of every message); a peer that went away is reported once, after its last message; a peer that
+does not read fills its own outbox and nobody else's; a malformed message is dropped without a word to anyone else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.connection import keep_alive
+from agentrl.transport.dealer import check_size
+from agentrl.transport.drain import Drain
+from agentrl.transport.monitor import Monitor
+from agentrl.transport.zap import USER_ID, Gate
+
+PIPE_MESSAGES = 500
+"""What the library queues per peer; what is beyond waits in the peer's own outbox."""
+OUTBOX_BYTES = 16 << 20
+"""A peer that lets so much pile up gets no more until it reads."""
+FLUSH_S = 0.02
+LINGER_MS = 500
+BACKLOG = 4096
+
+
+class Peer:
+    """One connection to the hub, as a key of dictionaries."""
+
+    __slots__ = ("gone", "identity", "key_name", "local", "outbox", "outbox_bytes", "router")
+
+    def __init__(self, router: Router, identity: bytes, key_name: str | None) -> None:
+        self.router = router
+        self.identity = identity
+        self.key_name = key_name
+        """Name of the key that it came in with; None for a local peer."""
+        self.local = not router.guarded
+        self.gone = False
+        self.outbox: deque[bytes] = deque()
+        self.outbox_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Peer({self.identity.hex()}, {self.key_name or 'local'})"
+
+
+class Router:
+    """Binds one address. The hub has one for this host, and one on tcp if it listens there."""
+
+    def __init__(
+        self,
+        address: str,
+        gate: Gate,
+        on_message: Callable[[Peer, bytes], None],
+        on_gone: Callable[[Peer], None],
+    ) -> None:
+        self.guarded = not address.startswith("ipc://")
+        self._on_message = on_message
+        self._on_gone = on_gone
+        self._peers: dict[bytes, Peer] = {}
+        self._by_fd: dict[int, Peer] = {}
+        self._leaving: deque[Peer] = deque()
+        self._backlogged: dict[Peer, None] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._socket = gate.context.socket(zmq.ROUTER)
+        self._set_options(gate)
+        self._socket.bind(address)
+        self._monitor = Monitor(gate.context, self._socket, zmq.EVENT_DISCONNECTED, self._on_disconnected)
+        self._drain = Drain(self._socket, self._take)
+
+    @property
+    def peers(self) -> int:
+        return len(self._peers)
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        """False if the peer is gone or its outbox is full."""
+        check_size(frame)
+        if peer.gone:
+            return False
+        if peer.outbox or not self._try(peer, frame):
+            return self._keep(peer, frame)
+        self._drain.kick()
+        return not peer.gone
+
+    def close(self) -> None:
+        """What is in the library's queues is still sent, for half a second; outboxes are lost."""
+        if self._drain.stopped:
+            return
+        if self._flush_timer:
+            self._flush_timer.cancel()
+        self._monitor.close()
+        self._drain.stop()
+        self._socket.close(linger=LINGER_MS)
+
+    def _set_options(self, gate: Gate) -> None:
+        socket = self._socket
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, PIPE_MESSAGES)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        if self.guarded:
+            keep_alive(socket)
+            gate.guard(socket)
+
+    # ---- reading ----
+
+    def _take(self, budget: int) -> bool:
+        socket, peers, guarded, drain = self._socket, self._peers, self.guarded, self._drain
+        receive, option, hand_out = socket.recv, socket.getsockopt, self._on_message
+        for _ in range(budget):
+            try:
+                identity = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                self._report_leaving()
+                return False
+            peer = peers.get(identity)
+            if peer is None or guarded:
+                part = receive(zmq.NOBLOCK, copy=False)
+                peer = self._recognise(peer, identity, part)
+                frame = part.bytes
+            else:
+                frame = receive(zmq.NOBLOCK)
+            if option(zmq.RCVMORE):
+                while option(zmq.RCVMORE):
+                    receive(zmq.NOBLOCK, copy=False)
+                continue
+            hand_out(peer, frame)
+            if drain.stopped:
+                return False
+        return True
+
+    def _recognise(self, known: Peer | None, identity: bytes, part: zmq.Frame) -> Peer:
+        key_name = str(part.get(USER_ID)) if self.guarded else None
+        if known and known.key_name == key_name:
+            return known
+        # Whatever ended before this connection began is in the monitor's queue by now. Reading it first keeps a
+        # descriptor that was used before from being taken for this connection's.
+        self._monitor.run()
+        if known:
+            self._leave(known)
+        peer = self._peers[identity] = Peer(self, identity, key_name)
+        self._by_fd[part.get(zmq.SRCFD)] = peer
+        return peer
+
+    def _on_disconnected(self, event: int, fd: int) -> None:
+        peer = self._by_fd.pop(fd, None)
+        if peer:
+            # Its last messages may be unread. It stays known until the socket was once empty.
+            self._leaving.append(peer)
+            self._drain.kick()
+
+    def _report_leaving(self) -> None:
+        while self._leaving:
+            self._leave(self._leaving.popleft())
+
+    def _leave(self, peer: Peer) -> None:
+        if peer.gone:
+            return
+        peer.gone = True
+        if self._peers.get(peer.identity) is peer:
+            del self._peers[peer.identity]
+        peer.outbox.clear()
+        self._backlogged.pop(peer, None)
+        self._loop.call_soon(self._on_gone, peer)
+
+    # ---- writing ----
+
+    def _try(self, peer: Peer, frame: bytes) -> bool:
+        """False if the library's queue for this peer is full."""
+        send = self._socket.send
+        try:
+            send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
+            send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as refused:
+            if refused.errno != zmq.EHOSTUNREACH:
+                raise
+            self._leave(peer)
+        return True
+
+    def _keep(self, peer: Peer, frame: bytes) -> bool:
+        if peer.outbox_bytes + len(frame) > OUTBOX_BYTES:
+            return False
+        peer.outbox.append(frame)
+        peer.outbox_bytes += len(frame)
+        self._backlogged[peer] = None
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
+        return True
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        self._socket.getsockopt(zmq.EVENTS)
+        for peer in list(self._backlogged):
+            while peer.outbox and self._try(peer, peer.outbox[0]) and not peer.gone:
+                peer.outbox_bytes -= len(peer.outbox.popleft())
+            if not peer.outbox:
+                self._backlogged.pop(peer, None)
+        if self._backlogged:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
+        self._drain.kick()

@@ -1,0 +1,107 @@
+"""Who may come in over tcp: the gate of a coordinator's sockets.
+
+Invariants: a socket on tcp is guarded by CURVE and by one fixed domain, or it is not bound at all; only the CURVE
+mechanism is ever admitted; whoever is admitted is known by the name of a key from then on; a handler that breaks
+refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from agentrl.errors import ConfigError
+from agentrl.transport.contexts import new_context
+from agentrl.transport.drain import Drain
+from agentrl.transport.keys import ServerKeys, public_from_wire
+
+DOMAIN = b"agentrl"
+"""The domain of every guarded socket and of the handler; where they differ every client hangs."""
+
+USER_ID = "User-Id"
+
+_HANDLER = "inproc://zeromq.zap.01"
+_log = logging.getLogger(__name__)
+
+Keyring = Callable[[str], str | None]
+"""The name of the key with this public half, or None for one that is unknown or revoked."""
+
+
+class Gate:
+    """The context of all sockets of a coordinator, and the handler that admits connections to those on tcp.
+
+    Start it before the sockets, close it after them. Without server keys nothing can be bound to tcp.
+    """
+
+    def __init__(self, server_keys: ServerKeys | None = None, keyring: Keyring | None = None) -> None:
+        self.context = new_context()
+        self._server_keys = server_keys
+        self._keyring = keyring
+        self._socket: zmq.Socket[bytes] | None = None
+        self._drain: Drain | None = None
+
+    def start(self) -> None:
+        """To be called in the running loop."""
+        if self._server_keys is None or self._keyring is None:
+            return
+        self._socket = self.context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(_HANDLER)
+        self._drain = Drain(self._socket, self._take)
+
+    def close(self) -> None:
+        """Waits until the sockets of the context have sent what their linger time lets them send."""
+        if self._drain and not self._drain.stopped:
+            self._drain.stop()
+            assert self._socket
+            self._socket.close()
+        self.context.term()
+
+    def guard(self, socket: zmq.Socket[Any]) -> None:
+        """To be called before the socket is bound to a tcp address."""
+        if self._socket is None or self._server_keys is None:
+            raise ConfigError(
+                "The coordinator does not listen on tcp without keys.",
+                hint="agentrl keys new NAME makes the first one.",
+            )
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server_keys.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._server_keys.secret.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def _take(self, budget: int) -> bool:
+        assert self._socket
+        for _ in range(budget):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._answer(parts)
+        return True
+
+    def _answer(self, parts: list[bytes]) -> None:
+        assert self._socket
+        sender, _, version, request, *rest = parts
+        name: str | None = None
+        try:
+            name = self._admit(rest)
+        finally:
+            # Also when the keyring raised: a connection without an answer would hang.
+            code, text = (b"200", b"OK") if name else (b"400", b"unknown key")
+            user = (name or "").encode()
+            self._socket.send_multipart([sender, b"", version, request, code, text, user, b""], zmq.NOBLOCK)
+
+    def _admit(self, rest: list[bytes]) -> str | None:
+        domain, address, _identity, mechanism, *credentials = rest
+        if domain != DOMAIN or mechanism != b"CURVE" or len(credentials) != 1 or not self._keyring:
+            return None
+        name = self._keyring(public_from_wire(credentials[0]))
+        if not name:
+            _log.warning(
+                "refused a connection from %s: its key is unknown or revoked", address.decode(errors="replace")
+            )
+        return name
