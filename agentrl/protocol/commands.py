@@ -8,12 +8,13 @@ that the caller saw, where the act is aimed at a living process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from agentrl.protocol.danger import Effect, Tier, harmless, tier_of
-from agentrl.protocol.messages import Permission
-from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.messages import LogChunk, Permission
+from agentrl.protocol.rows import AlertRow, AuditRow, IncidentRow, KnobRow, KnobValue, OperationRow
 
 
 class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -253,6 +254,9 @@ class KeyRow(msgspec.Struct, frozen=True, omit_defaults=True):
     revoked_at: float = 0.0
 
 
+Happenings = list[OperationRow | IncidentRow | AuditRow | AlertRow]
+
+
 # ---- the table ----
 
 
@@ -268,10 +272,14 @@ class CommandSpec(msgspec.Struct, frozen=True):
     tier: Callable[[Effect], Tier] = tier_of
     reverse: str = ""
     """The command that takes it back, if there is one."""
+    result: Any = Accepted
+    """Type of the answer; None for a snapshot, which is a stream of rows."""
 
 
-def _query(name: str, args: type[Args], cli: str, help: str, permission: Permission = Permission.VIEWER) -> CommandSpec:
-    return CommandSpec(name, args, permission, cli, False, help, tier=harmless)
+def _query(
+    name: str, args: type[Args], result: Any, cli: str, help: str, permission: Permission = Permission.VIEWER
+) -> CommandSpec:
+    return CommandSpec(name, args, permission, cli, False, help, tier=harmless, result=result)
 
 
 def _act(
@@ -288,16 +296,22 @@ def _act(
 COMMANDS: dict[str, CommandSpec] = {
     spec.name: spec
     for spec in (
-        _query("status", Status, "status", "Everything about the run at this moment."),
-        _query("snapshot", Snapshot, "status --watch", "All rows, closed by the feed's sequence number."),
-        _query("why", Why, "why", "Who waits for whom, and who is the culprit."),
-        _query("show_operation", ShowOperation, "events", "One operation."),
-        _query("events", Events, "events", "Operations, incidents, audit, knob changes and alerts."),
-        _query("read_logs", ReadLogs, "logs", "A range of a unit's log."),
-        _query("knobs", Knobs, "tune", "Every knob with value, range and boundary."),
-        _query("knob_history", KnobHistory, "tune --history", "Who changed a knob, when, from what to what."),
-        _query("alerts", Alerts, "alerts list", "Alerts with evidence and suggested command."),
-        _query("list_keys", ListKeys, "keys list", "Keys and what they may do.", Permission.ADMIN),
+        _query("status", Status, StatusReport, "status", "Everything about the run at this moment."),
+        _query("snapshot", Snapshot, None, "status --watch", "All rows, closed by the feed's sequence number."),
+        _query("why", Why, WhyReport, "why", "Who waits for whom, and who is the culprit."),
+        _query("show_operation", ShowOperation, OperationRow, "events", "One operation."),
+        _query("events", Events, Happenings, "events", "Operations, incidents, audit, knob changes and alerts."),
+        _query("read_logs", ReadLogs, LogChunk, "logs", "A range of a unit's log."),
+        _query("knobs", Knobs, list[KnobRow], "tune", "Every knob with value, range and boundary."),
+        _query(
+            "knob_history",
+            KnobHistory,
+            list[AuditRow],
+            "tune --history",
+            "Who changed a knob, when, from what to what.",
+        ),
+        _query("alerts", Alerts, list[AlertRow], "alerts list", "Alerts with evidence and suggested command."),
+        _query("list_keys", ListKeys, list[KeyRow], "keys list", "Keys and what they may do.", Permission.ADMIN),
         _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
         _act("down", Down, "down", "Stop everything and prove that nothing is left.", "apply", Permission.ADMIN),
         _act("scale", Scale, "scale", "Change how many units a group has.", "scale"),
