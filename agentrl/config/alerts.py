@@ -1,0 +1,135 @@
+"""Who is told what, and how: rules of one's own, sinks, and the ping that proves that alerting works.
+
+Invariant: a rule has one threshold on one side, and its `clear` value lies on the good side of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from agentrl.config.base import Command, Number, Seconds, SecretOrUrl, Section, Words, problems_in_one_of
+from agentrl.protocol.rows import Severity
+
+
+class Rule(Section):
+    """An alert on a number that a unit reports or that is measured of it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,59}$")]
+    """Name of the rule: small letters, digits and dashes."""
+    metric: Annotated[str, Field(min_length=1)]
+    """Name of the metric."""
+    of: Annotated[str, Field(min_length=1)]
+    """A group or a unit; a group's units are judged one by one."""
+    above: Number | None = None
+    """The alert is pending while the metric is above this."""
+    below: Number | None = None
+    """The alert is pending while the metric is below this."""
+    clear: Number | None = None
+    """The alert ends when the metric is back at this value; empty means the threshold itself."""
+    for_s: Annotated[float, Field(strict=True, ge=0, le=604_800)] = 0.0
+    """How long the threshold must be exceeded before the alert fires."""
+    severity: Severity = Severity.WARNING
+    """`info` is only shown; `warning` and `page` go to the sinks; a `page` is repeated."""
+    sentence: str = ""
+    """What is wrong, in words. `{subject}`, `{metric}`, `{value}` and `{threshold}` are replaced."""
+    suggest: str = ""
+    """The command that cures it or shows more. `{subject}` is replaced."""
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Rule:
+        if problem := problems_in_one_of(self, ("above", "below")):
+            raise ValueError(problem)
+        if self.clear is not None:
+            if self.above is not None and self.clear > self.above:
+                raise ValueError(f"clear must be at most above, {self.above:g}, not {self.clear:g}")
+            if self.below is not None and self.clear < self.below:
+                raise ValueError(f"clear must be at least below, {self.below:g}, not {self.clear:g}")
+        return self
+
+    @property
+    def threshold(self) -> float:
+        return self.above if self.above is not None else self.below or 0.0
+
+
+class FileSink(Section):
+    path: Annotated[str, Field(min_length=1)]
+    """One line of JSON per notification is appended; relative to the run's directory."""
+
+
+class WebhookSink(Section):
+    url: SecretOrUrl
+    """Notifications are posted there as JSON. A URL, or where it is: `env:NAME` or `file:PATH`."""
+
+
+class ExecSink(Section):
+    command: Annotated[Command, Field(min_length=1)]
+    """Started for each notification, which it finds as JSON on its standard input."""
+
+
+class MailSink(Section):
+    to: Annotated[Words, Field(min_length=1)]
+    """Addresses."""
+    sender: Annotated[str, Field(alias="from", min_length=1)]
+    """The sender's address."""
+    host: str = "127.0.0.1"
+    """The SMTP server."""
+    port: Annotated[int, Field(strict=True, ge=1, le=65_535)] = 25
+    """Its port."""
+
+
+class Sinks(Section):
+    """Where notifications go. All that are given get all of them."""
+
+    file: FileSink | None = None
+    """A file of JSON lines."""
+    webhook: WebhookSink | None = None
+    """An HTTP endpoint."""
+    exec: ExecSink | None = None
+    """A command."""
+    mail: MailSink | None = None
+    """Electronic mail."""
+
+
+class DeadMan(Section):
+    """A sign of life that stops when alerting does; somebody else notices that it stopped. Exactly one of the three."""
+
+    exec: Command = ()
+    """A command."""
+    url: SecretOrUrl | None = None
+    """A URL that is fetched, or where it is: `env:NAME` or `file:PATH`."""
+    file: str = ""
+    """A file that is touched; relative to the run's directory."""
+    every_s: Seconds = 60.0
+    """How often."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> DeadMan:
+        if problem := problems_in_one_of(self, ("exec", "url", "file")):
+            raise ValueError(problem)
+        return self
+
+
+class Alerts(Section):
+    """Alerting."""
+
+    disable: Words = ()
+    """Names of built-in rules that are switched off."""
+    rules: tuple[Rule, ...] = ()
+    """Rules of one's own."""
+    sinks: Sinks = Sinks()
+    """Who is told."""
+    dead_man: DeadMan | None = None
+    """A sign of life that proves that alerts would arrive."""
+    repeat_s: Seconds = 3600.0
+    """How often a page that nobody acknowledged is sent again."""
+
+    @model_validator(mode="after")
+    def _names_once(self) -> Alerts:
+        seen: set[str] = set()
+        for rule in self.rules:
+            if rule.name in seen:
+                raise ValueError(f"rules has two rules of the name {rule.name}")
+            seen.add(rule.name)
+        return self

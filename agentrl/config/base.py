@@ -1,0 +1,130 @@
+"""What all sections of the configuration have in common.
+
+Invariants: a section is frozen and refuses keys that it does not know; a number is a number (no coercion from text or
+from booleans), so that a slip in the file is seen and not guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from agentrl.config.secrets import SecretRef, parse_reference
+
+
+class Section(BaseModel):
+    """Base of every section."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        serialize_by_alias=True,
+        validate_by_name=False,
+    )
+
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
+_FACTORS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("ib", 1024), ("b", 1000))
+}
+
+
+def parse_bytes(value: object) -> object:
+    """`512MiB` -> 536870912. Anything that is not text is left to the check of the number."""
+    if not isinstance(value, str):
+        return value
+    match = _BYTES.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("must be a number of bytes such as 1048576 or 512MiB")
+    return int(float(match[1]) * _FACTORS[(match[2] or "").lower()])
+
+
+def parse_command(value: object) -> object:
+    """A command line in one string is split as a shell would; no shell ever runs it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as broken:
+        raise ValueError(f"must be a command, but its quotes do not match ({broken})") from broken
+
+
+def parse_words(value: object) -> object:
+    """One word may stand without brackets where a list is meant."""
+    return (value,) if isinstance(value, str) else value
+
+
+def parse_env(value: object) -> object:
+    """Numbers in `env` become text, as they would in a shell; true and false do not, because nobody knows how."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: str(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
+        for key, item in value.items()
+    }
+
+
+Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    Field(strict=True, ge=0),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "examples": ["512MiB"]}]}),
+]
+Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(parse_command),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
+]
+Words = Annotated[
+    tuple[str, ...],
+    BeforeValidator(parse_words),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
+]
+Env = Annotated[dict[str, str], BeforeValidator(parse_env)]
+
+
+def _secret(value: Any) -> SecretRef | None:
+    if value is None or value == "" or isinstance(value, SecretRef):
+        return value or None
+    return parse_reference(value)
+
+
+def _secret_or_url(value: Any) -> SecretRef | str:
+    if isinstance(value, str) and value.startswith(("http://", "https://")):
+        return value
+    secret = _secret(value)
+    if secret is None:
+        raise ValueError("must be a URL, or a reference to one: env:NAME or file:PATH")
+    return secret
+
+
+_REFERENCE_SCHEMA = {"type": "string", "pattern": "^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)?$"}
+_AS_TEXT = PlainSerializer(lambda secret: "" if secret is None else str(secret), return_type=str)
+
+Secret = Annotated[SecretRef | None, PlainValidator(_secret), _AS_TEXT, WithJsonSchema(_REFERENCE_SCHEMA)]
+"""A reference to a secret, or none. A literal is refused, and the refusal does not repeat it."""
+
+SecretOrUrl = Annotated[
+    SecretRef | str, PlainValidator(_secret_or_url), _AS_TEXT, WithJsonSchema({"type": "string", "format": "uri"})
+]
+"""A URL that may itself be a secret, as those of chat services are."""
+
+
+def problems_in_one_of(section: Section, names: tuple[str, ...]) -> str:
+    """Empty, or the sentence that says why not exactly one of these fields is set."""
+    given = [name for name in names if getattr(section, name) not in (None, "", ())]
+    if len(given) == 1:
+        return ""
+    return f"needs exactly one of {', '.join(names)}, but has {' and '.join(given) or 'none'}"

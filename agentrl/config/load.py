@@ -1,0 +1,193 @@
+"""The configuration from all its sources: `--set` over environment over file over default.
+
+Invariants: every value of the result has exactly one source, and it can be told; relative paths of the file are made
+absolute here and nowhere else, because the coordinator works somewhere else than the file stands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.config import shape
+from agentrl.config.problems import combine, error_of, unknown_key
+from agentrl.config.run import RunConfig
+from agentrl.config.yamltree import Tree, read_tree, read_value
+from agentrl.errors import ConfigError
+
+PREFIX = "AGENTRL_"
+DEFAULT = "default"
+RESERVED_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        *("RUN", "INCARNATION", "UNIT", "SLOT", "GROUP", "RUN_DIR", "STATE_DIR", "COORDINATOR", "TOKEN", "KEY"),
+        *("HOME", "HOST", "HEARTBEAT_S", "ORPHAN_LEASE_S"),
+    )
+)
+"""Variables by which the processes of a run find each other; they are never configuration."""
+
+_WHOLE = shape.Shape(RunConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checked configuration and where it came from."""
+
+    config: RunConfig
+    sources: dict[str, str]
+    """Dotted key -> `demo.yaml:12`, `environment AGENTRL_X__Y`, `--set x.y` or `default`; one entry per value."""
+    path: Path | None
+    """The run file, absolute; None if there was none."""
+    given: tuple[str, ...]
+    """Dotted keys that do not have their default's source."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    path: tuple[str, ...]
+    value: Any
+    source: str
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None, *, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Loaded:
+    """Reads, merges and checks. Raises ConfigError that lists all mistakes.
+
+    `sets` are the arguments of `--set`, such as `sidecars.web.count=3`.
+    """
+    file = None if path is None else Path(path).expanduser().absolute()
+    tree = Tree({}) if file is None else read_tree(_text(file), file.name)
+    base = Path.cwd() if file is None else file.parent
+    env = os.environ if environ is None else environ
+    overrides = [*_from_environment(env, tree.value), *_from_sets(sets)]
+    misspelt = [unknown_key(one.path, one.source) for one in overrides if _WHOLE.at(one.path) is None]
+    if misspelt:
+        raise combine(misspelt)
+
+    written = {at: f"{file.name if file else ''}:{line}" for at, line in tree.lines.items()}
+    value = _drop_empty(tree.value, _WHOLE)
+    for one in overrides:
+        _put(value, one, written)
+    if not value.get("name") and file is None:
+        raise ConfigError("There is no run file, and no name is given.", hint="Try `agentrl up RUN.yaml`.")
+    try:
+        config = RunConfig.model_validate(value)
+    except ValidationError as invalid:
+        raise error_of(invalid, lambda at: _source(written, at, nearest=True)) from None
+    config = _absolute(config, base)
+    sources = {".".join(at): _source(written, at) or DEFAULT for at, _ in shape.leaves(config.model_dump(mode="json"))}
+    given = tuple(key for key, source in sources.items() if source != DEFAULT)
+    return Loaded(config, sources, file, given)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"There is no run file {file}.", hint="Try `agentrl up RUN.yaml`.") from None
+    except OSError as broken:
+        raise ConfigError(f"The run file {file} cannot be read: {broken.strerror}.") from broken
+    except UnicodeDecodeError as broken:
+        raise ConfigError(f"The run file {file} is not UTF-8 text (byte {broken.start}).") from broken
+
+
+def _from_environment(environ: Mapping[str, str], file: Mapping[str, Any]) -> Iterator[_Override]:
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in RESERVED_VARIABLES:
+            continue
+        segments = name.removeprefix(PREFIX).split("__")
+        # A single word is ours only if it is a field: other programs may use the prefix too.
+        if len(segments) == 1 and not _is_value(_WHOLE.child(segments[0].lower())):
+            continue
+        source = f"environment {name}"
+        yield _Override(_keys_of(segments, file), read_value(environ[name], source), source)
+
+
+def _is_value(place: shape.Shape | None) -> bool:
+    return place is not None and place.section is None and not place.is_table
+
+
+def _keys_of(segments: Sequence[str], file: Mapping[str, Any]) -> tuple[str, ...]:
+    """Variables are upper case and have no dashes: names that the user chose are found in the file."""
+    keys: list[str] = []
+    place: shape.Shape | None = _WHOLE
+    here: Any = file
+    for segment in segments:
+        key = segment.lower()
+        if place is not None and place.is_table:
+            known = here if isinstance(here, Mapping) else {}
+            below = place.child("")
+            plain_text = below is not None and _is_value(below)
+            alike = (name for name in known if str(name).upper().replace("-", "_") == segment.upper())
+            key = next(alike, segment if plain_text else key)
+        keys.append(key)
+        here = here.get(key) if isinstance(here, Mapping) else None
+        place = place.child(key) if place is not None else None
+    return tuple(keys)
+
+
+def _from_sets(sets: Sequence[str]) -> Iterator[_Override]:
+    for argument in sets:
+        key, equals, text = argument.partition("=")
+        key = key.strip()
+        if not equals or not key or not all(key.split(".")):
+            raise ConfigError(f"--set {argument}: this is not KEY=VALUE.", hint="Try --set sidecars.web.count=3.")
+        source = f"--set {key}"
+        yield _Override(tuple(key.split(".")), read_value(text, source), source)
+
+
+def _put(value: dict[str, Any], one: _Override, written: dict[tuple[str, ...], str]) -> None:
+    here = value
+    for depth, key in enumerate(one.path[:-1], start=1):
+        below = here.setdefault(key, {})
+        if not isinstance(below, dict):
+            at = ".".join(one.path[:depth])
+            raise ConfigError(f"{one.source}: {at} has no keys of its own that could be set; set it as a whole.")
+        here = below
+    here[one.path[-1]] = one.value
+    for below_it in [at for at in written if at[: len(one.path)] == one.path]:
+        del written[below_it]
+    written[one.path] = one.source
+
+
+def _drop_empty(value: Any, place: shape.Shape | None) -> Any:
+    """A section whose lines are all commented out is null in YAML; it is as if it were not there."""
+    if not isinstance(value, dict) or place is None:
+        return value
+    return {
+        key: _drop_empty(item, place.child(key))
+        for key, item in value.items()
+        if item is not None or place.is_table or key not in place.keys
+    }
+
+
+def _source(written: Mapping[tuple[str, ...], str], at: tuple[str, ...], *, nearest: bool = False) -> str:
+    """Where a value was written. With `nearest` the place that should have had it is good enough."""
+    if found := written.get(at):
+        return found
+    for length in range(len(at) - 1, -1, -1):
+        above = written.get(at[:length], "")
+        # The line on which a section begins is not the source of a value that does not stand in it.
+        if above and (nearest or not above.rpartition(":")[2].isdecimal()):
+            return above
+    return ""
+
+
+def _absolute(config: RunConfig, base: Path) -> RunConfig:
+    def beside(path: str, default: str) -> str:
+        return os.path.normpath(base / Path(path or default).expanduser())
+
+    sidecars = {
+        name: sidecar.model_copy(update={"cwd": beside(sidecar.cwd, ".")}) for name, sidecar in config.sidecars.items()
+    }
+    coordinator = config.coordinator
+    if coordinator.state_dir:
+        coordinator = coordinator.model_copy(update={"state_dir": beside(coordinator.state_dir, "")})
+    run_dir = beside(config.dir, f"runs/{config.name}")
+    return config.model_copy(update={"dir": run_dir, "sidecars": sidecars, "coordinator": coordinator})

@@ -1,0 +1,172 @@
+"""Where the things of a run are on this host, and the file that says which runs exist.
+
+Invariants: a run's name leads to exactly one state directory and one uuid, whoever asks first; `run.json` is written
+once, whole, under a lock, and never changed. Light imports only: the quick commands begin here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentrl.errors import ConfigError, ConflictError, DiskError
+
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+RUN_NAME_RULE = "a name of 1 to 40 small letters, digits and dashes that does not begin with a dash"
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """What `run.json` says: the identity of a run."""
+
+    name: str
+    uuid: str
+    run_dir: str
+    created_at: float
+    broken: str = ""
+    """Why the file could not be read; the other fields are then empty."""
+
+
+def is_run_name(name: str) -> bool:
+    return RUN_NAME.fullmatch(name) is not None
+
+
+def home(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the state of all runs of this user is: `$AGENTRL_HOME`, else below `$XDG_STATE_HOME`."""
+    env = os.environ if environ is None else environ
+    if given := env.get("AGENTRL_HOME"):
+        return Path(given).expanduser().absolute()
+    base = env.get("XDG_STATE_HOME")
+    # The specification says that a relative XDG path is to be ignored.
+    if base and Path(base).is_absolute():
+        return Path(base) / "agentrl"
+    return Path("~/.local/state/agentrl").expanduser()
+
+
+def state_dir(name: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The state directory of a run; it need not exist. Raises ConfigError for what cannot be a run's name."""
+    if not is_run_name(name):
+        raise ConfigError(f"{name!r} is no name of a run: it must be {RUN_NAME_RULE}.")
+    return home(environ) / name
+
+
+def read_run(state: Path) -> RunFile | None:
+    """The run of a state directory, None if there is none. Raises ConfigError if its file is damaged."""
+    path = state / RUN_FILE
+    try:
+        plain = json.loads(path.read_bytes())
+        return RunFile(
+            name=str(plain["name"]),
+            uuid=str(uuid.UUID(plain["uuid"])),
+            run_dir=str(plain["run_dir"]),
+            created_at=float(plain["created_at"]),
+        )
+    except FileNotFoundError:
+        return None
+    except OSError as broken:
+        raise ConfigError(f"{path} cannot be read: {broken.strerror}.") from broken
+    except (ValueError, KeyError, TypeError) as broken:
+        raise ConfigError(
+            f"{path} is damaged.",
+            hint=f"Move {state} away if nothing of the run is needed; `agentrl up` makes a new one.",
+        ) from broken
+
+
+def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> RunFile:
+    """The run of this name, made if there is none yet. Two callers at once get the same one.
+
+    `elsewhere` is a state directory outside of `home`; a link from the usual place leads to it, so that the name alone
+    finds it later. Raises ConflictError if the run exists with other directories.
+    """
+    usual = state_dir(name)
+    try:
+        _make_private(usual.parent)
+        with _locked(usual.parent):
+            state = _place(usual, elsewhere)
+            found = read_run(state)
+            if found is None:
+                found = RunFile(name, str(uuid.uuid4()), str(run_dir), time.time())
+                _write_once(state / RUN_FILE, found)
+    except OSError as broken:
+        raise DiskError(f"The state directory {usual} cannot be made: {broken.strerror}.") from broken
+    if found.run_dir != str(run_dir):
+        raise ConflictError(
+            f"The run {name} exists already with the directory {found.run_dir}, not {run_dir}.",
+            hint="Give this one another name, or set `dir` to that directory.",
+        )
+    return found
+
+
+def list_runs(environ: Mapping[str, str] | None = None) -> list[RunFile]:
+    """All runs of this user on this host by name; one whose file is damaged is in the list and says so."""
+    try:
+        names = sorted(entry.name for entry in home(environ).iterdir() if is_run_name(entry.name))
+    except OSError:
+        return []
+    found = (_read_or_broken(name, home(environ) / name) for name in names)
+    return [run for run in found if run is not None]
+
+
+def _read_or_broken(name: str, state: Path) -> RunFile | None:
+    try:
+        return read_run(state)
+    except ConfigError as broken:
+        return RunFile(name, "", "", 0.0, broken=broken.message)
+
+
+def _place(usual: Path, elsewhere: Path | None) -> Path:
+    if elsewhere is None or elsewhere == usual:
+        _make_private(usual)
+        return usual
+    _make_private(elsewhere)
+    if usual.is_symlink() and usual.resolve() == elsewhere.resolve():
+        return usual
+    if usual.exists() or usual.is_symlink():
+        raise ConflictError(
+            f"The state of the run {usual.name} is in {usual.resolve()}, not in {elsewhere}.",
+            hint="Leave coordinator.state_dir as it was, or give the run another name.",
+        )
+    usual.symlink_to(elsewhere, target_is_directory=True)
+    return usual
+
+
+def _make_private(path: Path) -> None:
+    if not path.is_dir():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """The lock is on the directory itself: no lock file is left behind, and the kernel drops it with its holder."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_once(path: Path, run: RunFile) -> None:
+    plain = asdict(run)
+    del plain["broken"]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        json.dump(plain, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

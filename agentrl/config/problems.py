@@ -1,0 +1,92 @@
+"""From what pydantic found wrong to sentences for a person.
+
+Invariants: all mistakes are told at once; each sentence says where the value was written, which key it is and what is
+allowed; a value that may be a secret is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from agentrl.config import shape
+from agentrl.config.run import RunConfig, nearest
+from agentrl.config.secrets import SecretRef
+from agentrl.errors import ConfigError
+
+Path = tuple[str, ...]
+Where = Callable[[Path], str]
+"""Where a value was written, `run.yaml:12` or `--set a.b=c`; empty if it was not written at all."""
+
+_WHOLE = shape.Shape(RunConfig)
+# Names under which people keep secrets, for values that stand where no reference is demanded.
+_SECRET_WORDS = ("password", "passwd", "secret", "token", "key", "credential")
+_LONGEST_VALUE = 60
+
+
+def error_of(invalid: ValidationError, where: Where) -> ConfigError:
+    """One error with all mistakes."""
+    return combine([sentence for details in invalid.errors() for sentence in _sentences(details, where)])
+
+
+def combine(sentences: Sequence[str]) -> ConfigError:
+    """One mistake is its own sentence; several are a list."""
+    unique = list(dict.fromkeys(sentences))
+    if len(unique) == 1:
+        return ConfigError(unique[0])
+    return ConfigError("\n  ".join([f"The configuration has {len(unique)} mistakes:", *unique]))
+
+
+def unknown_key(path: Path, where: str) -> str:
+    """The sentence about a key that does not exist."""
+    place = _WHOLE.at(path[:-1])
+    return _placed(where, f"unknown key {'.'.join(path)}; {nearest(path[-1], place.keys if place else ())}")
+
+
+def _sentences(details: ErrorDetails, where: Where) -> list[str]:
+    path = tuple(str(part) for part in details["loc"])
+    if details["type"] == "between_sections":
+        found = details.get("ctx", {})["problems"]
+        return [_placed(where(tuple(at)), f"{'.'.join(at)} {sentence}") for at, sentence in found]
+    if details["type"] == "extra_forbidden":
+        return [unknown_key(path, where(path))]
+    if details["type"] == "missing":
+        return [_placed(where(path[:-1]), f"{'.'.join(path[:-1]) or 'the run'} needs the key {path[-1]}")]
+    return [_placed(where(path), _wrong_value(details, path))]
+
+
+def _wrong_value(details: ErrorDetails, path: Path) -> str:
+    key = ".".join(path) or "the run"
+    place = _WHOLE.at(path)
+    if details["type"] == "value_error":
+        said = str(details.get("ctx", {}).get("error", details["msg"]))
+        joined = f"{key} {said}" if said.startswith(("must ", "needs ")) else f"{key}: {said}"
+        return joined if "not the secret" in said or " not " in said else joined + _shown(details["input"], path)
+    rule = shape.allowed(place) if place is not None else ""
+    if details["type"] == "string_pattern_mismatch":
+        rule = "small letters, digits and dashes"
+    if not rule or details["type"] in ("too_short", "string_too_short"):
+        return f"{key}: {details['msg']}"
+    return f"{key} must be {rule}{_shown(details['input'], path)}"
+
+
+def _shown(value: Any, path: Path) -> str:
+    """The value as it was written, if it may be shown at all."""
+    if isinstance(value, SecretRef):
+        return ""
+    if isinstance(value, Mapping):
+        return ", not a table"
+    place = _WHOLE.at(path)
+    secret = "env" in path or any(word in path[-1].lower() for word in _SECRET_WORDS) if path else False
+    if place is None or secret:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f", not {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '…'}"
+
+
+def _placed(where: str, sentence: str) -> str:
+    end = "" if sentence.endswith((".", "?")) else "."
+    return f"{where}: {sentence}{end}" if where else f"{sentence}{end}"

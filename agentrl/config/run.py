@@ -1,0 +1,174 @@
+"""The whole configuration of a run, and what must hold between its sections.
+
+Invariant: a RunConfig that exists is valid as a whole; groups that are named exist, and nothing waits in a circle.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from agentrl.config.alerts import Alerts
+from agentrl.config.base import Flag, Secret, Section
+from agentrl.config.paths import RUN_NAME_RULE, is_run_name
+from agentrl.config.sidecars import Sidecar, is_endpoint
+from agentrl.config.times import SupervisionTimes
+
+GROUP_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+RESERVED_GROUPS = frozenset(
+    ["coordinator", "engine", "gateway", "host", "mongo", "run", "sampler", "sidecar", "steward", "toolbox", "trainer"]
+)
+"""Names of roles, and `run`, which stands for everything in commands."""
+
+# The hub's port is followed by those of the feed and the metrics.
+_LAST_PORT = 65_533
+
+
+def _listen(value: str) -> str:
+    address = value.removeprefix("tcp://")
+    if value and (address == value or not is_endpoint(address)):
+        raise ValueError("must be empty or an address such as tcp://0.0.0.0:7400")
+    if value and int(address.rpartition(":")[2]) > _LAST_PORT:
+        raise ValueError(f"must have a port of at most {_LAST_PORT}: the two after it are used as well")
+    return value
+
+
+def _run_name(value: str) -> str:
+    if not is_run_name(value):
+        raise ValueError(f"must be {RUN_NAME_RULE}")
+    return value
+
+
+class Mongo(Section):
+    """MongoDB."""
+
+    embedded: Flag = False
+    """Start a server of the run's own, as the unit `mongo-0`."""
+    url: Secret = None
+    """Where the URL of a server is that exists already: `env:NAME` or `file:PATH`."""
+
+    @model_validator(mode="after")
+    def _one_server(self) -> Mongo:
+        if self.embedded and self.url is not None:
+            raise ValueError("embedded contradicts url: there is one server")
+        return self
+
+
+class Coordinator(Section):
+    """The coordinator."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = ""
+    """`tcp://host:port` makes the run reachable from other hosts; the next two ports are used as well. Connections
+    over tcp are always encrypted and need a key (`agentrl keys new`), so any address may be given. Empty: only
+    processes of the same user on this host reach it."""
+    state_dir: str = ""
+    """Directory for journal, keys and ledgers, on a local disk; relative to the run file. Empty means the usual one,
+    `~/.local/state/agentrl/NAME`."""
+
+
+class RunConfig(Section):
+    """A run: its name, and what belongs to it."""
+
+    name: Annotated[str, AfterValidator(_run_name)]
+    """Name of the run, unique per user: small letters, digits and dashes."""
+    dir: str = ""
+    """Directory for logs and results, may be shared between hosts; relative to the run file. Empty means
+    `runs/NAME`."""
+    sidecars: dict[str, Sidecar] = Field(default_factory=dict)
+    """Groups of foreign commands, by name."""
+    mongo: Mongo = Mongo()
+    """The database."""
+    coordinator: Coordinator = Coordinator()
+    """How the coordinator is reached and where it keeps its state."""
+    supervision: SupervisionTimes = SupervisionTimes()
+    """The times and counts of supervision."""
+    alerts: Alerts = Alerts()
+    """Rules, sinks and the sign of life."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> RunConfig:
+        problems = list(_problems_between_sections(self))
+        if problems:
+            text = "; ".join(f"{'.'.join(path)} {sentence}" for path, sentence in problems)
+            raise PydanticCustomError("between_sections", "{text}", {"text": text, "problems": problems})
+        return self
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of all groups of the run."""
+        return (*self.sidecars, *(("mongo",) if self.mongo.embedded else ()))
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str:
+    """A sentence part that helps with a wrong name: the nearest known one, or all of them."""
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known are: {', '.join(known)}." if known else "there are none."
+
+
+Problem = tuple[tuple[str, ...], str]
+
+
+def _problems_between_sections(config: RunConfig) -> Iterator[Problem]:
+    for name in config.sidecars:
+        yield from _problems_of_name(name)
+    yield from _problems_of_after(config)
+    for index, rule in enumerate(config.alerts.rules):
+        group = re.sub(r"-\d+$", "", rule.of)
+        if rule.of not in config.groups and group not in config.groups:
+            yield (
+                ("alerts", "rules", str(index), "of"),
+                f"names no group or unit of the run, {rule.of!r}; {nearest(rule.of, config.groups)}",
+            )
+
+
+def _problems_of_name(name: str) -> Iterator[Problem]:
+    path = ("sidecars", name)
+    if not GROUP_NAME.fullmatch(name):
+        yield path, "is no name of a group: it must begin with a small letter, and have only a-z, 0-9 and dashes (40)"
+    elif name in RESERVED_GROUPS:
+        yield path, f"is no name of a group: {name} is a word of agentrl itself; take another, such as my-{name}"
+    elif re.search(r"-\d+$", name):
+        yield path, "is no name of a group: a dash and a number at the end make the name of a unit"
+
+
+def _problems_of_after(config: RunConfig) -> Iterator[Problem]:
+    known = config.groups
+    edges: dict[str, tuple[str, ...]] = {}
+    for name, sidecar in config.sidecars.items():
+        for other in sidecar.after:
+            if other == "mongo" and not config.mongo.embedded:
+                yield ("sidecars", name, "after"), "names mongo, but mongo.embedded is not true"
+            elif other not in known:
+                yield ("sidecars", name, "after"), f"names the unknown group {other!r}; {nearest(other, known)}"
+        edges[name] = tuple(other for other in sidecar.after if other in config.sidecars)
+    circle = _circle(edges)
+    if circle:
+        yield ("sidecars", circle[0], "after"), f"makes a circle: {' waits for '.join(circle)}"
+
+
+def _circle(edges: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """One circle, its first name repeated at the end; empty if there is none."""
+    done: set[str] = set()
+    for start in edges:
+        path: list[str] = []
+        # A stack of iterators instead of recursion: a chain may be as long as the file.
+        stack = [iter((start,))]
+        while stack:
+            name = next(stack[-1], None)
+            if name is None:
+                stack.pop()
+                if path:
+                    done.add(path.pop())
+            elif name in path:
+                return (*path[path.index(name) :], name)
+            elif name not in done:
+                path.append(name)
+                stack.append(iter(edges[name]))
+    return ()

@@ -1,0 +1,76 @@
+"""Secrets by reference. What is written down, sent and shown is where a secret is, never what it is.
+
+Invariants: a SecretRef holds no value; a value is read at the moment it is used, by the process that uses it; no error
+message repeats a value. Light imports only: the host agent resolves references too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+_ENV = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+_FILE = re.compile(r"file:(?!//)(.+)")
+_MAX_SECRET_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """Where a secret is: `env:NAME` or `file:PATH`."""
+
+    reference: str
+
+    def __str__(self) -> str:
+        return self.reference
+
+
+def is_reference(text: str) -> bool:
+    """True for `env:NAME` and `file:PATH`; a URL such as `file:///x` is a plain value."""
+    return bool(_ENV.fullmatch(text) or _FILE.fullmatch(text))
+
+
+def parse_reference(value: object) -> SecretRef:
+    """Raises ValueError, which does not repeat the value: it may be the secret itself."""
+    if not isinstance(value, str) or not is_reference(value):
+        raise ValueError("must be a reference to a secret, env:NAME or file:PATH, not the secret itself")
+    return SecretRef(value)
+
+
+def resolve_secret(secret: SecretRef | str, environ: Mapping[str, str] | None = None) -> str:
+    """The secret itself. Raises ConfigError, which names the reference, if there is none."""
+    reference = str(secret)
+    if match := _ENV.fullmatch(reference):
+        value = (os.environ if environ is None else environ).get(match[1], "")
+        if not value:
+            raise ConfigError(f"The secret {reference} is empty.", hint=f"Set the environment variable {match[1]}.")
+        return value
+    if match := _FILE.fullmatch(reference):
+        return _read(reference, Path(match[1]).expanduser())
+    raise ConfigError("A secret is given as a reference, env:NAME or file:PATH.")
+
+
+def resolve_env(env: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process, with references among its values replaced by the secrets."""
+    return {name: resolve_secret(value, environ) if is_reference(value) else value for name, value in env.items()}
+
+
+def _read(reference: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            body = file.read(_MAX_SECRET_BYTES + 1)
+        text = body.decode()
+    except (OSError, UnicodeDecodeError) as broken:
+        why = broken.strerror if isinstance(broken, OSError) else "it is not text"
+        raise ConfigError(f"The secret {reference} cannot be read: {why}.", hint=f"Check {path}.") from None
+    if len(body) > _MAX_SECRET_BYTES:
+        raise ConfigError(f"The secret {reference} is larger than {_MAX_SECRET_BYTES >> 20} MiB.")
+    # Editors and `echo` end a file with a newline that is not part of the secret.
+    text = text.rstrip("\r\n")
+    if not text:
+        raise ConfigError(f"The secret {reference} is empty.", hint=f"Write it into {path}.")
+    return text

@@ -1,0 +1,120 @@
+"""Sidecars: foreign commands under the roof of the run.
+
+Invariant: what stands here is complete; a unit can be started from it without asking anything else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from agentrl.config.base import Bytes, Command, Count, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
+from agentrl.protocol.specs import Life
+
+_Grace = Annotated[float, Field(strict=True, ge=0, le=86_400)]
+
+
+class Probe(Section):
+    """One question that is asked of a process from outside; exactly one of exec, http and tcp."""
+
+    exec: Command = ()
+    """A command; exit code 0 means yes."""
+    http: str = ""
+    """A URL; a status below 400 means yes."""
+    tcp: str = ""
+    """`host:port`; a connection means yes."""
+    interval_s: Seconds = 2.0
+    """How often it is asked."""
+    timeout_s: Seconds = 5.0
+    """How long an answer may take before it counts as no."""
+    failures: Annotated[int, Field(strict=True, ge=1, le=1_000)] = 3
+    """How many failures in a row count as an answer of no."""
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Probe:
+        if problem := problems_in_one_of(self, ("exec", "http", "tcp")):
+            raise ValueError(problem)
+        if self.http and not self.http.startswith(("http://", "https://")):
+            raise ValueError(f"http must be a URL such as http://127.0.0.1:8000/health, not {self.http!r}")
+        if self.tcp and not is_endpoint(self.tcp):
+            raise ValueError(f"tcp must be host:port, such as 127.0.0.1:8000, not {self.tcp!r}")
+        return self
+
+
+class Resources(Section):
+    """What one unit needs of a host. Zero means that nothing is reserved."""
+
+    cpus: Annotated[Number, Field(ge=0, le=10_000)] = 0.0
+    """Processor cores."""
+    gpus: Annotated[Count, Field(le=1_000)] = 0
+    """Whole GPUs."""
+    memory_max: Bytes = 0
+    """A hard limit, in bytes or as `512MiB`; a unit that exceeds it is killed and counted apart from other deaths."""
+
+
+class Sidecar(Section):
+    """A group of equal units that run one command. `{slot}`, `{unit}`, `{run_dir}`, `{state_dir}` and `{python}` are
+    replaced in `command`, `env` and probes."""
+
+    command: Command
+    """The program and its arguments, as a list or as one string; no shell is involved."""
+    count: Count = 1
+    """How many units the group has."""
+    env: Env = Field(default_factory=dict)
+    """Environment of the units, on top of the host agent's. Secrets stand here as `env:NAME` or `file:PATH`."""
+    cwd: str = ""
+    """Working directory, relative to the run file; empty means the directory of the run file."""
+    life: Life = Life.SERVICE
+    """A `service` is to run for ever: exit 0 is a death. A `job` is done with exit 0."""
+    speaks: Flag = False
+    """True if the program uses the unit runtime: it then says itself when it is ready."""
+    ready: Probe | None = None
+    """When a unit counts as ready. Without it, and if it does not speak, it is ready when it was started."""
+    live: Probe | None = None
+    """A ready unit that fails this is replaced."""
+    metrics: Probe | None = None
+    """Where numbers come from: lines of `name value` by exec or http (the Prometheus text format)."""
+    after: Words = ()
+    """Groups that must be ready before a unit of this one is started; they are stopped after it."""
+    hosts: Words = ()
+    """Hosts on which it may run; empty means any."""
+    resources: Resources = Resources()
+    """What a unit needs of its host."""
+    drain_grace_s: _Grace = 5.0
+    """How long a unit that speaks has to finish what is under way."""
+    term_grace_s: _Grace = 5.0
+    """How long a unit has after SIGTERM before it is killed."""
+    start_deadline_s: Seconds = 60.0
+    """How long a start may take before the unit is stopped and tried again."""
+    orphan_lease_s: Seconds = 600.0
+    """How long a unit that speaks works on without any coordinator before it ends by itself."""
+    gang: Flag = False
+    """True if all units of the group live and die together."""
+    fenced: Flag = False
+    """True if a lost unit can do no harm and may be replaced at once, before its death is confirmed."""
+    log_max: Annotated[Bytes, Field(ge=4096)] = 32 << 20
+    """Size at which a log is cut, in bytes or as `32MiB`."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Sidecar:
+        if not self.command or not self.command[0]:
+            raise ValueError("command is empty")
+        if self.metrics is not None and self.metrics.tcp:
+            raise ValueError("metrics needs exec or http: a tcp connection shows no numbers")
+        if self.speaks and self.ready is not None:
+            raise ValueError("ready contradicts speaks: a unit that speaks says itself when it is ready")
+        for name in self.env:
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"env has {name!r}, which is no name of a variable")
+            if name.startswith("AGENTRL_"):
+                raise ValueError(f"env may not set {name}: names that begin with AGENTRL_ are the run's own")
+        return self
+
+
+def is_endpoint(text: str) -> bool:
+    """True for `host:port`; the port may be a placeholder such as `80{slot}`."""
+    host, _, port = text.rpartition(":")
+    if "{slot}" in port:
+        port = port.replace("{slot}", "0")
+    return bool(host) and port.isdecimal() and 0 < int(port) <= 65_535

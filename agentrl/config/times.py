@@ -1,0 +1,101 @@
+"""The times and counts by which the control plane judges, waits and gives up.
+
+Invariants: nothing in the control plane has a supervision time of its own; every set of times that exists is
+consistent (a unit is suspected before it is given up, and not before it could have missed a beat).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from agentrl.config.base import Section
+from agentrl.errors import ConfigError
+
+Boundary = Literal["now", "next claim", "next version", "restart"]
+
+_Time = Annotated[float, Field(strict=True, ge=0.01, le=86_400)]
+_Limit = Annotated[int, Field(strict=True, ge=1, le=1_000)]
+
+
+def _at(boundary: Boundary, default: float) -> Any:
+    return Field(default=default, json_schema_extra={"boundary": boundary})
+
+
+class SupervisionTimes(Section):
+    """Supervision. The defaults suit a cluster; tests run at a tenth of them (`scaled`)."""
+
+    heartbeat_s: _Time = _at("restart", 2.0)
+    """How often units and host agents say that they live."""
+    suspect_after_s: _Time = 6.0
+    """Silence after which a unit is shown as suspect; nothing is done to it yet."""
+    dead_after_s: _Time = 20.0
+    """Silence after which a unit outside any announced phase is taken for hung and replaced."""
+    host_silent_after_s: _Time = 20.0
+    """Silence after which a host and everything on it are lost."""
+    restart_window_s: _Time = 300.0
+    """The window in which deaths are counted; a unit that was well for as long starts with a clean record."""
+    max_deaths: _Limit = 5
+    """Deaths of a ready unit in the window after which it is fatal."""
+    max_failed_starts: _Limit = 5
+    """Starts in a row that never came to be ready, after which a unit is fatal."""
+    max_oom_deaths: _Limit = 3
+    """Deaths for memory in the window after which a unit is fatal: starting it again rarely helps."""
+    backoff_first_s: _Time = 0.5
+    """The first delay before a restart; it doubles with each death. The first death in the window has none."""
+    backoff_max_s: _Time = 60.0
+    """The longest delay before a restart."""
+    backoff_jitter: Annotated[float, Field(strict=True, ge=0, le=0.9)] = 0.25
+    """By how much a delay may differ, up or down, so that units do not come back all at once."""
+    operation_deadline_s: _Time = 600.0
+    """How long an accepted command may take before it counts as failed."""
+    no_progress_s: _Time = 300.0
+    """How long nothing in the run may make progress before an alert says who waits for whom."""
+    stats_every_s: _Time = _at("restart", 2.0)
+    """How often a host agent measures its units."""
+    drain_patience_s: _Time = 3600.0
+    """How long `drain` waits for a unit to finish before it is told to end; no wait is unbounded."""
+    kill_again_s: _Time = 1.0
+    """How often a kill is repeated until nothing is left of a unit."""
+    stacks_grace_s: _Time = 2.0
+    """How long a hung unit has to write its stacks before it is killed."""
+    agent_restart_s: _Time = 1.0
+    """Delay before a dead host agent is started again; it doubles up to `backoff_max_s`."""
+    coordinator_silent_s: _Time = _at("restart", 20.0)
+    """Silence of the coordinator after which its host agent replaces it."""
+    late_after_s: _Time = 1.0
+    """A pause of the coordinator's own loop from which on it extends all leases by that pause."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SupervisionTimes:
+        for lower, upper, factor in (
+            ("heartbeat_s", "suspect_after_s", 2.0),
+            ("heartbeat_s", "host_silent_after_s", 2.0),
+            ("suspect_after_s", "dead_after_s", 1.0),
+            ("backoff_first_s", "backoff_max_s", 1.0),
+        ):
+            least = factor * getattr(self, lower)
+            if getattr(self, upper) < least:
+                times = "twice " if factor == 2.0 else ""
+                raise ValueError(
+                    f"{upper} must be at least {times}{lower}, {least:g} s, not {getattr(self, upper):g} s"
+                )
+        return self
+
+    def scaled(self, factor: float) -> SupervisionTimes:
+        """All times multiplied; counts and shares stay as they are."""
+        plain = self.model_dump()
+        return SupervisionTimes.model_validate(
+            {name: value * factor if name.endswith("_s") else value for name, value in plain.items()}
+        )
+
+    def changed(self, name: str, value: float) -> SupervisionTimes:
+        """With one value changed. Raises ConfigError if the times would contradict each other."""
+        if name not in SupervisionTimes.model_fields:
+            raise ConfigError(f"There is no supervision time {name!r}.")
+        try:
+            return SupervisionTimes.model_validate(self.model_dump() | {name: value})
+        except ValidationError as broken:
+            first = broken.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"supervision.{name} cannot be {value!r}: {first}.") from None

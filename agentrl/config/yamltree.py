@@ -1,0 +1,138 @@
+"""YAML to plain values, with the line of each.
+
+Invariants: a key stands once in its mapping; only what YAML 1.2 calls a number, a boolean or null is one (`no`, `on`
+and `12:30` are text); nothing in a file can make Python objects.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+
+Path = tuple[str, ...]
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The content of a file, and the line on which each value begins."""
+
+    value: dict[str, Any]
+    lines: dict[Path, int] = field(default_factory=dict)
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the scalars of YAML 1.2."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.inf|\.nan",
+        "-+.0123456789",
+    ),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", "<"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
+
+
+def read_tree(text: str, name: str) -> Tree:
+    """Raises ConfigError that names file and line."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Tree({})
+        if not isinstance(node, yaml.MappingNode):
+            raise _at(name, node, "a run file is made of `key: value` lines")
+        lines: dict[Path, int] = {}
+        value = _Builder(loader, name, lines).build(node, ())
+        return Tree(value, lines)
+    except yaml.MarkedYAMLError as broken:
+        mark = broken.problem_mark or broken.context_mark
+        line = f"{mark.line + 1}" if mark else "?"
+        said = " ".join(part for part in (broken.context, broken.problem) if part)
+        raise ConfigError(f"{name}:{line}: this is not valid YAML: {said}.") from broken
+    except yaml.YAMLError as broken:
+        raise ConfigError(f"{name}: this is not valid YAML: {' '.join(str(broken).split())}.") from broken
+    finally:
+        loader.dispose()
+
+
+def read_value(text: str, source: str) -> Any:
+    """One value from a variable or the command line; empty text stays empty text."""
+    if not text.strip():
+        return text
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else _Builder(loader, source, {}).build(node, ())
+    except yaml.YAMLError as broken:
+        said = getattr(broken, "problem", None) or str(broken)
+        raise ConfigError(f"{source}: this is not a valid value: {said}.", hint="Put it in quotes.") from broken
+    finally:
+        loader.dispose()
+
+
+class _Builder:
+    """Turns nodes into values; one per document."""
+
+    def __init__(self, loader: _Loader, name: str, lines: dict[Path, int]) -> None:
+        self._loader = loader
+        self._name = name
+        self._lines = lines
+        self._open: set[int] = set()
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self._lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.ScalarNode):
+            return self._loader.construct_object(node)
+        # An anchor may stand inside itself.
+        if id(node) in self._open:
+            raise _at(self._name, node, "an alias contains itself")
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            return [self.build(item, (*path, str(index))) for index, item in enumerate(node.value)]
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        merged: list[yaml.Node] = []
+        first: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                continue
+            key, line = self._key(key_node), key_node.start_mark.line + 1
+            if key in first:
+                raise _at(self._name, key_node, f"the key {key!r} stands twice; the first is on line {first[key]}")
+            first[key] = line
+            self._lines.setdefault((*path, key), line)
+            value[key] = self.build(value_node, (*path, key))
+        for source in merged:
+            if not isinstance(source, yaml.MappingNode):
+                raise _at(self._name, source, "`<<` takes a mapping")
+            for key, item in self.build(source, path).items():
+                value.setdefault(key, item)
+        return value
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise _at(self._name, node, "a key must be one word")
+        return str(node.value)
+
+
+def _at(name: str, node: yaml.Node, sentence: str) -> ConfigError:
+    return ConfigError(f"{name}:{node.start_mark.line + 1}: {sentence}.")
