@@ -1,0 +1,25 @@
+"""What turns any main loop, async or blocking, into a supervised unit.
+
+    from agentrl.unit import Unit, run_unit
+
+    def main(unit: Unit) -> None:
+        unit.ready()
+        while not unit.draining:
+            unit.park_while_paused()
+            with unit.phase("step", at_most_s=900):
+                step()
+                unit.tick()
+
+    if __name__ == "__main__":
+        run_unit(main)
+
+The same main loop runs on its own when no coordinator is in the environment.
+"""
+
+from __future__ import annotations
+
+from agentrl.unit.knobs import Boundary, Knob, Preview
+from agentrl.unit.run import arun_unit, run_unit
+from agentrl.unit.unit import Unit
+
+__all__ = ["Boundary", "Knob", "Preview", "Unit", "arun_unit", "run_unit"]

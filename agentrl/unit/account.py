@@ -1,0 +1,204 @@
+"""A unit's account of itself: progress, phases, waits, status, metrics.
+
+Invariants: any thread or task may write at any time, and a write costs microseconds; what is reported is the innermost
+phase, and of several that run side by side the one whose deadline comes first; a tick restarts the deadlines of the
+phases around it and no others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import msgspec
+
+from agentrl.protocol.messages import UnitReport, Wait
+from agentrl.protocol.rows import KnobValue
+
+MOST_WAITS = 20
+"""Waits that are listed one by one in a report; of the others only the number is told."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True, eq=False)
+class Phase:
+    """A stretch of work that the loop announced, and how long it may stand without progress."""
+
+    name: str
+    at_most_s: float | None
+    around: Phase | None
+    touched: float
+    """When it began or last progressed."""
+    inside: int = 0
+    """Open phases within it."""
+
+    @property
+    def due(self) -> float:
+        return float("inf") if self.at_most_s is None else self.touched + self.at_most_s
+
+
+@dataclass(slots=True)
+class _OpenWait:
+    on: str
+    what: str
+    begun: float
+    at_most_s: float
+
+
+_current: ContextVar[Phase | None] = ContextVar("agentrl_phase", default=None)
+
+
+class Account:
+    """What the work loop last wrote. `on_change` is called, without any lock held, for what should be reported."""
+
+    def __init__(self, *, on_change: Callable[[], None] = lambda: None, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._phases: dict[int, Phase] = {}
+        self._waits: dict[int, _OpenWait] = {}
+        self._metrics: dict[str, float] = {}
+        self._extend_stop_s: float | None = None
+        self.ready = False
+        self.status = ""
+        self.weights: int | None = None
+        self.progress = 0
+        self.revision = 0
+        """Raised by every write that belongs into a report."""
+        self.loop_turned: float | None = None
+        """When the asyncio main loop last turned; None for blocking loops."""
+
+    def write(
+        self,
+        *,
+        ready: bool | None = None,
+        status: str | None = None,
+        weights: int | None = None,
+        extend_stop_s: float | None = None,
+    ) -> None:
+        """Set what is given."""
+        with self._lock:
+            self.ready = self.ready if ready is None else ready
+            self.status = self.status if status is None else status
+            self.weights = self.weights if weights is None else weights
+            self._extend_stop_s = self._extend_stop_s if extend_stop_s is None else extend_stop_s
+        self.changed()
+
+    def changed(self) -> None:
+        with self._lock:
+            self.revision += 1
+        self._on_change()
+
+    def tick(self, count: int = 1) -> None:
+        with self._lock:
+            self.progress += count
+            self._touch_phases()
+
+    def touch(self) -> None:
+        """Begin the deadlines of the phases around anew, without progress."""
+        with self._lock:
+            self._touch_phases()
+        self.changed()
+
+    @contextmanager
+    def phase(self, name: str, at_most_s: float | None, *, announce: Callable[[], None]) -> Iterator[None]:
+        """`announce` is called once the phase is open, before its body runs."""
+        around = _current.get()
+        phase = Phase(name, at_most_s, around, self._clock())
+        number = next(self._ids)
+        with self._lock:
+            self._phases[number] = phase
+            if around is not None:
+                around.inside += 1
+        _current.set(phase)
+        self.changed()
+        announce()
+        try:
+            yield
+        finally:
+            # Not ContextVar.reset: a generator may be closed in another context than it was begun in.
+            _current.set(around)
+            with self._lock:
+                del self._phases[number]
+                if around is not None:
+                    around.inside -= 1
+            self.changed()
+
+    @contextmanager
+    def wait(self, what: str, *, on: str, at_most_s: float) -> Iterator[None]:
+        number = next(self._ids)
+        opened = _OpenWait(on or what, what, self._clock(), at_most_s)
+        with self._lock:
+            self._waits[number] = opened
+        self.changed()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._waits[number]
+            self.changed()
+
+    def metric(self, name: str, value: float) -> None:
+        with self._lock:
+            first = not self._metrics
+            self._metrics[name] = float(value)
+        if first:
+            self._on_change()
+
+    def take_metrics(self) -> dict[str, float]:
+        """The values written since the last call."""
+        with self._lock:
+            taken, self._metrics = self._metrics, {}
+        return taken
+
+    @property
+    def has_metrics(self) -> bool:
+        return bool(self._metrics)
+
+    def report(self, now: float, *, paused: bool, draining: bool, knobs: dict[str, KnobValue]) -> UnitReport:
+        """The account as it is now; a wish for more time is told once."""
+        with self._lock:
+            phase = self._reported_phase()
+            # A dict keeps the order of insertion, so that the oldest waits come first.
+            oldest = list(itertools.islice(self._waits.values(), MOST_WAITS))
+            number = len(self._waits)
+            extend, self._extend_stop_s = self._extend_stop_s, None
+            report = UnitReport(
+                ready=self.ready,
+                status=self.status,
+                phase=phase.name if phase else "",
+                phase_age_s=max(0.0, now - phase.touched) if phase else 0.0,
+                at_most_s=phase.at_most_s if phase else None,
+                weights=self.weights,
+                paused=paused,
+                draining=draining,
+                knobs=knobs,
+                extend_stop_s=extend,
+                waits=tuple(Wait(wait.on, wait.what, max(0.0, now - wait.begun), wait.at_most_s) for wait in oldest),
+            )
+        if number > MOST_WAITS:
+            return _with_count(report, number)
+        return report
+
+    def _touch_phases(self) -> None:
+        now = self._clock()
+        phase = _current.get()
+        while phase is not None:
+            phase.touched = now
+            phase = phase.around
+
+    def _reported_phase(self) -> Phase | None:
+        innermost = [phase for phase in self._phases.values() if phase.inside == 0]
+        return min(innermost, key=lambda phase: phase.due, default=None)
+
+
+def _with_count(report: UnitReport, number: int) -> UnitReport:
+    count = f"{number} waits, the oldest {MOST_WAITS} listed"
+    return msgspec.structs.replace(report, status=f"{report.status} ({count})" if report.status else count)

@@ -1,0 +1,292 @@
+"""What a unit says to its coordinator, and when: events in, acts out. No socket, no clock.
+
+Invariants: nothing but a hello is said before the Welcome; a beat goes out every `heartbeat_s` whatever the work loop
+does; a report goes out at most twice a second unless it announces a long phase; the orphan lease counts only time in
+which this process ran.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from agentrl import __version__
+from agentrl.errors import AgentrlError
+from agentrl.protocol import messages
+from agentrl.protocol.messages import FromCoordinator, FromUnit
+from agentrl.protocol.rows import KnobValue
+from agentrl.unit.account import Account
+from agentrl.unit.environment import Environment
+from agentrl.unit.knobs import KnobSet
+from agentrl.unit.orders import Orders
+
+REPORT_EVERY_S = 0.5
+METRICS_EVERY_S = 1.0
+HELLO_AGAIN_S = 2.0
+HELLO_AFTER_REFUSAL_S = 10.0
+ACK_EVERY = 5
+"""Every fifth beat asks for an answer."""
+ANNOUNCE_SLACK_S = 1.0
+
+
+class AnswerPreview(NamedTuple):
+    """Compute a preview, outside of the thread that owns the socket, and send the answer."""
+
+    ask: str
+    name: str
+    value: KnobValue
+
+
+class GiveUp(NamedTuple):
+    """This incarnation was replaced or is unknown: end at once."""
+
+    sentence: str
+
+
+Act = FromUnit | AnswerPreview | GiveUp
+
+
+class Conversation:
+    """Told of every event with the time `now` on the monotonic clock; answers with what is to be done."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        account: Account,
+        orders: Orders,
+        knobs: KnobSet,
+        *,
+        now: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._me = environment
+        self._account = account
+        self._orders = orders
+        self._knobs = knobs
+        self._say = say
+        self.heartbeat_s = environment.heartbeat_s
+        self.orphan_lease_s = environment.orphan_lease_s
+        self.welcomed = False
+        self.tolerated_until = 0.0
+        """Until when the coordinator tolerates that nothing is heard, because of the phase it was last told."""
+        self._connected = False
+        self._orphaned = False
+        self._heard = now
+        self._turned = now
+        self._hello_at = now
+        self._beat_at = now
+        self._report_at = now
+        self._metrics_at = now
+        self._seq = 0
+        self._told: object = None
+        self._farewell_seq: int | None = None
+        self.farewell_heard = False
+        """The coordinator has read the Bye."""
+        self._told_knobs: tuple[str, ...] = ()
+
+    # ---- events ----
+
+    def connected(self, now: float) -> list[Act]:
+        self._connected = True
+        return self._hello(now)
+
+    def disconnected(self) -> None:
+        self._connected = self.welcomed = False
+
+    def received(self, message: FromCoordinator, now: float) -> list[Act]:
+        self._heard = now
+        if self._farewell_seq is not None:
+            self._hear_after_farewell(message)
+            return []
+        match message:
+            case messages.Welcome():
+                return self._welcome(message, now)
+            case messages.WhoAreYou():
+                self.welcomed = False
+                return self._hello(now)
+            case messages.Refused():
+                return self._refused(message, now)
+            case messages.Drain():
+                self._say(f"told to drain, {message.grace_s:g} s are given")
+                self._orders.drain()
+            case messages.CancelDrain():
+                self._say("the drain is cancelled")
+                self._orders.cancel_drain()
+            case messages.SetPaused():
+                self._pause(message.paused)
+            case messages.SetKnob():
+                self._set_knob(message.name, message.value)
+            case messages.PreviewKnob():
+                return [AnswerPreview(message.ask, message.name, message.value)]
+            case _:
+                pass  # BeatAck says only that the coordinator is there; the rest is not for units.
+        return self._due_report(now)
+
+    def due(self, now: float) -> list[Act]:
+        """What is due by now: hello again, beat, report, metrics; and the orphan lease."""
+        self._watch_lease(now)
+        if not self._connected:
+            return []
+        if not self.welcomed:
+            return self._hello(now) if now >= self._hello_at else []
+        acts: list[Act] = []
+        if self._told_knobs != self._knobs.names:
+            acts += self._introduction()
+        if now >= self._beat_at:
+            acts.append(self._beat(now))
+        acts += self._due_report(now)
+        if self._account.has_metrics and now >= self._metrics_at:
+            self._metrics_at = now + METRICS_EVERY_S
+            acts.append(messages.UnitMetrics(self._account.take_metrics()))
+        return acts
+
+    def next_at(self, now: float) -> float:
+        """When `due` must be called again, if nothing happens before."""
+        lease = self._heard + self.orphan_lease_s if not self._orphaned else float("inf")
+        times = [lease, now + self.heartbeat_s]
+        if not self.welcomed:
+            return min(*times, self._hello_at) if self._connected else min(times)
+        times.append(self._beat_at)
+        if self.report_waits:
+            times.append(self._report_at)
+        if self._account.has_metrics:
+            times.append(self._metrics_at)
+        return min(times)
+
+    def report_now(self, now: float) -> list[Act]:
+        """A report without regard to the pace."""
+        if not self.welcomed:
+            return []
+        self._report_at = now
+        return self._due_report(now)
+
+    def needs_announcement(self, at_most_s: float, now: float) -> bool:
+        """Whether a silence as long as this phase would be taken for death by what the coordinator knows.
+
+        Code that holds the GIL silences the thread of the socket too, so the phase must be told before it begins.
+        """
+        return (
+            self.welcomed and at_most_s > self.heartbeat_s and self.tolerated_until < now + at_most_s - ANNOUNCE_SLACK_S
+        )
+
+    @property
+    def report_waits(self) -> bool:
+        return self.welcomed and self._told != self._state()
+
+    def not_sent(self) -> None:
+        """The last acts did not leave this process: report again."""
+        self._told = None
+
+    def farewell(self, code: int, reason: str, now: float) -> list[Act]:
+        if not self.welcomed:
+            return []
+        self._metrics_at = self._report_at = now
+        last = [act for act in self.due(now) if not isinstance(act, messages.Beat)]
+        # The answer to a beat that follows the Bye proves that the Bye was read.
+        self._seq += 1
+        self._farewell_seq = self._seq
+        closing = messages.Beat(self._seq, progress=self._account.progress, ack=True)
+        return [*last, messages.Bye(code, reason), closing]
+
+    # ---- parts ----
+
+    def _hello(self, now: float) -> list[Act]:
+        self._hello_at = now + HELLO_AGAIN_S
+        return self._introduction()
+
+    def _introduction(self) -> list[Act]:
+        self._told_knobs = self._knobs.names
+        return [
+            messages.UnitHello(
+                major=messages.PROTOCOL_MAJOR,
+                minor=messages.PROTOCOL_MINOR,
+                run=self._me.run,
+                unit=self._me.unit,
+                incarnation=self._me.incarnation,
+                token=self._me.token,
+                pid=os.getpid(),
+                ready=self._account.ready,
+                version=__version__,
+                knobs=self._told_knobs,
+            )
+        ]
+
+    def _welcome(self, message: messages.Welcome, now: float) -> list[Act]:
+        first, self.welcomed = not self.welcomed, True
+        self.heartbeat_s = message.heartbeat_s
+        self.orphan_lease_s = message.orphan_lease_s
+        if self._orphaned:
+            self._orphaned = False
+            self._say("the coordinator is back; going on")
+            self._orders.cancel_drain()
+        self._pause(message.paused)
+        for name, value in message.knobs.items():
+            self._set_knob(name, value)
+        if first:
+            self._told = None
+            self._report_at = self._beat_at = now
+            self.tolerated_until = 0.0
+        return self.due(now)
+
+    def _refused(self, message: messages.Refused, now: float) -> list[Act]:
+        sentence = f"{message.message} {message.hint}".strip()
+        self.welcomed = False
+        self._hello_at = now + HELLO_AFTER_REFUSAL_S
+        if message.final:
+            return [GiveUp(sentence)]
+        self._say(f"refused by the coordinator: {sentence}")
+        return []
+
+    def _pause(self, paused: bool) -> None:
+        if paused != self._orders.paused:
+            self._orders.pause(paused)
+
+    def _set_knob(self, name: str, value: KnobValue) -> None:
+        try:
+            self._knobs.offer(name, value)
+        except AgentrlError as wrong:
+            self._say(str(wrong))
+
+    def _beat(self, now: float) -> messages.Beat:
+        self._beat_at = now + self.heartbeat_s
+        self._seq += 1
+        turned = self._account.loop_turned
+        short_lease = self.orphan_lease_s < 3 * ACK_EVERY * self.heartbeat_s
+        return messages.Beat(
+            seq=self._seq,
+            progress=self._account.progress,
+            loop_lag_s=0.0 if turned is None else max(0.0, now - turned),
+            ack=short_lease or self._seq % ACK_EVERY == 0,
+        )
+
+    def _state(self) -> tuple[int, bool, bool]:
+        return self._account.revision, self._orders.paused, self._orders.draining
+
+    def _due_report(self, now: float) -> list[Act]:
+        state = self._state()
+        if not self.welcomed or state == self._told or now < self._report_at:
+            return []
+        self._told = state
+        self._report_at = now + REPORT_EVERY_S
+        report = self._account.report(now, paused=state[1], draining=state[2], knobs=self._knobs.in_force())
+        self.tolerated_until = 0.0 if report.at_most_s is None else now + report.at_most_s - report.phase_age_s
+        return [report]
+
+    def _hear_after_farewell(self, message: FromCoordinator) -> None:
+        match message:
+            case messages.BeatAck(seq=seq) if seq == self._farewell_seq:
+                self.farewell_heard = True
+            case messages.WhoAreYou() | messages.Refused():
+                self.farewell_heard = True  # It has forgotten this unit already.
+            case _:
+                pass
+
+    def _watch_lease(self, now: float) -> None:
+        asleep, self._turned = now - self._turned, now
+        if asleep > 3 * self.heartbeat_s:
+            self._heard += asleep  # The process was stopped; nobody can have been heard.
+        if not self._orphaned and now - self._heard >= self.orphan_lease_s:
+            self._orphaned = True
+            self._say(f"no coordinator was heard for {self.orphan_lease_s:g} s; finishing what is under way and ending")
+            self._orders.drain()

@@ -1,0 +1,94 @@
+"""What a unit was told: to pause, to drain, to stop.
+
+Invariants: threads and asyncio tasks wait for orders in the same way, and an order wakes all of them; a stop includes a
+drain and cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+Listener = Callable[[], None]
+
+
+class Orders:
+    """Written by the thread that owns the socket, read by the work loop."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._listeners: set[Listener] = set()
+        self._on_drain: list[Listener] = []
+        self.paused = False
+        self.draining = False
+        self.stopping = False
+
+    def on_drain(self, callback: Listener) -> None:
+        """Call back when a drain begins; at once if it has begun already."""
+        with self._changed:
+            self._on_drain.append(callback)
+            late = self.draining
+        if late:
+            callback()
+
+    def pause(self, paused: bool) -> None:
+        with self._changed:
+            self.paused = paused
+            self._wake()
+
+    def drain(self) -> None:
+        """Finish what is under way, take nothing new."""
+        with self._changed:
+            begins, self.draining = not self.draining, True
+            callbacks = list(self._on_drain)
+            self._wake()
+        if begins:
+            for callback in callbacks:
+                callback()
+
+    def cancel_drain(self) -> None:
+        with self._changed:
+            self.draining = self.stopping
+            self._wake()
+
+    def stop(self) -> None:
+        """Drain, and hurry: the process will be killed soon."""
+        with self._changed:
+            self.stopping = True
+        self.drain()
+
+    def wait(self, until: Callable[[Orders], bool], timeout_s: float | None) -> bool:
+        """Block this thread until the orders say so, or the time is over: False."""
+        with self._changed:
+            return self._changed.wait_for(lambda: until(self), timeout_s)
+
+    async def wait_async(self, until: Callable[[Orders], bool], timeout_s: float | None) -> bool:
+        """Like `wait`, for a task: its loop goes on turning."""
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            # A loop that was closed meanwhile has nobody left to wake.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners.add(wake)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not until(self):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return False
+        finally:
+            with self._changed:
+                self._listeners.discard(wake)
+        return True
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()

@@ -1,0 +1,249 @@
+"""The thread that owns the socket of a unit.
+
+Invariants: the work loop never touches the socket; this thread beats on while the loop blocks; it ends the process when
+the incarnation was replaced, at the second SIGTERM, or when a stop has lasted too long, with a sentence in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from agentrl.errors import AgentrlError, ExitCode, ProtocolError
+from agentrl.protocol import messages, wire
+from agentrl.transport.dealer import Dealer
+from agentrl.transport.keys import ClientKey
+from agentrl.unit.conversation import Act, AnswerPreview, Conversation, GiveUp
+from agentrl.unit.environment import Environment
+from agentrl.unit.knobs import KnobSet
+from agentrl.unit.orders import Orders
+from agentrl.unit.signals import Requests
+
+ANNOUNCE_WITHIN_S = 0.2
+REPLACED_GRACE_S = 1.0
+FLUSH_S = 0.5
+LOOK_FOR_SIGNALS_EVERY_S = 1.0
+
+
+class Speaker:
+    """Owns the loop, the socket and the deadlines of one unit."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        conversation: Conversation,
+        orders: Orders,
+        knobs: KnobSet,
+        requests: Requests,
+        *,
+        term_deadline_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._me = environment
+        self._key = ClientKey.load(environment.key) if environment.key else None
+        self._conversation = conversation
+        self._orders = orders
+        self._knobs = knobs
+        self._requests = requests
+        self._term_deadline_s = term_deadline_s
+        self._say = say
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="agentrl-speaker", daemon=True)
+        self._dealer: Dealer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._wanted = False
+        self._then: Callable[[], object] | None = None
+        """What follows the Bye; nothing else is done any more."""
+        self._terms = 0
+        self._kill_at = float("inf")
+        self.given_up = False
+        """This incarnation was replaced; whatever its main loop says, it ends as refused."""
+        self.first_answer: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done once the coordinator answered for the first time."""
+
+    def start(self) -> None:
+        if not self._me.supervised:
+            self.first_answer.set_result(None)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something changed that should be reported. Cheap when the thread knows already."""
+        if not self._wanted:
+            self._wanted = True
+            self._call(self._turn)
+
+    def report_soon(self) -> None:
+        """Report without regard to the pace, and do not wait for it."""
+        self._call(lambda: self._perform(self._conversation.report_now(time.monotonic())))
+
+    def announce(self, at_most_s: float | None) -> None:
+        """Let the coordinator know of a long phase before its body runs; waits a moment for it."""
+        silent_s = at_most_s if at_most_s is not None else 0.0
+        if not self._conversation.needs_announcement(silent_s, time.monotonic()):
+            return
+        sent = threading.Event()
+
+        def send() -> None:
+            self._perform(self._conversation.report_now(time.monotonic()))
+            sent.set()
+
+        self._call(send)
+        sent.wait(ANNOUNCE_WITHIN_S)
+
+    def extend(self, more_s: float) -> None:
+        """A stop that is under way may last this long from now."""
+
+        def move() -> None:
+            if self._kill_at < float("inf"):
+                self._kill_at = max(self._kill_at, time.monotonic() + more_s)
+
+        self._call(move)
+
+    def finish(self, code: int, reason: str) -> None:
+        """Say the last words, wait a bounded moment until they are out, and end the thread."""
+        self._call(lambda: self._say_bye(code, reason, then=self._end))
+        self._thread.join(3 * FLUSH_S)
+
+    # ---- in the thread ----
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.add_reader(self._requests.fileno(), self._look_for_signals)
+        self._loop.call_soon(self._connect)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _connect(self) -> None:
+        if self._me.supervised:
+            self._dealer = Dealer(
+                self._me.coordinator,
+                key=self._key,
+                on_message=self._received,
+                on_connected=lambda: self._perform(self._conversation.connected(time.monotonic())),
+                on_disconnected=self._conversation.disconnected,
+                on_refused=lambda sentence: self._say(f"the connection is refused: {sentence}"),
+            )
+            self._dealer.start()
+        self._turn()
+
+    def _received(self, frame: bytes) -> None:
+        try:
+            message = wire.decode_from_coordinator(frame)
+        except ProtocolError as broken:
+            self._say(f"a message of the coordinator is ignored: {broken}")
+            return
+        self._perform(self._conversation.received(message, time.monotonic()))
+        if self._then is not None:
+            if self._conversation.farewell_heard:
+                self._then()
+            return
+        if self._conversation.welcomed and not self.first_answer.done():
+            self.first_answer.set_result(None)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Do what is due, and come back when the next thing is."""
+        if self._then is not None:
+            return
+        self._wanted = False
+        if self._timer is not None:
+            self._timer.cancel()
+        now = time.monotonic()
+        if self._me.supervised:
+            self._perform(self._conversation.due(now))
+        self._look_for_signals()
+        if now >= self._kill_at:
+            self._kill("the time to finish is over; ending as things are")
+            return
+        next_at = self._conversation.next_at(now) if self._me.supervised else now + LOOK_FOR_SIGNALS_EVERY_S
+        soonest = min(next_at, self._kill_at, now + LOOK_FOR_SIGNALS_EVERY_S)
+        self._timer = self._loop.call_later(max(0.0, soonest - now), self._turn)
+        # While a report waits for its pace this thread comes back anyway: further changes need not wake it.
+        self._wanted = self._conversation.report_waits
+
+    def _perform(self, acts: list[Act]) -> None:
+        for act in acts:
+            if isinstance(act, AnswerPreview):
+                threading.Thread(target=self._answer_preview, args=(act,), name="agentrl-preview", daemon=True).start()
+            elif isinstance(act, GiveUp):
+                self._give_up(act.sentence)
+            elif not self._send(act):
+                self._conversation.not_sent()
+
+    def _send(self, message: messages.FromUnit) -> bool:
+        return self._dealer is not None and self._dealer.send(wire.encode(message))
+
+    def _answer_preview(self, question: AnswerPreview) -> None:
+        try:
+            told = self._knobs.preview(question.name, question.value)
+            answer = messages.KnobPreviewed(question.ask, told.sentence, told.exact_undo, told.loses)
+        except AgentrlError as refused:
+            answer = messages.KnobPreviewed(question.ask, "", error=str(refused))
+        except Exception as broken:  # noqa: BLE001 - the preview is the unit's own code; its failure is the answer
+            self._say(f"the preview of {question.name} failed: {broken!r}")
+            answer = messages.KnobPreviewed(question.ask, "", error=f"The preview failed: {broken!r}.")
+        self._call(lambda: self._perform([answer]))
+
+    def _look_for_signals(self) -> None:
+        seen = self._requests.count()
+        if seen == self._terms:
+            return
+        self._terms = seen
+        if seen > 1:
+            self._kill("told to end twice; ending now")
+            return
+        self._say(f"told to end by a signal; {self._term_deadline_s:g} s to finish")
+        self._kill_at = time.monotonic() + self._term_deadline_s
+        self._orders.stop()
+        self._turn()
+
+    def _give_up(self, sentence: str) -> None:
+        if self.given_up:
+            return
+        self.given_up = True
+        self._say(f"this incarnation must end: {sentence}")
+        self._orders.stop()
+        self._loop.call_later(REPLACED_GRACE_S, lambda: self._exit(ExitCode.REFUSED))
+
+    def _kill(self, sentence: str) -> None:
+        code = 128 + signal.SIGTERM
+        self._say(sentence)
+        with contextlib.suppress(ValueError, OSError):
+            faulthandler.dump_traceback(sys.stderr)
+        self._say_bye(code, sentence, then=lambda: self._exit(code))
+
+    def _exit(self, code: int) -> NoReturn:
+        if self._dealer is not None:
+            self._dealer.close()
+        os._exit(code)
+
+    def _say_bye(self, code: int, reason: str, *, then: Callable[[], object]) -> None:
+        """The last words; `then` follows once they were read, or after a bounded moment."""
+        if self._then is not None:
+            return
+        self._then = then
+        acts = self._conversation.farewell(code, reason, time.monotonic()) if self._me.supervised else []
+        self._perform(acts)
+        self._loop.call_later(FLUSH_S if acts else 0.0, then)
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._requests.fileno())
+        if self._dealer is not None:
+            self._dealer.close()
+        self._loop.stop()
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        # After the end nobody listens any more, and that is right.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)

@@ -1,0 +1,210 @@
+"""What a main loop holds in its hand: the unit it is.
+
+Invariants: every method may be called from any thread or task; none of them waits for the coordinator, except that a
+long phase is announced before its body runs (a fraction of a second at most); without a coordinator all of them work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from agentrl.unit.account import Account
+from agentrl.unit.environment import Environment
+from agentrl.unit.knobs import Boundary, Knob, KnobSet, Preview, T
+from agentrl.unit.orders import Orders
+
+
+class Unit:
+    """Made by `run_unit` and `arun_unit`, and given to the main loop."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._orders = Orders()
+        self._account = Account(on_change=self._changed)
+        self._knobs = KnobSet(self._account.changed)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Set by the runner once the thread of the socket is there.
+        self._wake: Callable[[], None] = _nothing
+        self._report_soon: Callable[[], None] = _nothing
+        self._announce: Callable[[float | None], None] = _nothing
+        self._extend: Callable[[float], None] = _nothing
+
+    # ---- who it is ----
+
+    @property
+    def name(self) -> str:
+        """`web-0`"""
+        return self._environment.unit
+
+    @property
+    def group(self) -> str:
+        return self._environment.group
+
+    @property
+    def slot(self) -> int:
+        return self._environment.slot
+
+    @property
+    def incarnation(self) -> int:
+        return self._environment.incarnation
+
+    @property
+    def run_dir(self) -> Path:
+        return self._environment.run_dir
+
+    @property
+    def state_dir(self) -> Path | None:
+        """None for a unit that runs on its own."""
+        return self._environment.state_dir
+
+    @property
+    def supervised(self) -> bool:
+        return self._environment.supervised
+
+    # ---- what it was told ----
+
+    @property
+    def draining(self) -> bool:
+        """Finish what is under way, take nothing new, return from the main loop."""
+        return self._orders.draining
+
+    @property
+    def stop_requested(self) -> bool:
+        """As draining, and the process will be killed soon: save what can be saved."""
+        return self._orders.stopping
+
+    @property
+    def paused(self) -> bool:
+        return self._orders.paused
+
+    def park_while_paused(self) -> None:
+        """Block here while the unit is paused; a drain ends it too. Call it where new work would be taken."""
+        if self.paused and not self.draining:
+            with self.phase("parked", at_most_s=None):
+                self._orders.wait(_not_parked, None)
+            self._account.touch()
+
+    async def park_while_paused_async(self) -> None:
+        """Like `park_while_paused`, for a task."""
+        if self.paused and not self.draining:
+            with self.phase("parked", at_most_s=None):
+                await self._orders.wait_async(_not_parked, None)
+            self._account.touch()
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep, but not into a drain: False if one began."""
+        return not self._orders.wait(_draining, seconds)
+
+    async def sleep_async(self, seconds: float) -> bool:
+        """Like `sleep`, for a task."""
+        return not await self._orders.wait_async(_draining, seconds)
+
+    def on_drain(self, callback: Callable[[], object]) -> None:
+        """Call back when a drain begins: on the main loop if that is asyncio's, else in a thread of its own."""
+        self._orders.on_drain(functools.partial(self._call_back, callback))
+
+    def extend_stop(self, seconds: float) -> None:
+        """Ask for this much more time, counted from now, for a drain or stop that is under way."""
+        self._extend(seconds)
+        self._account.write(extend_stop_s=seconds)
+
+    # ---- what it says ----
+
+    def ready(self) -> None:
+        """The unit does what it is for."""
+        self._account.write(ready=True)
+        self._report_soon()
+
+    def unready(self) -> None:
+        self._account.write(ready=False)
+        self._report_soon()
+
+    def status(self, sentence: str) -> None:
+        """What a person should read about this unit."""
+        self._account.write(status=sentence)
+
+    def tick(self, count: int = 1) -> None:
+        """Progress was made; the deadlines of the phases around this line begin anew."""
+        self._account.tick(count)
+
+    def phase(self, name: str, *, at_most_s: float | None) -> AbstractContextManager[None]:
+        """`with unit.phase("step", at_most_s=900):` the loop may stand that long without a tick.
+
+        In async code too it is a plain `with`. None sets no deadline: then only silence counts.
+        """
+        return self._account.phase(name, at_most_s, announce=lambda: self._announce(at_most_s))
+
+    def wait(self, what: str, *, on: str = "", at_most_s: float) -> AbstractContextManager[None]:
+        """`with unit.wait("batch", on="sampler-0", at_most_s=60):` shown to whoever asks why nothing happens.
+
+        `on` is the unit that is waited for, where there is one. It is a report: the body keeps the time itself.
+        """
+        return self._account.wait(what, on=on, at_most_s=at_most_s)
+
+    def metric(self, name: str, value: float) -> None:
+        """The newest value of a metric; sent at most once a second."""
+        self._account.metric(name, value)
+
+    @property
+    def weights(self) -> int | None:
+        """The version of the weights it works with."""
+        return self._account.weights
+
+    @weights.setter
+    def weights(self, version: int) -> None:
+        self._account.write(weights=version)
+
+    def knob(
+        self,
+        name: str,
+        default: T,
+        *,
+        boundary: Boundary = "now",
+        preview: Callable[[T], Preview | str] | None = None,
+        on_change: Callable[[T], object] | None = None,
+    ) -> Knob[T]:
+        """Own a knob. It begins with the value that the run has tuned, else with `default`.
+
+        `boundary` says when a new value comes into force: `now`, or when the loop calls `take()` at its next claim or
+        version, or in the next incarnation. `on_change` is told of a value that came into force, `preview` is asked
+        what a value would do.
+        """
+        told = None if on_change is None else lambda value: self._call_back(functools.partial(on_change, value))
+        return self._knobs.declare(name, default, boundary=boundary, preview=preview, on_change=told)
+
+    # ---- inside ----
+
+    def _changed(self) -> None:
+        self._wake()
+
+    def _call_back(self, callback: Callable[[], object]) -> None:
+        if self._loop is None:
+            threading.Thread(target=_guarded, args=(callback,), name="agentrl-callback", daemon=True).start()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_guarded, callback)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _draining(orders: Orders) -> bool:
+    return orders.draining
+
+
+def _not_parked(orders: Orders) -> bool:
+    return orders.draining or not orders.paused
+
+
+def _guarded(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001 - the unit's own code; a failure must not end the loop that called it
+        traceback.print_exc(file=sys.stderr)
