@@ -1,0 +1,142 @@
+"""The feed: every row of the run as it is now, and what of it has changed.
+
+Invariants: rows are whole, so the newest one of a key is all that anybody needs; a row is encoded once per change that
+is sent; every published row raises `seq` by one, and the beat carries it, so a subscriber sees any gap; a snapshot is
+never behind its sequence number (it may be ahead of it, which whole rows make harmless).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from agentrl.protocol import wire
+from agentrl.protocol.messages import FeedBeat, FeedRow
+from agentrl.protocol.rows import AnyRow
+
+MIN_GAP_S = 0.5
+"""At most two rows per second and key, but for those that are urgent."""
+BEAT_S = 1.0
+
+
+class _Entry:
+    """One key. `row` is None once it was removed."""
+
+    __slots__ = ("body", "dirty", "due", "held", "row")
+
+    def __init__(self) -> None:
+        self.row: AnyRow | None = None
+        self.body: msgspec.Raw | None = None
+        self.dirty = False
+        self.held = False
+        self.due = float("-inf")
+
+    def encoded(self) -> msgspec.Raw:
+        if self.body is None:
+            self.body = wire.raw(self.row)
+        return self.body
+
+
+class Feed:
+    """All rows of one coordinator's life (its epoch), and their publication."""
+
+    def __init__(self, epoch: str, publish: Callable[[bytes], object]) -> None:
+        self.epoch = epoch
+        self.seq = 0
+        """Number of the last row that was published."""
+        self._publish = publish
+        self._kinds: dict[str, dict[str, _Entry]] = {}
+        self._changed: dict[str, _Entry] = {}
+        self._held: list[tuple[float, str]] = []
+        self._now = float("-inf")
+        self._next_beat = float("-inf")
+
+    def set(self, key: str, row: AnyRow, *, urgent: bool = False) -> bool:
+        """Say how a row is now; True if that is news. Urgent news (a state, an alert) goes out at once."""
+        entry = self._kinds.setdefault(kind_of(key), {}).setdefault(key, _Entry())
+        if entry.row == row:
+            return False
+        entry.row, entry.body = row, None
+        self._touch(key, entry, urgent)
+        return True
+
+    def remove(self, key: str) -> bool:
+        """The row is gone. Always urgent: what is not there any more must not be shown."""
+        entry = self._entry(key)
+        if entry is None or entry.row is None:
+            return False
+        entry.row, entry.body = None, None
+        self._touch(key, entry, urgent=True)
+        return True
+
+    def get(self, key: str) -> AnyRow | None:
+        entry = self._entry(key)
+        return None if entry is None else entry.row
+
+    def rows(self, kinds: Iterable[str] = ()) -> dict[str, AnyRow]:
+        """Rows by key, of the given kinds (the part of the key before the slash) or all."""
+        return {key: entry.row for key, entry in self._entries(kinds) if entry.row is not None}
+
+    def snapshot(self, kinds: Iterable[str] = ()) -> tuple[list[tuple[str, msgspec.Raw]], int]:
+        """All rows, and the sequence number after which the feed is to be applied to them."""
+        return [(key, entry.encoded()) for key, entry in self._entries(kinds) if entry.row is not None], self.seq
+
+    def tick(self, now: float, at: float) -> None:
+        """Publish what is due, and the beat; call it several times a second."""
+        self._now = now
+        while self._held and self._held[0][0] <= now:
+            _, key = heapq.heappop(self._held)
+            entry = self._entry(key)
+            if entry is not None and entry.held:
+                entry.held = False
+                self._send_or_hold(key, entry, now)
+        changed, self._changed = self._changed, {}
+        for key, entry in changed.items():
+            self._send_or_hold(key, entry, now)
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            self._publish(wire.encode(FeedBeat(self.epoch, self.seq, now, at)))
+
+    def _touch(self, key: str, entry: _Entry, urgent: bool) -> None:
+        entry.dirty = True
+        if urgent:
+            self._send(key, entry)
+        elif not entry.held:
+            self._changed[key] = entry
+
+    def _send_or_hold(self, key: str, entry: _Entry, now: float) -> None:
+        if entry.due <= now:
+            self._send(key, entry)
+        elif entry.dirty and not entry.held:
+            entry.held = True
+            heapq.heappush(self._held, (entry.due, key))
+
+    def _send(self, key: str, entry: _Entry) -> None:
+        if not entry.dirty:
+            return
+        entry.dirty = False
+        entry.due = self._now + MIN_GAP_S
+        self.seq += 1
+        value = wire.raw(None) if entry.row is None else entry.encoded()
+        self._publish(wire.encode(FeedRow(self.epoch, self.seq, key, value)))
+        if entry.row is None:
+            self._forget(key, entry)
+
+    def _forget(self, key: str, entry: _Entry) -> None:
+        rows = self._kinds[kind_of(key)]
+        if rows.get(key) is entry:
+            del rows[key]
+
+    def _entry(self, key: str) -> _Entry | None:
+        return self._kinds.get(kind_of(key), {}).get(key)
+
+    def _entries(self, kinds: Iterable[str]) -> Iterable[tuple[str, _Entry]]:
+        for kind in tuple(kinds) or tuple(self._kinds):
+            yield from self._kinds.get(kind, {}).items()
+
+
+def kind_of(key: str) -> str:
+    """`unit/web-0` -> `unit`; `run` -> `run`."""
+    return key.partition("/")[0]

@@ -1,0 +1,250 @@
+"""The coordinator's memory on disk: SQLite, one transaction per batch.
+
+Invariants: a batch is durable as a whole when `commit` returns, or not there at all when it raises DiskError, and a
+later retry works; a file of another schema is refused, never guessed at; a damaged file is never dropped silently:
+what can still be read is carried over, the damaged file is kept beside it, and `damage` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.control import salvage
+from agentrl.control.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
+from agentrl.errors import AgentrlError, DiskError, VersionMismatchError
+
+log = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 5.0
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_SENTENCES = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+    sqlite3.SQLITE_PERM: "it is not writable",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_IOERR: "the disk gave an error (it may be full, or a file size limit was reached)",
+    sqlite3.SQLITE_BUSY: "another program holds it",
+    sqlite3.SQLITE_LOCKED: "another program holds it",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged",
+    sqlite3.SQLITE_NOTADB: "the file is damaged",
+    sqlite3.SQLITE_NOMEM: "there is no memory left",
+}
+
+
+@dataclass
+class Batch:
+    """What one transaction writes. A put of None removes the key; an event of a known id replaces it."""
+
+    puts: list[tuple[str, str, bytes | None]] = field(default_factory=list)
+    events: list[tuple[str, str, float, bytes]] = field(default_factory=list)
+
+    def put(self, kind: str, key: str, body: bytes | None) -> None:
+        self.puts.append((kind, key, body))
+
+    def event(self, kind: str, id: str, at: float, body: bytes) -> None:
+        self.events.append((kind, id, at, body))
+
+    @property
+    def empty(self) -> bool:
+        return not (self.puts or self.events)
+
+
+@dataclass(frozen=True)
+class JournalEvent:
+    """One thing that happened."""
+
+    kind: str
+    id: str
+    at: float
+    body: bytes
+
+
+class Journal:
+    """An open journal. Calls must not overlap, but may come from different threads."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, damage: str) -> None:
+        self.path = path
+        self.damage = damage
+        """A sentence if the file was found damaged at this opening; what was lost and where the old file is."""
+        self._db = connection
+
+    @classmethod
+    def open(cls, path: Path, *, at: float) -> Journal:
+        """Open or create it. DiskError, or VersionMismatchError for a file that another version wrote."""
+        with _disk_errors(path):
+            salvage.finish_swap(path, at)
+            try:
+                connection = _connect(path)
+            except sqlite3.DatabaseError as broken:
+                if _code(broken) not in _DAMAGED:
+                    raise
+                damage = salvage.rebuild(path, at)
+                log.critical("%s", damage)
+                return cls(path, _connect(path), damage)
+            return cls(path, connection, "")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def commit(self, batch: Batch) -> None:
+        """Make a batch durable. Raises DiskError, and then nothing of it was written."""
+        if batch.empty:
+            return
+        with _disk_errors(self.path), self._transaction():
+            self._db.executemany(
+                "DELETE FROM state WHERE kind = ? AND key = ?",
+                [(kind, key) for kind, key, body in batch.puts if body is None],
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO state (kind, key, body, crc) VALUES (?, ?, ?, ?)", _last_puts(batch.puts)
+            )
+            self._db.executemany(
+                "INSERT INTO events (kind, id, at, body, crc) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (kind, id) DO UPDATE SET at = excluded.at, body = excluded.body, crc = excluded.crc",
+                [(kind, id, at, body, checksum(kind, id, body)) for kind, id, at, body in batch.events],
+            )
+
+    def all(self, kind: str) -> dict[str, bytes]:
+        """Every key of a kind."""
+        with _disk_errors(self.path):
+            return dict(self._db.execute("SELECT key, body FROM state WHERE kind = ? ORDER BY key", (kind,)))
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        with _disk_errors(self.path):
+            found = self._db.execute("SELECT body FROM state WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def events(self, kinds: Iterable[str] = (), after_at: float = 0.0, limit: int = 200) -> list[JournalEvent]:
+        """The newest `limit` events later than `after_at`, oldest first; of all kinds if none is named."""
+        wanted = tuple(kinds)
+        only = f"AND kind IN ({', '.join('?' * len(wanted))})" if wanted else ""
+        with _disk_errors(self.path):
+            found = self._db.execute(
+                f"SELECT kind, id, at, body FROM events WHERE at > ? {only} ORDER BY at DESC, seq DESC LIMIT ?",
+                (after_at, *wanted, limit),
+            ).fetchall()
+        return [JournalEvent(*row) for row in reversed(found)]
+
+    def prune(self, *, before_at: float, keep_newest: int, bite: int = 500) -> int:
+        """Remove events that are older than `before_at` or beyond the newest `keep_newest`, at most `bite` of them.
+
+        Call it now and then until it answers 0: small bites keep the coordinator's loop free.
+        """
+        with _disk_errors(self.path):
+            (count,) = self._db.execute("SELECT count(*) FROM events").fetchone()
+            surplus = min(bite, max(0, count - keep_newest))
+            with self._transaction():
+                # `at` is the wall clock and may jump; the surplus goes by order of arrival.
+                old = self._db.execute(
+                    "DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq LIMIT ?)", (surplus,)
+                ).rowcount
+                old += self._db.execute(
+                    "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? LIMIT ?)",
+                    (before_at, bite - surplus),
+                ).rowcount
+        return old
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # After some errors SQLite has rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def _last_puts(puts: list[tuple[str, str, bytes | None]]) -> list[tuple[str, str, bytes, int]]:
+    """Of several puts of one key the last one counts, also when it is a removal."""
+    last = {(kind, key): body for kind, key, body in puts}
+    return [(kind, key, body, checksum(kind, key, body)) for (kind, key), body in last.items() if body is not None]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Autocommit mode: transactions are ours alone, Python opens none behind our back.
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        _refuse_other_schema(db, path)
+        _switch_to_wal(db)
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute(f"PRAGMA journal_size_limit = {4 << 20}")
+        db.execute("BEGIN IMMEDIATE")
+        for statement in TABLES:
+            db.execute(statement)
+        db.execute("COMMIT")
+        path.chmod(0o600)
+        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise _damaged(verdict)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _refuse_other_schema(db: sqlite3.Connection, path: Path) -> None:
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables and application != APPLICATION_ID:
+        raise VersionMismatchError(f"{path} is a database, but no journal of agentrl.", hint="Move it away.")
+    if version not in (0, SCHEMA_VERSION):
+        raise VersionMismatchError(
+            f"The journal {path} has schema version {version}; this agentrl reads version {SCHEMA_VERSION}.",
+            hint="Use the agentrl that wrote it, or begin a run of another name.",
+        )
+
+
+def _switch_to_wal(db: sqlite3.Connection) -> None:
+    """SQLite does not wait for others when it changes this mode, so two that open at once have to try again."""
+    for _ in range(100):
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as busy:
+            if _code(busy) != sqlite3.SQLITE_BUSY:
+                raise
+            time.sleep(BUSY_TIMEOUT_S / 100)
+    db.execute("PRAGMA journal_mode = WAL")
+
+
+def _damaged(verdict: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(verdict)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code; extended codes keep it in the lowest byte."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """What SQLite and the file system say becomes one sentence. Mistakes in our own SQL pass through as they are."""
+    try:
+        yield
+    except sqlite3.DatabaseError as failed:
+        sentence = _SENTENCES.get(_code(failed))
+        if sentence is None:
+            raise
+        raise _unusable(path, f"{sentence} ({failed})") from failed
+    except OSError as failed:
+        raise _unusable(path, failed.strerror or str(failed)) from failed
+
+
+def _unusable(path: Path, why: str) -> AgentrlError:
+    return DiskError(
+        f"The journal {path} cannot be used: {why}.",
+        hint=f"Free some space on the disk of {path.parent}; `agentrl doctor` shows how much there is.",
+    )

@@ -1,0 +1,118 @@
+"""Which public keys may do what.
+
+Invariants: a key that was revoked is never accepted again under any name, and its name is never given to another key
+(connections are known by name, and one that is not cut yet must not come to new rights); the file is replaced whole and
+has mode 0600; a change that could not be written is not in force.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from agentrl.control.files import replace_file
+from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
+from agentrl.protocol.commands import KeyRow
+from agentrl.protocol.messages import Permission
+from agentrl.transport.keys import ServerKeys, load_server_keys
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+class _Ring(msgspec.Struct):
+    keys: tuple[KeyRow, ...] = ()
+
+
+class Keyring:
+    """The keys of one run, in `keys/` of its state directory."""
+
+    def __init__(self, directory: Path, rows: tuple[KeyRow, ...]) -> None:
+        self._directory = directory
+        self._set(rows)
+
+    @classmethod
+    def open(cls, state_dir: Path) -> Keyring:
+        """Read the keyring; a run without one has no keys yet. ConfigError if it cannot be trusted."""
+        directory = state_dir / "keys"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        path = directory / "keyring.json"
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o022:
+                raise ConfigError(f"{path} can be written by others, so it is not used.", hint=f"chmod 600 {path}")
+            ring = msgspec.json.decode(path.read_bytes(), type=_Ring)
+        except FileNotFoundError:
+            ring = _Ring()
+        except (OSError, msgspec.DecodeError) as broken:
+            # Beginning anew would let revoked keys be admitted again, so a person has to look.
+            raise ConfigError(
+                f"The keyring {path} cannot be read: {broken}.", hint="Repair it, or remove it."
+            ) from broken
+        return cls(directory, ring.keys)
+
+    def server_keys(self) -> ServerKeys:
+        """The coordinator's own pair; made on first need."""
+        return load_server_keys(self._directory / "server.json")
+
+    def rows(self) -> list[KeyRow]:
+        """All keys, also those that are revoked."""
+        return list(self._rows)
+
+    def lookup(self, public: str) -> tuple[str, Permission] | None:
+        """Name and permission of a key; None for one that is unknown or revoked."""
+        return self._valid.get(public)
+
+    def permission(self, name: str) -> Permission | None:
+        """What a key may do by now; looked up for each message, so a revocation holds at once."""
+        return self._permissions.get(name)
+
+    def add(self, name: str, public: str, permission: Permission, at: float) -> KeyRow:
+        """Admit a key. Admitting the same one twice is harmless; ConflictError if the name or the key is taken."""
+        if not _NAME.fullmatch(name):
+            raise RefusedError(f"{name!r} is no name for a key: letters, digits, dots and dashes, at most 64.")
+        if not _Z85.fullmatch(public):
+            raise RefusedError("A public key is 40 characters of Z85.", hint="`agentrl keys new` makes one.")
+        for row in self._rows:
+            if row.name != name and row.public != public:
+                continue
+            if row.revoked_at:
+                raise RefusedError(
+                    f"The key {row.name} was revoked; neither it nor its name is accepted again.",
+                    hint="Make a new one under another name: `agentrl keys new`.",
+                )
+            if (row.name, row.public, row.permission) == (name, public, permission):
+                return row
+            raise ConflictError(
+                f"There is a key {row.name} already, with permission {row.permission}.",
+                hint="Take another name, or use the key that is there.",
+            )
+        added = KeyRow(name, public, permission, created_at=at)
+        self._write((*self._rows, added))
+        return added
+
+    def revoke(self, name: str, at: float) -> KeyRow:
+        """Refuse a key from now on. Its open connections are the caller's to cut."""
+        for place, row in enumerate(self._rows):
+            if row.name != name:
+                continue
+            if row.revoked_at:
+                return row
+            revoked = replace(row, revoked_at=at)
+            self._write((*self._rows[:place], revoked, *self._rows[place + 1 :]))
+            return revoked
+        raise UnknownNameError(f"There is no key {name!r}.", hint="`agentrl keys list` shows them.")
+
+    def _write(self, rows: tuple[KeyRow, ...]) -> None:
+        body = msgspec.json.format(msgspec.json.encode(_Ring(rows)), indent=2)
+        replace_file(self._directory / "keyring.json", body, mode=0o600)
+        self._set(rows)
+
+    def _set(self, rows: tuple[KeyRow, ...]) -> None:
+        self._rows = rows
+        valid = [row for row in rows if not row.revoked_at]
+        self._valid = {row.public: (row.name, row.permission) for row in valid}
+        self._permissions = {row.name: row.permission for row in valid}

@@ -1,0 +1,303 @@
+"""Knobs while the run lives: their values, who changed them, and the way back.
+
+Invariants: a value is always one that its declaration allows; a change names who made it, raises the knob's revision
+and is refused if it was made in ignorance of another one; a change of a scientific knob has a note and begins a new
+segment; a tuned value outlives `up`, a restart of the coordinator and anything else but a changed value in the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from agentrl.config.knobs import Knob
+from agentrl.errors import ConfigError, ConflictError, ProtocolError, RefusedError, UnknownNameError
+from agentrl.protocol import wire
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.messages import KnobPreviewed
+from agentrl.protocol.rows import KnobRow, KnobValue
+
+HISTORY_KEPT = 50
+
+Preview = Callable[[KnobValue], Effect]
+"""What a value would do; pure. Raises ConfigError for a value that contradicts others."""
+
+
+class KnobChange(msgspec.Struct, frozen=True):
+    """One change of one knob."""
+
+    name: str
+    revision: int
+    at: float
+    who: str
+    old: KnobValue
+    new: KnobValue
+    how: str
+    """tune, undo, file."""
+    note: str = ""
+    segment: int = 0
+    """The segment that begins with it, for a scientific knob."""
+
+    def sentence(self) -> str:
+        return f"{self.name}: {shown(self.old)} -> {shown(self.new)}"
+
+
+class StoredKnob(msgspec.Struct, frozen=True):
+    """What the journal keeps of a knob."""
+
+    value: KnobValue
+    revision: int
+    file_known: bool = False
+    file_value: KnobValue = None
+    """What the run file said at the last `up`."""
+    history: tuple[KnobChange, ...] = ()
+    """The last changes, oldest first."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    knob: Knob
+    preview: Preview | None
+    stored: StoredKnob
+    in_force: KnobValue = None
+
+
+class KnobRegistry:
+    """All knobs of a run."""
+
+    def __init__(self) -> None:
+        self.segment = 0
+        """Number of the present scientific segment."""
+        self._entries: dict[str, _Entry] = {}
+        self._unclaimed: dict[str, StoredKnob] = {}
+
+    # ---- what there is ----
+
+    def declare(self, knob: Knob, preview: Preview | None = None) -> str:
+        """Add a knob; what was restored for it applies. Answers a sentence if that is not allowed any more."""
+        entry = _Entry(knob, preview, StoredKnob(knob.default, 0))
+        self._entries[knob.name] = entry
+        return self._adopt(entry, self._unclaimed.pop(knob.name, None))
+
+    def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    def value(self, name: str) -> KnobValue:
+        return self._find(name).stored.value
+
+    def declaration(self, name: str) -> Knob:
+        return self._find(name).knob
+
+    def history(self, name: str) -> tuple[KnobChange, ...]:
+        """The last changes of a knob, oldest first."""
+        return self._find(name).stored.history
+
+    def row(self, name: str) -> KnobRow:
+        entry = self._find(name)
+        knob, stored = entry.knob, entry.stored
+        last = stored.history[-1] if stored.history else None
+        return KnobRow(
+            name=name,
+            value=stored.value,
+            default=knob.default,
+            revision=stored.revision,
+            kind=knob.kind,
+            unit=knob.unit,
+            help=knob.help,
+            minimum=knob.minimum,
+            maximum=knob.maximum,
+            choices=knob.choices,
+            boundary=knob.boundary,
+            scientific=knob.scientific,
+            owner=knob.owner,
+            in_force=entry.in_force if knob.owner else stored.value,
+            changed_at=last.at if last else 0.0,
+            changed_by=last.who if last else "",
+            note=last.note if last else "",
+        )
+
+    def rows(self) -> list[KnobRow]:
+        return [self.row(name) for name in self.names()]
+
+    # ---- what would happen ----
+
+    def preview(self, name: str, value: KnobValue, asked: KnobPreviewed | None = None) -> Effect:
+        """The effect of a value; `asked` is the answer of the unit that owns the knob."""
+        entry = self._find(name)
+        new = _checked(entry, value)
+        if new == entry.stored.value:
+            return Effect()
+        if asked is not None and asked.error:
+            raise RefusedError(f"The owner of {name} refuses {shown(new)}: {asked.error}.")
+        when = "" if entry.knob.boundary == "now" else f", from the {entry.knob.boundary} on"
+        own = _previewed(entry, new)
+        changes = [f"{name}: {shown(entry.stored.value)} -> {shown(new)}{when}", *own.changes]
+        loses = list(own.loses)
+        if asked is not None and asked.sentence:
+            (loses if asked.loses or not asked.exact_undo else changes).append(asked.sentence)
+        return msgspec.structs.replace(
+            own, changes=tuple(changes), loses=tuple(loses), scientific=entry.knob.scientific or own.scientific
+        )
+
+    def undo_value(self, name: str) -> KnobValue:
+        """What an undo would set. RefusedError if there is nothing to take back."""
+        stored = self._find(name).stored
+        if not stored.history:
+            raise RefusedError(f"The knob {name} was never changed.", hint="There is nothing to take back.")
+        return stored.history[-1].old
+
+    # ---- changes ----
+
+    def tune(
+        self, name: str, value: KnobValue, *, seen_revision: int | None, who: str, at: float, note: str = ""
+    ) -> KnobChange | None:
+        """Change a knob; None if it has that value already. RefusedError, or ConflictError naming the other change."""
+        return self._set(name, value, seen_revision, who, at, note, "tune")
+
+    def undo(self, name: str, *, seen_revision: int | None, who: str, at: float) -> KnobChange | None:
+        """Give a knob the value that it had before its last change; an undo is a change as well."""
+        self._compare(self._find(name), seen_revision)
+        value = self.undo_value(name)
+        last = self._find(name).stored.history[-1]
+        note = f"takes back revision {last.revision}{f' ({last.note})' if last.note else ''}"
+        return self._set(name, value, seen_revision, who, at, note, "undo")
+
+    def apply_file_value(self, name: str, value: KnobValue, *, who: str, at: float) -> KnobChange | None:
+        """What the run file says, at each `up`: a tuned value stays unless the file's value changed since the last."""
+        entry = self._find(name)
+        new = _checked(entry, value)
+        known, before = entry.stored.file_known, entry.stored.file_value
+        entry.stored = msgspec.structs.replace(entry.stored, file_known=True, file_value=new)
+        if new == entry.stored.value or (known and new == before):
+            return None
+        if not known and not entry.stored.revision:
+            # The first `up` of a run: the file's value is where the knob starts, not a change of it.
+            entry.stored = msgspec.structs.replace(entry.stored, value=new)
+            return None
+        return self._write(entry, new, who, at, "the run file changed", "file")
+
+    def report(self, name: str, value: KnobValue) -> bool:
+        """What the owner says is in force; True if that is news. Names that are not declared are ignored."""
+        entry = self._entries.get(name)
+        if entry is None or entry.in_force == value:
+            return False
+        entry.in_force = value
+        return True
+
+    # ---- persistence ----
+
+    def persisted(self, name: str) -> bytes:
+        return wire.encode(self._find(name).stored)
+
+    def restore(self, bodies: Mapping[str, bytes]) -> list[str]:
+        """Take over what the journal kept, also for knobs declared later. Answers what cannot be used any more."""
+        complaints = []
+        for name, body in bodies.items():
+            try:
+                stored = wire.decode_as(StoredKnob, body)
+            except ProtocolError as broken:
+                complaints.append(f"What the journal kept of the knob {name} cannot be read: {broken.message}")
+                continue
+            self.segment = max([self.segment, *(change.segment for change in stored.history)])
+            if name in self._entries:
+                complaints.append(self._adopt(self._entries[name], stored))
+            else:
+                self._unclaimed[name] = stored
+        return [complaint for complaint in complaints if complaint]
+
+    def _adopt(self, entry: _Entry, stored: StoredKnob | None) -> str:
+        if stored is None:
+            return ""
+        try:
+            value = entry.knob.check(stored.value)
+        except ConfigError as refused:
+            # The revision goes on: a command that saw the old one must not fit by chance.
+            entry.stored = msgspec.structs.replace(stored, value=entry.knob.default, revision=stored.revision + 1)
+            return f"The knob {entry.knob.name} is back at its default {shown(entry.knob.default)}: {refused.message}"
+        entry.stored = msgspec.structs.replace(stored, value=value)
+        return ""
+
+    # ---- inner ----
+
+    def _set(
+        self, name: str, value: KnobValue, seen: int | None, who: str, at: float, note: str, how: str
+    ) -> KnobChange | None:
+        entry = self._find(name)
+        new = _checked(entry, value)
+        self._compare(entry, seen)
+        if new == entry.stored.value:
+            return None
+        effect = _previewed(entry, new)
+        if (entry.knob.scientific or effect.scientific) and not note.strip():
+            raise RefusedError(
+                f"{name} changes what the results mean, so a change of it wants a note.",
+                hint="Say why: `agentrl tune ... --note TEXT`.",
+            )
+        return self._write(entry, new, who, at, note, how, scientific=effect.scientific)
+
+    def _write(
+        self, entry: _Entry, new: KnobValue, who: str, at: float, note: str, how: str, *, scientific: bool = False
+    ) -> KnobChange:
+        stored = entry.stored
+        if entry.knob.scientific or scientific:
+            self.segment += 1
+            segment = self.segment
+        else:
+            segment = 0
+        change = KnobChange(entry.knob.name, stored.revision + 1, at, who, stored.value, new, how, note, segment)
+        history = (*stored.history, change)[-HISTORY_KEPT:]
+        entry.stored = msgspec.structs.replace(stored, value=new, revision=change.revision, history=history)
+        return change
+
+    def _compare(self, entry: _Entry, seen: int | None) -> None:
+        stored = entry.stored
+        if seen is None or seen == stored.revision:
+            return
+        by = f"by {stored.history[-1].who} at {_clock(stored.history[-1].at)}" if stored.history else "meanwhile"
+        raise ConflictError(
+            f"{entry.knob.name} was changed {by} to {shown(stored.value)} "
+            f"(revision {stored.revision}, you saw {seen}); nothing was overwritten.",
+            hint=f"Look at it with `agentrl tune {entry.knob.name}` and try again.",
+        )
+
+    def _find(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            near = difflib.get_close_matches(name, self._entries, 1)
+            raise UnknownNameError(
+                f"There is no knob {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}",
+                hint="`agentrl tune` lists them.",
+            )
+        return entry
+
+
+def shown(value: KnobValue) -> str:
+    """A value as people write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _checked(entry: _Entry, value: KnobValue) -> KnobValue:
+    try:
+        return entry.knob.check(value)
+    except ConfigError as wrong:
+        # A wrong value in a command is the command's fault, not the configuration's.
+        raise RefusedError(wrong.message, hint=wrong.hint) from wrong
+
+
+def _previewed(entry: _Entry, value: KnobValue) -> Effect:
+    if entry.preview is None:
+        return Effect()
+    try:
+        return entry.preview(value)
+    except ConfigError as wrong:
+        raise RefusedError(wrong.message, hint=wrong.hint) from wrong
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

@@ -1,0 +1,176 @@
+"""The newest numbers of every unit, and as much of their past as alert rules need.
+
+Invariants: memory per unit is bounded, whatever a unit reports; a number that is not finite is not kept; a trend is
+only claimed with evidence (a long enough window, a line that fits, and growth that has not stopped).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+MOST_METRICS = 500
+"""Kept per unit; what a unit reports beyond that is dropped."""
+HISTORY_LENGTH = 600
+
+
+class Series:
+    """A bounded ring of (time, value) with a least distance between two samples."""
+
+    __slots__ = ("_length", "_min_gap_s", "times", "values")
+
+    def __init__(self, length: int, min_gap_s: float) -> None:
+        self.times = array("d")
+        self.values = array("d")
+        self._length = length
+        self._min_gap_s = min_gap_s
+
+    def add(self, now: float, value: float) -> None:
+        if self.times and now - self.times[-1] < self._min_gap_s:
+            return
+        self.times.append(now)
+        self.values.append(value)
+        # Cut an eighth at a time: moving the rest for every sample would cost more.
+        if len(self.times) > self._length + self._length // 8:
+            del self.times[: -self._length]
+            del self.values[: -self._length]
+
+    def since(self, begin: float) -> tuple[list[float], list[float]]:
+        first = next((place for place, time in enumerate(self.times) if time >= begin), len(self.times))
+        return list(self.times[first:]), list(self.values[first:])
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A straight line through a series."""
+
+    slope_per_h: float
+    window_s: float
+    first: float
+    last: float
+    fit: float
+    """How much of the variation the line explains, 0 to 1."""
+    recent_slope_per_h: float
+    """The same for the last third alone: a warm-up has levelled off by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWatch:
+    """How memory is watched. The ring holds `length * every_s` seconds."""
+
+    every_s: float = 60.0
+    length: int = 360
+    skip_s: float = 600.0
+    """The first minutes of a life are not looked at: everything grows then."""
+    window_min_s: float = 1800.0
+
+
+class _Unit:
+    __slots__ = ("began", "history", "incarnation", "memory", "updated", "values")
+
+    def __init__(self, incarnation: int, now: float, watch: MemoryWatch) -> None:
+        self.incarnation = incarnation
+        self.began = now
+        self.updated = now
+        self.values: dict[str, float] = {}
+        self.history: dict[str, Series] = {}
+        self.memory = Series(watch.length, watch.every_s)
+
+
+class Metrics:
+    """Numbers by unit. A new incarnation begins from nothing."""
+
+    def __init__(self, named: Iterable[str] = (), watch: MemoryWatch | None = None) -> None:
+        self.watch = watch or MemoryWatch()
+        self._named = frozenset(named)
+        self._units: dict[str, _Unit] = {}
+
+    def name(self, named: Iterable[str]) -> None:
+        """Say anew which metrics rules read: those are shown in rows and keep a history."""
+        self._named = frozenset(named)
+        for unit in self._units.values():
+            for metric in unit.history.keys() - self._named:
+                del unit.history[metric]
+
+    def update(self, unit: str, incarnation: int, values: Mapping[str, float], now: float) -> None:
+        """What a unit reported or showed."""
+        known = self._unit(unit, incarnation, now)
+        if known is None:
+            return
+        known.updated = now
+        for metric, value in values.items():
+            if not math.isfinite(value) or (metric not in known.values and len(known.values) >= MOST_METRICS):
+                continue
+            known.values[metric] = value
+            if metric in self._named:
+                known.history.setdefault(metric, Series(HISTORY_LENGTH, 1.0)).add(now, value)
+
+    def memory(self, unit: str, incarnation: int, rss_bytes: int, now: float) -> None:
+        """What the host agent measured."""
+        known = self._unit(unit, incarnation, now)
+        if known is not None and rss_bytes > 0:
+            known.memory.add(now, float(rss_bytes))
+
+    def forget(self, unit: str) -> None:
+        self._units.pop(unit, None)
+
+    def values(self, unit: str, now: float | None = None, stale_s: float = math.inf) -> dict[str, float]:
+        """The newest values; none if nothing was reported for `stale_s`."""
+        known = self._units.get(unit)
+        if known is None or (now is not None and now - known.updated > stale_s):
+            return {}
+        return dict(known.values)
+
+    def shown(self, unit: str) -> dict[str, float]:
+        """What goes into the unit's row: only what rules read."""
+        known = self._units.get(unit)
+        return {} if known is None else {name: known.values[name] for name in known.values.keys() & self._named}
+
+    def history(self, unit: str, metric: str, begin: float = -math.inf) -> tuple[list[float], list[float]]:
+        """Times and values of a metric that a rule names, oldest first."""
+        known = self._units.get(unit)
+        series = None if known is None else known.history.get(metric)
+        return ([], []) if series is None else series.since(begin)
+
+    def memory_trend(self, unit: str) -> Trend | None:
+        """How memory has moved since the warm-up; None while there is too little evidence."""
+        known = self._units.get(unit)
+        if known is None:
+            return None
+        times, values = known.memory.since(known.began + self.watch.skip_s)
+        if len(times) < 9 or times[-1] - times[0] < self.watch.window_min_s:
+            return None
+        return trend(times, values)
+
+    def memory_slope(self, unit: str) -> float:
+        """For the row of a unit: bytes per hour, 0 while there is too little evidence."""
+        found = self.memory_trend(unit)
+        return 0.0 if found is None else round(found.slope_per_h)
+
+    def _unit(self, unit: str, incarnation: int, now: float) -> _Unit | None:
+        known = self._units.get(unit)
+        if known is None or incarnation > known.incarnation:
+            known = self._units[unit] = _Unit(incarnation, now, self.watch)
+        return known if incarnation == known.incarnation else None  # late news of a former life
+
+
+def trend(times: list[float], values: list[float]) -> Trend:
+    """Least squares over a whole series and over its last third."""
+    slope, fit = _line(times, values)
+    begin = times[0] + (times[-1] - times[0]) * 2 / 3
+    late = [place for place, time in enumerate(times) if time >= begin]
+    recent, _ = _line([times[place] for place in late], [values[place] for place in late])
+    return Trend(slope * 3600, times[-1] - times[0], values[0], values[-1], fit, recent * 3600)
+
+
+def _line(times: list[float], values: list[float]) -> tuple[float, float]:
+    count = len(times)
+    mean_t, mean_v = sum(times) / count, sum(values) / count
+    spread_t = sum((t - mean_t) ** 2 for t in times)
+    spread_v = sum((v - mean_v) ** 2 for v in values)
+    if spread_t == 0 or spread_v == 0:
+        return 0.0, 0.0
+    both = sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True))
+    return both / spread_t, both * both / (spread_t * spread_v)

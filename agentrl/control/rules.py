@@ -1,0 +1,293 @@
+"""The rules that every run has: how units, hosts and the run itself can be unwell.
+
+Invariants: a healthy run is silent for as long as it lives; every finding carries evidence and an `agentrl` command
+that cures it or shows more; ages that decide are the engine's (`for_s`), never differences of wall-clock times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from agentrl.control.alerts import Finding, Rule, World
+from agentrl.control.metrics import Trend
+from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
+
+Check = Callable[[World, Collection[str], float], Iterable[Finding]]
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A rule made of a plain function."""
+
+    name: str
+    severity: Severity
+    for_s: float
+    _check: Check
+
+    def check(self, world: World, alerting: Collection[str], now: float) -> Iterable[Finding]:
+        return self._check(world, alerting, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Numbers of the default rules."""
+
+    restarting_deaths: int = 3
+    restarting_clear: int = 1
+    never_ready_lives: int = 3
+    disk_low_bytes: int = 2 * GIB
+    disk_clear_bytes: int = 3 * GIB
+    growth_min_bytes: int = 64 * MIB
+    """Growth over the window that is worth a person's time ..."""
+    growth_min_share: float = 0.1
+    """... and which share of what was there it has to be."""
+    growth_fit: float = 0.8
+    growth_recent_share: float = 0.6
+    """The last third must still grow at this share of the whole window's pace: warm-ups and caches level off."""
+
+
+def default_rules(disable: Iterable[str] = (), limits: Thresholds | None = None) -> list[Rule]:
+    """All built-in rules but the disabled ones."""
+    limits = limits or Thresholds()
+    off = set(disable)
+    rules = (
+        BuiltIn("unit-fatal", Severity.PAGE, 0.0, _fatal),
+        BuiltIn("unit-restarting", Severity.WARNING, 0.0, _Restarting(limits)),
+        BuiltIn("unit-never-ready", Severity.WARNING, 20.0, _NeverReady(limits)),
+        BuiltIn("unit-lost", Severity.WARNING, 5.0, _lost),
+        BuiltIn("unit-hung", Severity.WARNING, 30.0, _hung),
+        BuiltIn("unit-pending", Severity.WARNING, 60.0, _pending),
+        BuiltIn("unit-memory-grows", Severity.WARNING, 0.0, _MemoryGrows(limits)),
+        BuiltIn("host-silent", Severity.WARNING, 10.0, _host_silent),
+        BuiltIn("host-lost", Severity.PAGE, 0.0, _host_lost),
+        BuiltIn("host-disk-low", Severity.WARNING, 10.0, _DiskLow(limits)),
+        BuiltIn("host-cannot-write", Severity.PAGE, 0.0, _cannot_write),
+        BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
+        BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
+        BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
+    )
+    return [rule for rule in rules if rule.name not in off]
+
+
+# ---- units ----
+
+
+def _fatal(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in world.units.items():
+        if unit.state is UnitState.FATAL:
+            yield Finding(
+                name,
+                f"{name} is fatal and will not be started again: {_reason(unit)}.",
+                (*_ends(unit), f"When the cause is removed: agentrl restart {name}"),
+                f"agentrl logs {name} --previous",
+            )
+
+
+@dataclass(frozen=True)
+class _Restarting:
+    limits: Thresholds
+
+    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+        for name, unit in world.units.items():
+            least = self.limits.restarting_clear if name in alerting else self.limits.restarting_deaths - 1
+            if unit.deaths_in_window > least and unit.state is not UnitState.FATAL:
+                yield Finding(
+                    name,
+                    f"{name} keeps dying: {unit.deaths_in_window} times lately.",
+                    (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
+                    f"agentrl logs {name} --previous",
+                )
+
+
+@dataclass(frozen=True)
+class _NeverReady:
+    limits: Thresholds
+
+    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+        trying = (UnitState.STARTING, UnitState.STOPPING, UnitState.BACKOFF)
+        for name, unit in world.units.items():
+            never = unit.desired and not unit.ready_at and unit.state in trying
+            if never and unit.incarnation >= self.limits.never_ready_lives and unit.deaths_in_window == 0:
+                yield Finding(
+                    name,
+                    f"{name} was started {unit.incarnation} times and never became ready.",
+                    (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
+                    f"agentrl logs {name} --previous",
+                )
+
+
+def _lost(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in world.units.items():
+        if unit.state is UnitState.LOST:
+            yield Finding(
+                name,
+                f"{name} is lost with its host {unit.host or '(unknown)'}.",
+                (
+                    f"{name}.{unit.incarnation}, pid {unit.pid}: {_reason(unit)}",
+                    f"If you know that it is dead: agentrl stop {name} --force",
+                ),
+                "agentrl status",
+            )
+
+
+def _hung(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in world.units.items():
+        if unit.state is UnitState.SUSPECT:
+            doing = f"phase {unit.phase}, " if unit.phase else ""
+            yield Finding(
+                name,
+                f"{name} may hang: {_reason(unit)}.",
+                (f"last account of itself: {doing}progress {unit.progress}, status {unit.status or '(none)'}",),
+                "agentrl stacks",
+            )
+
+
+def _pending(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in world.units.items():
+        if unit.state is UnitState.PENDING and unit.desired and not unit.paused:
+            yield Finding(name, f"{name} is wanted and not started: {_reason(unit)}.", (_reason(unit),), "agentrl why")
+
+
+@dataclass(frozen=True)
+class _MemoryGrows:
+    limits: Thresholds
+
+    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+        for name, unit in world.units.items():
+            trend = world.metrics.memory_trend(name)
+            if trend is not None and self._grows(trend, standing=name in alerting):
+                yield Finding(
+                    name,
+                    f"The memory of {name} grows by {_size(trend.slope_per_h)} per hour.",
+                    tuple(self._evidence(trend, unit, world.hosts.get(unit.host))),
+                    f"agentrl restart {name}",
+                )
+
+    def _grows(self, trend: Trend, *, standing: bool) -> bool:
+        grown = trend.slope_per_h * trend.window_s / 3600
+        needed = max(self.limits.growth_min_bytes, self.limits.growth_min_share * trend.first)
+        # A standing alert ends only when growth has clearly stopped, not when it wavers around the threshold.
+        ease = 0.5 if standing else 1.0
+        return (
+            grown >= needed * ease
+            and trend.fit >= self.limits.growth_fit * ease
+            and trend.recent_slope_per_h >= self.limits.growth_recent_share * ease * trend.slope_per_h
+        )
+
+    def _evidence(self, trend: Trend, unit: UnitRow, host: HostRow | None) -> Iterator[str]:
+        yield (
+            f"{_size(trend.first)} -> {_size(trend.last)} in {trend.window_s / 3600:.1f} h, "
+            f"a straight line explains {trend.fit:.0%} of it"
+        )
+        yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {unit.processes} processes"
+        if host is not None and host.facts.memory_bytes:
+            left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
+            yield f"{host.host} has {_size(left)} left: enough for {left / trend.slope_per_h:.0f} h at this pace"
+
+
+# ---- hosts ----
+
+
+def _host_silent(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in world.hosts.items():
+        if host.state == "silent":
+            yield Finding(
+                name, f"The host agent of {name} is silent.", (f"{host.units} units run there",), "agentrl status"
+            )
+
+
+def _host_lost(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in world.hosts.items():
+        if host.state == "lost":
+            yield Finding(
+                name,
+                f"The host {name} is lost, with {host.units} units.",
+                (f"agent pid {host.agent_pid}; nothing is known of its units until it is back",),
+                f"agentrl drain --host {name}",
+            )
+
+
+@dataclass(frozen=True)
+class _DiskLow:
+    limits: Thresholds
+
+    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+        for name, host in world.hosts.items():
+            least = self.limits.disk_clear_bytes if name in alerting else self.limits.disk_low_bytes
+            # 0 means that the agent has not reported yet; a disk that is really full is another rule's.
+            if 0 < host.disk_free_bytes < least:
+                yield Finding(
+                    name,
+                    f"The disk of {name} is nearly full: {_size(host.disk_free_bytes)} left.",
+                    (f"alert below {_size(self.limits.disk_low_bytes)}, over {_size(self.limits.disk_clear_bytes)}",),
+                    "agentrl doctor",
+                )
+
+
+def _cannot_write(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in world.hosts.items():
+        if host.disk_full:
+            yield Finding(
+                name,
+                f"The host agent of {name} cannot write: nothing new is started there.",
+                (host.disk_full, f"{_size(host.disk_free_bytes)} free"),
+                "agentrl doctor",
+            )
+
+
+def _strays(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in world.hosts.items():
+        if host.strays:
+            yield Finding(
+                name,
+                f"{len(host.strays)} processes on {name} belong to the run, but to no living unit.",
+                tuple(f"pid {stray.pid} {stray.command} ({stray.why})" for stray in host.strays[:10]),
+                "agentrl events --kind incident",
+            )
+
+
+# ---- the run ----
+
+
+def _journal_full(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    if world.run is not None and world.run.journal_full:
+        yield Finding(
+            world.run.name,
+            "The journal cannot be written: commands are refused until it can.",
+            (world.run.journal_full,),
+            "agentrl doctor",
+        )
+
+
+def _no_progress(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for chain in world.chains:
+        late = [link for link in chain.links if link.overdue]
+        if late:
+            circle = chain.because.startswith("a circle")
+            yield Finding(
+                chain.culprit,
+                f"Units wait too long for {chain.culprit}, which {'stands in ' if circle else ''}{chain.because}.",
+                (chain.sentence, *(f"{link.who} waits for {link.on}, {link.age_s:.0f} s" for link in late[:5])),
+                "agentrl why",
+            )
+
+
+# ---- words ----
+
+
+def _reason(unit: UnitRow) -> str:
+    return unit.reason or "no reason is known"
+
+
+def _ends(unit: UnitRow) -> Iterator[str]:
+    if unit.last_exit is not None:
+        yield f"last end: {unit.last_exit}"
+    yield f"{unit.restarts} unplanned deaths since the run was created, {unit.deaths_in_window} lately"
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.1f} GiB" if abs(count) >= GIB else f"{count / MIB:.0f} MiB"
