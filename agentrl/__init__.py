@@ -3,4 +3,17 @@
 Importing this package is free: everything heavier is loaded when it is first used.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.client.blocking import connect as connect
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name == "connect":
+        from agentrl.client.blocking import connect
+
+        return connect
+    raise AttributeError(f"module 'agentrl' has no attribute {name!r}")

@@ -63,6 +63,7 @@ class Connection:
         self._on_disconnected = on_disconnected
         self._on_refused = on_refused
         self._vague_failures = 0
+        self._was_connected = False
         self._socket: zmq.Socket[bytes] | None = None
         self._drain: Drain | None = None
         self._monitor: Monitor | None = None
@@ -116,7 +117,7 @@ class Connection:
 
     def _on_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._vague_failures = 0
+            self._was_connected = True
             self.connected = True
             self._on_connected()
         elif event == zmq.EVENT_DISCONNECTED:
@@ -136,7 +137,7 @@ class Connection:
             self._on_refused(f"The coordinator at {self.address} does not know this key, or it was revoked.")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._key:
             self._on_refused(f"The coordinator at {self.address} admits nobody without a key.")
-        else:
+        elif not self._was_connected:
             self._vague_failures += 1
             if self._vague_failures == VAGUE_FAILURES:
                 self._on_refused(

@@ -145,7 +145,12 @@ class Router:
         if known:
             self._leave(known)
         peer = self._peers[identity] = Peer(self, identity, key_name)
-        self._by_fd[part.get(zmq.SRCFD)] = peer
+        descriptor = part.get(zmq.SRCFD)
+        former = self._by_fd.pop(descriptor, None)
+        if former:
+            # Two connections never share a descriptor: that one's end was reported before its first message was read.
+            self._leave(former)
+        self._by_fd[descriptor] = peer
         return peer
 
     def _on_disconnected(self, event: int, fd: int) -> None:

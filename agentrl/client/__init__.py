@@ -1,0 +1,22 @@
+"""The one client of the coordinator: for the command line, the console, scripts and notebooks.
+
+Invariants: every command of the table has a method here; whatever goes wrong is one of `agentrl.errors`; a request is
+carried out at most once, however often it had to be sent. Light imports only: the quick commands begin here.
+"""
+
+from agentrl.client.core import CAUGHT_UP, RESET, SILENT, Client, View
+from agentrl.client.discovery import Target, find
+from agentrl.transport.keys import ClientKey, KeyPair, new_keypair
+
+__all__ = [
+    "CAUGHT_UP",
+    "RESET",
+    "SILENT",
+    "Client",
+    "ClientKey",
+    "KeyPair",
+    "Target",
+    "View",
+    "find",
+    "new_keypair",
+]

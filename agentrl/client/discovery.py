@@ -1,0 +1,134 @@
+"""Which coordinator is meant, and where it is.
+
+Invariant: a run is found by what the caller said, else by the environment, else by being the only one that is up; where
+that is not clear nothing is guessed, and the runs are named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from agentrl.config import paths
+from agentrl.errors import ConfigError, NoCoordinatorError, UnknownNameError, UsageError
+from agentrl.transport.addresses import tcp_triplet
+from agentrl.transport.keys import ClientKey
+
+COORDINATOR_FILE = "coordinator.json"
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Everything needed to reach a coordinator."""
+
+    what: str
+    """The run's name, or what else names it in a sentence."""
+    address: str
+    feed: str
+    metrics: str
+    run: str = ""
+    """The run's uuid; empty where it is not known beforehand."""
+    key: ClientKey | None = None
+    state_dir: Path | None = None
+
+
+class CoordinatorFile(msgspec.Struct, frozen=True):
+    """The part of `coordinator.json` that a client needs."""
+
+    address: str
+    feed: str
+    metrics: str
+    pid: int = 0
+    start_ticks: int = 0
+
+
+def find(
+    run: str | None = None,
+    *,
+    key_file: Path | str | None = None,
+    address: str | None = None,
+    state_dir: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Target:
+    """The coordinator that is meant. Raises NoCoordinatorError, UnknownNameError or UsageError with a sentence."""
+    env = os.environ if environ is None else environ
+    named = bool(run or state_dir)
+    key_path = key_file or (None if named or address else env.get("AGENTRL_KEY"))
+    key = ClientKey.load(key_path) if key_path else None
+    if address or key:
+        return _by_address(address or (key.address if key else ""), key)
+    if state_dir is None and not run and env.get("AGENTRL_STATE_DIR"):
+        state_dir = Path(env["AGENTRL_STATE_DIR"])
+    if state_dir is not None:
+        return _by_state(state_dir)
+    if run:
+        return _by_state(_state_of(run, env))
+    return _by_state(_only_one(env))
+
+
+def read_coordinator(state_dir: Path) -> CoordinatorFile | None:
+    """What the coordinator wrote about itself; None if there is no such file. It may be of one that is dead."""
+    path = state_dir / COORDINATOR_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CoordinatorFile)
+    except FileNotFoundError:
+        return None
+    except OSError as broken:
+        raise ConfigError(f"{path} cannot be read: {broken.strerror}.") from broken
+    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+        raise ConfigError(f"{path} is damaged: {broken}.", hint="agentrl up writes it anew.") from broken
+
+
+def _by_address(address: str, key: ClientKey | None) -> Target:
+    if address.startswith("ipc://"):
+        hub = address.removesuffix("/hub")
+        return Target(address, address, f"{hub}/feed", f"{hub}/metrics", key=key)
+    hub, feed, metrics = tcp_triplet(address)
+    if key and address == key.address:
+        feed, metrics = key.feed or feed, key.metrics or metrics
+    return Target(hub, hub, feed, metrics, key=key)
+
+
+def _by_state(state_dir: Path) -> Target:
+    run = paths.read_run(state_dir)
+    name = run.name if run else state_dir.name
+    found = read_coordinator(state_dir)
+    if found is None:
+        raise NoCoordinatorError(f"The run {name} is not up.", hint="agentrl up starts it.")
+    return Target(name, found.address, found.feed, found.metrics, run.uuid if run else "", state_dir=state_dir)
+
+
+def _state_of(run: str, env: Mapping[str, str]) -> Path:
+    state = paths.state_dir(run, env)
+    if not state.is_dir():
+        known = ", ".join(each.name for each in paths.list_runs(env))
+        raise UnknownNameError(
+            f"There is no run named {run} on this host.",
+            hint=f"There are: {known}." if known else "agentrl up makes one.",
+        )
+    return state
+
+
+def _only_one(env: Mapping[str, str]) -> Path:
+    found = {run.name: paths.state_dir(run.name, env) for run in paths.list_runs(env) if not run.broken}
+    up = {name: state for name, state in found.items() if (state / COORDINATOR_FILE).exists()}
+    if not up:
+        raise NoCoordinatorError("No run is up on this host.", hint="agentrl up RUN.yaml starts one.")
+    if len(up) > 1:
+        up = {name: state for name, state in up.items() if _lives(state)} or up
+    if len(up) > 1:
+        raise UsageError(f"Several runs are up here: {', '.join(sorted(up))}.", hint="Say which one: --run NAME.")
+    return next(iter(up.values()))
+
+
+def _lives(state_dir: Path) -> bool:
+    """True if the process that wrote the file is still there. Only to choose between runs: it may be restarting."""
+    try:
+        found = read_coordinator(state_dir)
+        stat = Path(f"/proc/{found.pid if found else 0}/stat").read_text()
+    except (ConfigError, OSError):
+        return False
+    # The name in the second field may contain blanks and brackets; the start time is the 20th field after it.
+    return found is not None and int(stat.rpartition(")")[2].split()[19]) == found.start_ticks

@@ -1,0 +1,260 @@
+"""The conversation with a coordinator: hello, requests, answers; over as many connections and restarts as it takes.
+
+Invariants: a request keeps its id for life, so that the coordinator carries it out once although it may be sent again
+after each reconnection; every request ends by its deadline; whoever is refused learns why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from agentrl import __version__
+from agentrl.client.discovery import Target
+from agentrl.errors import (
+    AgentrlError,
+    KeyRefusedError,
+    NoCoordinatorError,
+    ProtocolError,
+    VersionMismatchError,
+    WaitTimeoutError,
+    error_for,
+)
+from agentrl.protocol import wire
+from agentrl.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    ClientHello,
+    ErrorReply,
+    FromCoordinator,
+    Refused,
+    Reply,
+    Request,
+    SnapshotEnd,
+    SnapshotRow,
+    Welcome,
+    WhoAreYou,
+)
+from agentrl.transport.dealer import Dealer
+
+RETRY_S = 0.05
+
+Answer = tuple[Reply | SnapshotEnd, dict[str, msgspec.Raw]]
+_log = logging.getLogger(__name__)
+
+
+class _Pending:
+    """A request without an answer yet."""
+
+    def __init__(self, request: Request, expires: float, answer: asyncio.Future[Answer]) -> None:
+        self.request = request
+        self.expires = expires
+        self.answer = answer
+        self.rows: dict[str, msgspec.Raw] = {}
+        self.sent = False
+
+
+class Session:
+    """One per client. `start`, await `opened`, then `request` as often as wanted, then `close`."""
+
+    def __init__(self, target: Target, *, on_welcome: Callable[[Welcome], None] | None = None) -> None:
+        self.target = target
+        self.welcome: Welcome | None = None
+        """The newest answer to our hello; kept while the connection is away."""
+        self._on_welcome = on_welcome
+        self._greeted = False
+        self._greeted_at = 0.0
+        self._refusal: AgentrlError | None = None
+        self._changed = asyncio.Event()
+        self._pending: dict[str, _Pending] = {}
+        self._retry: asyncio.TimerHandle | None = None
+        self._dealer = Dealer(
+            target.address,
+            key=target.key,
+            on_message=self._on_message,
+            on_connected=self._say_hello,
+            on_disconnected=self._on_disconnected,
+            on_refused=self._on_key_refused,
+        )
+
+    @property
+    def connected(self) -> bool:
+        """The coordinator answered our hello on the connection that stands now."""
+        return self._greeted
+
+    def start(self) -> None:
+        self._dealer.start()
+
+    async def opened(self, timeout_s: float) -> Welcome:
+        """The coordinator's welcome. Raises what it refused us with, or NoCoordinatorError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._greeted:
+                    if self._refusal:
+                        raise self._refusal
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._nobody(timeout_s) from None
+        assert self.welcome
+        return self.welcome
+
+    async def request(self, request: Request, timeout_s: float) -> Answer:
+        """The answer to a request, whose deadline is filled in here. Raises what the coordinator answered."""
+        if self._refusal:
+            raise self._refusal
+        loop = asyncio.get_running_loop()
+        pending = _Pending(request, time.monotonic() + timeout_s, loop.create_future())
+        if request.id in self._pending:
+            raise ProtocolError(f"A request with the id {request.id} is under way already.")
+        self._pending[request.id] = pending
+        try:
+            self._send_pending()
+            async with asyncio.timeout(timeout_s):
+                return await pending.answer
+        except TimeoutError:
+            raise self._too_late(pending, timeout_s) from None
+        finally:
+            del self._pending[request.id]
+
+    def close(self) -> None:
+        self._greeted = False
+        if self._retry:
+            self._retry.cancel()
+        self._dealer.close()
+        self._fail(NoCoordinatorError("The client was closed before the answer came."))
+
+    # ---- hello ----
+
+    def _say_hello(self) -> None:
+        self._greeted = False
+        self._dealer.send(
+            wire.encode(
+                ClientHello(PROTOCOL_MAJOR, PROTOCOL_MINOR, run=self.target.run, who=who_am_i(), version=__version__)
+            )
+        )
+
+    def _on_welcome_message(self, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self._greeted, self._greeted_at = True, time.monotonic()
+        self._refusal = None
+        for pending in self._pending.values():
+            pending.sent = False
+        self._changed.set()
+        if self._on_welcome:
+            self._on_welcome(welcome)
+        self._send_pending()
+
+    def _on_disconnected(self) -> None:
+        self._greeted = False
+        self._changed.set()
+
+    def _on_key_refused(self, sentence: str) -> None:
+        key = self.target.key
+        hint = "agentrl keys new NAME, by somebody who is admin, makes a key."
+        self._refuse(KeyRefusedError(f"{sentence} The key is {key.name!r}." if key else sentence, hint=hint))
+
+    def _refuse(self, why: AgentrlError) -> None:
+        self._greeted = False
+        self._refusal = why
+        self._changed.set()
+        self._fail(why)
+
+    # ---- requests ----
+
+    def _send_pending(self) -> None:
+        if self._retry:
+            self._retry.cancel()
+            self._retry = None
+        if not self._greeted or not self.welcome:
+            return
+        for pending in self._pending.values():
+            if pending.sent or pending.answer.done():
+                continue
+            now = time.monotonic()
+            # Durations of ours on their clock: they told us its time with their welcome.
+            deadline_ct = self.welcome.now_ct + (now - self._greeted_at) + max(0.0, pending.expires - now)
+            frame = wire.encode(msgspec.structs.replace(pending.request, deadline_ct=deadline_ct))
+            pending.rows.clear()
+            pending.sent = self._dealer.send(frame)
+            if not pending.sent:
+                self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._send_pending)
+                return
+
+    def _fail(self, why: AgentrlError) -> None:
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(why)
+
+    def _on_message(self, frame: bytes) -> None:
+        try:
+            message = wire.decode_from_coordinator(frame)
+        except ProtocolError as broken:
+            if self._greeted:
+                _log.warning("%s sent what this version does not understand: %s", self.target.what, broken)
+            else:
+                self._refuse(self._strange(broken))
+            return
+        self._handle(message)
+
+    def _handle(self, message: FromCoordinator) -> None:
+        match message:
+            case Welcome():
+                self._on_welcome_message(message)
+            case Refused():
+                self._refuse(error_for(message.code, message.message, message.hint))
+            case WhoAreYou():
+                # One per message that it did not understand; one hello answers them all.
+                if self._greeted:
+                    self._say_hello()
+            case SnapshotRow():
+                if pending := self._pending.get(message.id):
+                    pending.rows[message.key] = message.value
+            case Reply() | SnapshotEnd():
+                pending = self._pending.get(message.id)
+                if pending and not pending.answer.done():
+                    pending.answer.set_result((message, pending.rows))
+            case ErrorReply():
+                pending = self._pending.get(message.id)
+                if pending and not pending.answer.done():
+                    pending.answer.set_exception(error_for(message.code, message.message, message.hint))
+            case _:
+                _log.debug("%s sent %s, which is not for clients", self.target.what, type(message).__name__)
+
+    # ---- sentences ----
+
+    def _nobody(self, timeout_s: float) -> NoCoordinatorError:
+        return NoCoordinatorError(
+            f"The coordinator of {self.target.what} does not answer within {timeout_s:g} s.",
+            hint="agentrl up starts it again and keeps the units that run.",
+        )
+
+    def _too_late(self, pending: _Pending, timeout_s: float) -> AgentrlError:
+        if not pending.sent or not self._greeted:
+            return self._nobody(timeout_s)
+        return WaitTimeoutError(
+            f"The coordinator did not answer {pending.request.name!r} within {timeout_s:g} s; it may still do it.",
+            hint="agentrl events shows what it did.",
+        )
+
+    def _strange(self, broken: ProtocolError) -> VersionMismatchError:
+        return VersionMismatchError(
+            f"The coordinator of {self.target.what} answers in a way that protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} "
+            f"(agentrl {__version__}) does not know: {broken.message}",
+            hint="Use the same version of agentrl on both sides.",
+        )
+
+
+def who_am_i() -> str:
+    """user@host, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
