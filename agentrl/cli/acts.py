@@ -1,0 +1,152 @@
+"""How a command that changes something is carried out: preview, consent, acceptance, wait.
+
+Invariants: nothing destructive is done without a yes, typed or given by `--yes`; a script is never asked; what was
+accepted goes on when the waiting ends, and the person is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from agentrl.cli import output
+from agentrl.cli.progress import Progress
+from agentrl.cli.verbs import Cli
+from agentrl.errors import ExitCode, RefusedError, UnknownNameError
+from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.rows import OperationRow, OperationState, UnitRow
+
+if TYPE_CHECKING:
+    from agentrl.client import Client
+    from agentrl.protocol.commands import Accepted, Args
+
+_EXIT = {
+    OperationState.SUCCEEDED: ExitCode.OK,
+    OperationState.SUPERSEDED: ExitCode.CONFLICT,
+}
+
+
+async def act(cli: Cli, name: str, args: Args) -> ExitCode:
+    """Carry out one command in a connection of its own."""
+    async with cli.connect() as client:
+        return await act_with(cli, client, name, args)
+
+
+async def act_with(cli: Cli, client: Client, name: str, args: Args) -> ExitCode:
+    """Preview, ask, send, wait and say what became of it."""
+    if not await agreed(cli, client, name, args):
+        return ExitCode.OK
+    accepted: Accepted = await client.call(name, args)
+    if not cli.wait:
+        report_accepted(cli, accepted)
+        return ExitCode.OK
+    row = await finished(cli, client, accepted.operation)
+    return report(cli, row, accepted.effect)
+
+
+async def agreed(cli: Cli, client: Client, name: str, args: Args) -> bool:
+    """True if the command is to be sent. A dry run is answered here."""
+    if cli.yes and not cli.dry_run:
+        return True
+    preview = await client.preview(name, args)
+    if cli.dry_run:
+        report_preview(cli, preview.effect, preview.tier)
+        return False
+    if consented(cli, preview.effect, preview.tier):
+        return True
+    output.note("Nothing was done.")
+    return False
+
+
+def consented(cli: Cli, effect: Effect, tier: Tier) -> bool:
+    """Whether an effect may happen: asks a person, and of scripts only what is destructive needs `--yes`."""
+    if cli.yes or tier < Tier.DISRUPTIVE:
+        return True
+    if cli.json or not output.interactive():
+        if tier >= Tier.DESTRUCTIVE:
+            raise RefusedError(f"This {effect.sentence()}.", hint="It cannot be taken back: add --yes to do it.")
+        return True
+    destructive = tier >= Tier.DESTRUCTIVE
+    question = f"This {output.sanitise(effect.sentence())}." + (" It cannot be taken back." if destructive else "")
+    return _ask(f"{question} Go on?", default=not destructive)
+
+
+def _ask(question: str, *, default: bool) -> bool:
+    """A question that one Ctrl-C ends: the event loop's own handler would wait for the answer first."""
+    import typer
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm(question, default=default, err=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def finished(cli: Cli, client: Client, operation: str) -> OperationRow:
+    """Wait for the end of an operation, with its progress on stderr."""
+    try:
+        with Progress(cli) as progress:
+            return await client.wait(operation, on_change=progress.operation, timeout_s=cli.timeout_s)
+    except asyncio.CancelledError:
+        output.note(f"No longer waiting. The operation goes on: agentrl events shows it as {operation}.")
+        raise
+
+
+def report_preview(cli: Cli, effect: Effect, tier: Tier) -> None:
+    if cli.json:
+        output.emit({"dry_run": True, "effect": effect, "tier": tier})
+        return
+    scientific = " It begins a new scientific segment and wants a note." if effect.scientific else ""
+    output.say(f"Would do ({tier.name.lower()}): {effect.sentence()}.{scientific}")
+
+
+def report_accepted(cli: Cli, accepted: Accepted) -> None:
+    if cli.json:
+        output.emit(accepted)
+        return
+    output.say(f"Accepted as {accepted.operation}: {accepted.effect.sentence()}.")
+
+
+def report(cli: Cli, row: OperationRow, effect: Effect) -> ExitCode:
+    """Say how an operation ended; its exit code."""
+    code = _EXIT.get(row.state, ExitCode.FAILED)
+    if cli.json:
+        output.emit({"operation": row, "effect": effect})
+        return code
+    for line in row.lines:
+        output.say(line)
+    for name, value in row.result.items():
+        output.say(f"{name}: {value}")
+    took = output.age(row.ended_at - row.accepted_at)
+    if code is ExitCode.OK:
+        output.say(f"{row.summary or row.command}: done in {took}.")
+    else:
+        output.note(f"agentrl: {row.summary or row.command}: {row.state} after {took}. {row.reason}")
+    return code
+
+
+async def aimed(client: Client, target: str) -> tuple[str, int]:
+    """A target as it was typed, with the incarnation that is seen now.
+
+    The command is refused if that incarnation was replaced while a person thought about the question.
+    `web-0.7` aims at that incarnation; a group or an unknown name is left to the coordinator.
+    """
+    from agentrl.protocol.specs import split_incarnation
+
+    if "." in target:
+        try:
+            return split_incarnation(target)
+        except ValueError as wrong:
+            raise UnknownNameError(f"{wrong}.") from wrong
+    row = (await unit_rows(client)).get(target)
+    return target, row.incarnation if row else 0
+
+
+async def unit_rows(client: Client) -> dict[str, UnitRow]:
+    """All units by name."""
+    from agentrl.protocol.wire import decode_as
+
+    report = await client.status()
+    rows = (decode_as(UnitRow, body) for body in report.units)
+    return {row.unit: row for row in rows}

@@ -1,0 +1,99 @@
+"""Verbs about alerts: list, ack, silence, test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, group, seconds, verb
+from agentrl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from agentrl.protocol.rows import AlertRow
+
+ALERT = typer.Argument(metavar="ALERT", help="An alert's id, such as unit-fatal:web-0.")
+
+
+def register(app: typer.Typer) -> None:
+    alerts = group(app, "alerts", "What is wrong, since when, and the command that cures it.")
+    verb(alerts, "list")(list_alerts)
+    verb(alerts, "ack", acts=True)(acknowledge)
+    verb(alerts, "silence", acts=True)(silence)
+    verb(alerts, "test", acts=True)(test)
+
+
+async def list_alerts(
+    cli: Cli,
+    every: Annotated[bool, typer.Option("--all", help="Also those that are resolved.")] = False,
+) -> ExitCode:
+    """Alerts with evidence and the suggested command."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        found = await client.alerts(all=every)
+    if cli.json:
+        output.emit(found)
+    elif not found:
+        output.say("No alert.")
+    else:
+        for row in found:
+            output.show(headline(row), cli.color)
+            for line in row.evidence:
+                output.say(f"    {line}")
+    return ExitCode.OK
+
+
+def headline(row: AlertRow) -> Text:
+    """One alert in a line or two: what, since when, what to do."""
+    from rich.text import Text
+
+    from agentrl.cli import output
+
+    style = {"page": "bold red", "warning": "yellow"}.get(str(row.severity), "")
+    text = Text()
+    text.append(f"{row.severity} ", style=style)
+    text.append(output.sanitise(f"{row.id}: {row.sentence}"))
+    state = "" if row.state == "firing" else f", {row.state}"
+    by = f" by {row.acknowledged_by}" if row.acknowledged_by else ""
+    text.append(output.sanitise(f" ({output.since(row.since_at)}{state}{by})"), style="dim")
+    if row.silenced_until_at:
+        text.append(output.sanitise(f" silenced until {output.moment(row.silenced_until_at)}"), style="dim")
+    if row.suggest:
+        text.append(output.sanitise(f"\n    {row.suggest}"), style="bold")
+    return text
+
+
+async def acknowledge(cli: Cli, alert: Annotated[str, ALERT]) -> ExitCode:
+    """Say that somebody is on it: it is not sent again."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import Acknowledge
+
+    return await act(cli, "acknowledge", Acknowledge(id=alert))
+
+
+async def silence(
+    cli: Cli,
+    alert: Annotated[str, typer.Argument(metavar="ALERT|RULE", help="An alert's id, or a rule's name.")],
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long: 90s, 15m, 2h, 1d; 0 ends it.")
+    ] = "1h",
+    why: Annotated[
+        str, typer.Option("--why", metavar="TEXT", help="For those who look later.", show_default=False)
+    ] = "",
+) -> ExitCode:
+    """Send nothing for a while. The alert stays visible."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import Silence
+
+    return await act(cli, "silence", Silence(id=alert, for_s=seconds(duration), why=why))
+
+
+async def test(cli: Cli) -> ExitCode:
+    """Send a test through every sink."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import SendTestAlert
+
+    return await act(cli, "test_alert", SendTestAlert())

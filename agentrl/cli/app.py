@@ -1,0 +1,154 @@
+"""The program `agentrl`: all verbs, and the one place where errors become a sentence and an exit code.
+
+Invariants: a person's mistake never shows a traceback; `--json` gives errors as JSON on stdout as well; importing this
+file loads neither zmq, msgspec, pydantic nor rich.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from agentrl import __version__, errors
+from agentrl.cli import (
+    alerts,
+    completion,
+    down,
+    events,
+    house,
+    insight,
+    keys,
+    logs,
+    settings,
+    status,
+    tune,
+    units,
+    up,
+    verbs,
+)
+from agentrl.errors import AgentrlError, ExitCode
+
+app = typer.Typer(
+    name="agentrl",
+    help="Train language-model agents, and operate the run: start, watch, scale, drain, tune and stop its units.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    run: verbs.Run = None,
+    key: verbs.Key = None,
+    json: verbs.Json = False,
+    no_color: verbs.NoColor = False,
+) -> ExitCode:
+    verbs.root_options(context, run, key, json, no_color)
+    if context.invoked_subcommand is None:
+        print(f"agentrl {__version__}" if version else context.get_help())
+    return ExitCode.OK
+
+
+# The order of the help: what one needs first comes first.
+for group_of_verbs in (up, down, status, units, tune, logs, events, alerts, insight, house, keys, settings, completion):
+    group_of_verbs.register(app)
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command line; its exit code."""
+    as_json = "--json" in arguments
+    try:
+        _be_ready_for_any_text()
+        _check_text(arguments)
+        code = app(list(arguments), prog_name="agentrl", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code) if isinstance(code, int) else ExitCode.OK
+    except AgentrlError as error:
+        return _tell(error, as_json)
+    except typer.TyperException as error:
+        return _tell(errors.UsageError(_sentence(error), hint=f"Try `{_path(error)} --help`."), as_json)
+    except typer.Abort:
+        print(file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except OSError as error:
+        return _tell_system_error(error, as_json)
+
+
+def _be_ready_for_any_text() -> None:
+    """A terminal that is not UTF-8 shows what it cannot write as an escape, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise errors.UsageError(f"{argument!a} is not UTF-8 text.") from None
+
+
+def _sentence(error: typer.TyperException) -> str:
+    text = error.format_message().strip() or "The command line does not make sense"
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def _path(error: typer.TyperException) -> str:
+    """The verb whose help is meant."""
+    context = getattr(error, "ctx", None)
+    return str(context.command_path) if context is not None else "agentrl"
+
+
+def _tell(error: AgentrlError, as_json: bool) -> int:
+    from agentrl.cli import output
+
+    code = error.exit_code
+    if as_json:
+        import json
+
+        told = {"code": int(code), "name": code.name.lower(), "message": error.message, "hint": error.hint}
+        print(json.dumps({"error": told}), flush=True)
+    else:
+        for number, line in enumerate(output.sanitise_lines(str(error)).splitlines() or [""]):
+            output.note(f"agentrl: {line}" if number == 0 else line)
+    return code
+
+
+def _tell_system_error(error: OSError, as_json: bool) -> int:
+    if error.errno in (errno.EPIPE, errno.EIO):
+        # The reader went away (`| head`), or the terminal was closed: there is nobody left to tell.
+        for stream in (sys.stdout, sys.stderr):
+            _point_at_nothing(stream.fileno())
+        return ExitCode.OK if error.errno == errno.EPIPE else ExitCode.FAILED
+    subject = f"{error.filename}: " if error.filename else ""
+    kind = errors.DiskError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else AgentrlError
+    return _tell(kind(f"{subject}{error.strerror or error}."), as_json)
+
+
+def _point_at_nothing(descriptor: int) -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+if __name__ == "__main__":
+    main()

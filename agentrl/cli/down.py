@@ -1,0 +1,24 @@
+"""The verb down: stop everything, and prove that nothing is left."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, verb
+from agentrl.errors import ExitCode
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "down", acts=True)(down)
+
+
+async def down(
+    cli: Cli,
+    now: Annotated[bool, typer.Option("--now", help="Kill instead of letting units finish.")] = False,
+) -> ExitCode:
+    """Stop everything and prove that nothing is left."""
+    from agentrl.cli import ending
+
+    return await ending.end_run(cli, now=now)

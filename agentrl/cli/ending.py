@@ -1,0 +1,232 @@
+"""The end of a run: everything is stopped, then it is proven that nothing is left.
+
+Invariants: the first Ctrl-C only says what the second one does; "nothing is left" is never taken from the coordinator
+alone where this host can be looked at; what is removed without a coordinator is named first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import msgspec
+
+from agentrl.cli import launch, output, proof
+from agentrl.cli.acts import agreed, consented, report_accepted, report_preview
+from agentrl.cli.living import Living, keepers_of
+from agentrl.cli.progress import Progress
+from agentrl.cli.verbs import RUN_VARIABLE, Cli
+from agentrl.client import Client
+from agentrl.config import paths
+from agentrl.config.paths import RunFile
+from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
+from agentrl.protocol.commands import Accepted, Down
+from agentrl.protocol.danger import Effect, tier_of
+from agentrl.protocol.messages import ScanReport
+from agentrl.protocol.rows import OperationRow, OperationState
+
+_KEEPERS_END_WITHIN_S = 20.0
+_TREES_END_WITHIN_S = 5.0
+_AGENT_BRINGS_IT_BACK_WITHIN_S = 10.0
+
+
+async def end_run(cli: Cli, *, now: bool) -> ExitCode:
+    """Stop the run that is meant, wherever its coordinator is, or remove whatever was left of it."""
+    if cli.remote:
+        async with cli.connect() as client:
+            stopped = await _stop(cli, client, [], now=now)
+            return _tell(cli, "", stopped, None, []) if stopped is not _UNWANTED else ExitCode.OK
+    run = await _meant(cli)
+    if run is None:
+        return _nothing(cli)
+    keepers = keepers_of(paths.state_dir(run.name))
+    # While an agent lives it may be bringing its coordinator back, so that is waited for.
+    if not await launch.answers(run.name, _AGENT_BRINGS_IT_BACK_WITHIN_S if keepers else 1.0):
+        return await _remove_leftovers(cli, run)
+    async with Client.connect(run=run.name) as client:
+        keepers = keepers_of(paths.state_dir(run.name))
+        stopped = await _stop(cli, client, keepers, now=now)
+    return ExitCode.OK if stopped is _UNWANTED else await _prove(cli, run, stopped, keepers)
+
+
+async def _meant(cli: Cli) -> RunFile | None:
+    """The run to be stopped: the one named, else the only one of which something lives."""
+    known = [run for run in paths.list_runs() if not run.broken]
+    name = cli.run or os.environ.get(RUN_VARIABLE)
+    if name:
+        return next((run for run in known if run.name == name), None)
+    up = [run for run in known if keepers_of(paths.state_dir(run.name))]
+    if not up and len(known) > 1:
+        up = [run for run in known if (await proof.scan(run.uuid)).found]
+    if len(up) > 1:
+        raise UsageError(
+            f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Say which one: --run NAME."
+        )
+    if up:
+        return up[0]
+    return known[0] if len(known) == 1 else None
+
+
+def _nothing(cli: Cli) -> ExitCode:
+    name = cli.run or os.environ.get(RUN_VARIABLE) or ""
+    what = f"There is no run named {name!r} on this host" if name else "No run is up on this host"
+    sentence = f"{what}; there is nothing to stop."
+    if cli.json:
+        output.emit({"run": name, "proven": True, "was_up": False, "lines": [sentence]})
+    else:
+        output.say(sentence)
+    return ExitCode.OK
+
+
+_UNWANTED = OperationRow("", "down", "", "", OperationState.CANCELLED, 0.0)
+"""Stands for an operation that was not sent, or not waited for, because that was not wanted."""
+
+
+async def _stop(cli: Cli, client: Client, keepers: list[Living], *, now: bool) -> OperationRow | None:
+    """Have everything stopped. None if the coordinator was gone before it could tell how it ended."""
+    args = Down(now=now)
+    if not await agreed(cli, client, "down", args):
+        return _UNWANTED
+    accepted: Accepted = await client.call("down", args)
+    if not cli.wait:
+        report_accepted(cli, accepted)
+        return _UNWANTED
+    with Progress(cli) as progress:
+        return await _Ending(cli, client, keepers, progress).wait(accepted.operation)
+
+
+class _Ending:
+    """Waits for the end of a `down`, with Ctrl-C as the way to hurry it."""
+
+    def __init__(self, cli: Cli, client: Client, keepers: list[Living], progress: Progress) -> None:
+        self._cli = cli
+        self._client = client
+        self._keepers = keepers
+        self._progress = progress
+        self._pressed: asyncio.Queue[None] = asyncio.Queue()
+
+    async def wait(self, operation: str) -> OperationRow | None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._pressed.put_nowait, None)
+        # A coordinator ends itself as its last act: its answer may be lost, its end is seen.
+        gone: asyncio.Future[list[Living]] = loop.create_future()
+        if self._keepers:
+            gone = asyncio.ensure_future(proof.until_gone(self._keepers))
+        told = self._watch(operation)
+        times = 0
+        try:
+            while True:
+                key = asyncio.ensure_future(self._pressed.get())
+                awaited: set[asyncio.Future[Any]] = {told, gone, key}
+                done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                key.cancel()
+                if key not in done:
+                    return _result(told)
+                times += 1
+                told = await self._hurry(times, told)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            told.cancel()
+            gone.cancel()
+            await asyncio.gather(told, gone, return_exceptions=True)
+
+    def _watch(self, operation: str) -> asyncio.Future[OperationRow]:
+        return asyncio.ensure_future(
+            self._client.wait(operation, on_change=self._progress.operation, timeout_s=self._cli.timeout_s)
+        )
+
+    async def _hurry(self, times: int, told: asyncio.Future[OperationRow]) -> asyncio.Future[OperationRow]:
+        """The second Ctrl-C kills, the third stops the waiting."""
+        if times == 1:
+            output.note("Units are finishing what is under way. Ctrl-C once more kills them.")
+            return told
+        if times == 2:
+            output.note("Killing what is left. Ctrl-C once more stops the waiting.")
+            accepted: Accepted = await self._client.call("down", Down(now=True))
+            told.cancel()
+            return self._watch(accepted.operation)
+        output.note("No longer waiting; the stopping goes on. `agentrl down` proves later that nothing is left.")
+        raise KeyboardInterrupt
+
+
+def _result(told: asyncio.Future[OperationRow]) -> OperationRow | None:
+    if not told.done():
+        return None
+    try:
+        return told.result()
+    except NoCoordinatorError:
+        # It is gone before it could tell; whether everything ended is for the scan to say.
+        return None
+
+
+async def _prove(cli: Cli, run: RunFile, row: OperationRow | None, keepers: list[Living]) -> ExitCode:
+    with Progress(cli) as progress:
+        progress.step("waiting for agent and coordinator to end")
+        left = await proof.until_gone(keepers, _KEEPERS_END_WITHIN_S)
+        progress.step("looking at every process of this host")
+        found = await proof.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
+    return _tell(cli, run.name, row, found, left)
+
+
+async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
+    """No coordinator answers: whatever is still there is named and removed."""
+    found = await proof.scan(run.uuid)
+    keepers = keepers_of(paths.state_dir(run.name))
+    if not found.found and not keepers:
+        return _was_not_up(cli, run, found)
+    listed = {one.pid for one in found.found}
+    names = [f"{one.incarnation or one.command} (pid {one.pid})" for one in found.found]
+    names += [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers if keeper.pid not in listed]
+    effect = Effect(kills=tuple(names))
+    if cli.dry_run:
+        report_preview(cli, effect, tier_of(effect))
+        return ExitCode.OK
+    output.note(f"No coordinator answers for {run.name}, but something of it is left.")
+    if not consented(cli, effect, tier_of(effect)):
+        output.note("Nothing was done.")
+        return ExitCode.OK
+    # The agents first: they would start the coordinator, and it the units, again.
+    left = await proof.end(keepers)
+    killed = await proof.scan(run.uuid, kill=True)
+    after = await proof.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
+    after = msgspec.structs.replace(after, killed=killed.killed or found.found)
+    return _tell(cli, run.name, None, after, left)
+
+
+def _was_not_up(cli: Cli, run: RunFile, found: ScanReport) -> ExitCode:
+    sentence = f"The run {run.name} is not up: none of {found.examined} processes on {found.host} belongs to it."
+    if cli.json:
+        output.emit({"run": run.name, "proven": True, "was_up": False, "scan": found, "lines": [sentence]})
+    else:
+        output.say(sentence)
+    return ExitCode.OK
+
+
+def _tell(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[Living]) -> ExitCode:
+    """Say what was done, and whether it is proven that nothing is left."""
+    lines = list(row.lines) if row is not None else []
+    remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]
+    if found is not None:
+        lines += [f"killed {one.command} (pid {one.pid}): {one.why}" for one in found.killed]
+        remaining += [f"{one.command} (pid {one.pid}) on {found.host}: {one.why}" for one in found.found]
+    failed = f"{row.state}: {row.reason}" if row is not None and row.state is not OperationState.SUCCEEDED else ""
+    proven = not remaining and not failed
+    if proven and found is not None:
+        lines.append(f"Nothing of {name} is left: none of {found.examined} processes on {found.host} belongs to it.")
+    elif proven:
+        lines.append("The run is down, says its coordinator.")
+    if found is not None and found.unproven:
+        lines.append(f"Not proven: {found.unproven}")
+    if cli.json:
+        document = {"run": name, "proven": proven, "was_up": True, "operation": row, "scan": found}
+        output.emit({**document, "lines": lines, "left": remaining})
+    else:
+        for line in lines:
+            output.say(line)
+        for line in remaining:
+            output.note(f"agentrl: still there: {line}")
+        if failed:
+            output.note(f"agentrl: {failed}")
+    return ExitCode.OK if proven else ExitCode.NOT_PROVEN

@@ -1,0 +1,151 @@
+"""The verb events: what happened, oldest first, and what happens next."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, seconds, verb
+from agentrl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from agentrl.client import Client
+    from agentrl.protocol.rows import AnyRow
+
+
+class Kind(enum.StrEnum):
+    OPERATION = "operation"
+    INCIDENT = "incident"
+    AUDIT = "audit"
+    KNOB = "knob"
+    ALERT = "alert"
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "events")(events)
+
+
+async def events(
+    cli: Cli,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens next, until Ctrl-C.")] = False,
+    kind: Annotated[
+        list[Kind] | None, typer.Option("--kind", help="Only this kind; may be repeated.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Only the last 90s, 15m, 2h.", show_default=False)
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 200,
+) -> ExitCode:
+    """Show operations, incidents, changes and alerts."""
+    import time
+
+    from agentrl.cli import output
+
+    kinds = tuple(str(chosen) for chosen in kind or ())
+    after_at = time.time() - seconds(since) if since else 0.0
+    async with cli.connect() as client:
+        found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=limit), key=when)
+        if cli.json and not follow:
+            output.emit(found)
+            return ExitCode.OK
+        for row in found:
+            show(cli, row)
+        if follow:
+            await _follow(cli, client, kinds or tuple(Kind), found)
+        elif not found:
+            output.note("Nothing happened yet.")
+    return ExitCode.OK
+
+
+async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
+    """The feed says that something happened; the audit, which it does not carry, is asked for then."""
+    from agentrl.client import CAUGHT_UP
+
+    shown = {identity(row) for row in found}
+    audited = {"audit", "knob"} & set(kinds)
+    after_at = max((when(row) for row in found), default=0.0)
+    began_at, caught_up = after_at, False
+    async for key, row in client.follow(("op", "incident", "knob", "alert")):
+        caught_up = caught_up or key == CAUGHT_UP
+        # The first snapshot also holds what is older than what was asked for.
+        wanted = row is not None and kind_of(row) in kinds and (caught_up or when(row) >= began_at)
+        fresh: list[AnyRow] = [row] if row is not None and wanted else []
+        if audited and row is not None and kind_of(row) in ("operation", "knob"):
+            fresh += await client.events(kinds=tuple(sorted(audited)), after_at=after_at, limit=200)
+        for new in fresh:
+            if identity(new) not in shown:
+                shown.add(identity(new))
+                after_at = max(after_at, when(new)) if kind_of(new) == "audit" else after_at
+                show(cli, new)
+
+
+def kind_of(row: object) -> str:
+    """The tag of a row."""
+    import msgspec
+
+    return str(row.__struct_config__.tag) if isinstance(row, msgspec.Struct) else ""
+
+
+def identity(row: AnyRow) -> tuple[object, ...]:
+    """Equal for two rows that say the same happened: an operation is shown again when its state changes."""
+    return (
+        kind_of(row),
+        *(getattr(row, name, None) for name in ("id", "seq", "name", "unit", "state", "since_at", "revision")),
+    )
+
+
+def when(row: AnyRow) -> float:
+    """When it happened, for sorting."""
+    from agentrl.protocol import rows
+
+    match row:
+        case rows.OperationRow():
+            return row.accepted_at
+        case rows.AlertRow():
+            return row.resolved_at or row.since_at
+        case rows.KnobRow():
+            return row.changed_at
+        case rows.IncidentRow() | rows.AuditRow():
+            return row.at
+        case _:
+            return 0.0
+
+
+def show(cli: Cli, row: AnyRow) -> None:
+    """One event on a line; an incident with its evidence."""
+    from agentrl.cli import output
+
+    if cli.json:
+        output.emit_line(row)
+        return
+    output.say(f"{output.moment(when(row))}  {kind_of(row):9}  {sentence(row)}")
+    for line in getattr(row, "tail", ()):
+        output.say(f"                       | {line}")
+
+
+def sentence(row: AnyRow) -> str:
+    """What happened, in a line."""
+    from agentrl.protocol import rows
+
+    match row:
+        case rows.OperationRow():
+            why = f": {row.reason}" if row.reason else ""
+            return f"{row.id}  {row.summary or row.command} by {row.who}: {row.state}{why}"
+        case rows.AlertRow():
+            return f"{row.severity} {row.id}: {row.sentence} ({row.state})"
+        case rows.KnobRow():
+            note = f" ({row.note})" if row.note else ""
+            return f"{row.name} = {row.value}, by {row.changed_by or 'default'}{note}"
+        case rows.IncidentRow():
+            exit_ = f" [{row.exit}]" if row.exit else ""
+            done = f"; {row.done}" if row.done and row.done not in row.what else ""
+            stacks = f"; stacks in {row.stacks}" if row.stacks else ""
+            return f"{row.unit}.{row.incarnation}{exit_}: {row.what}{done}{stacks}"
+        case rows.AuditRow():
+            note = f" ({row.note})" if row.note else ""
+            return f"{row.who}: {row.what or row.command}{note}"
+        case _:
+            return ""

@@ -1,0 +1,98 @@
+"""Verbs about this host: runs, doctor, daemon."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, verb
+from agentrl.errors import ExitCode, UnknownNameError
+
+DAEMONS = ("host", "coordinator", "mongo")
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "runs")(runs)
+    verb(app, "doctor")(doctor)
+    # A daemon's own options are its own: --help behind the role is the daemon's.
+    verb(app, "daemon", context_settings={"ignore_unknown_options": True, "help_option_names": []})(daemon)
+
+
+def runs(cli: Cli) -> ExitCode:
+    """List all runs of this user on this host."""
+    from agentrl.cli import output
+    from agentrl.cli.living import coordinator_of
+    from agentrl.config import paths
+
+    rows = []
+    for run in paths.list_runs():
+        state_dir = paths.state_dir(run.name)
+        living = coordinator_of(state_dir)
+        rows.append(
+            {
+                "name": run.name,
+                "up": living is not None,
+                "coordinator_pid": living.pid if living else 0,
+                "uuid": run.uuid,
+                "run_dir": run.run_dir,
+                "state_dir": str(state_dir),
+                "created_at": run.created_at,
+                "broken": run.broken,
+            }
+        )
+    if cli.json:
+        output.emit(rows)
+    elif not rows:
+        output.say("There is no run on this host. Start one by `agentrl up RUN.yaml`.")
+    else:
+        shown = [
+            (
+                row["name"],
+                "damaged" if row["broken"] else "up" if row["up"] else "down",
+                output.moment(float(str(row["created_at"]))),
+                row["broken"] or row["run_dir"],
+            )
+            for row in rows
+        ]
+        output.show(output.table(("run", "state", "created", "directory"), shown), cli.color)
+    return ExitCode.OK
+
+
+def doctor(cli: Cli) -> ExitCode:
+    """Check the environment; each line says what to do."""
+    import subprocess
+
+    command = [sys.executable, "-m", "agentrl.doctor", *(["--json"] if cli.json else [])]
+    sys.stdout.flush()
+    code = subprocess.run(command, check=False).returncode
+    try:
+        return ExitCode(code)
+    except ValueError:
+        return ExitCode.FAILED
+
+
+def daemon(
+    cli: Cli,
+    role: Annotated[str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(DAEMONS)}.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ARGUMENTS]...", help="The daemon's own; `daemon ROLE --help` lists them.", show_default=False
+        ),
+    ] = None,
+) -> ExitCode:
+    """Run a daemon in the foreground, for systemd, Slurm and Kubernetes."""
+    if role not in DAEMONS:
+        import difflib
+
+        near = difflib.get_close_matches(role, DAEMONS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DAEMONS)}."
+        raise UnknownNameError(f"There is no daemon {role!r}.", hint=hint)
+    command = [sys.executable, "-m", f"daemons.{role}", *(arguments or ())]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The daemon takes this process over, so that signals of its supervisor reach it.
+    os.execv(sys.executable, command)

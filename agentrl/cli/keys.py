@@ -1,0 +1,140 @@
+"""Verbs about keys: new, list, revoke. A secret is written to a file and never printed."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, group, verb
+from agentrl.errors import ConfigError, ConflictError, ExitCode, OperationFailedError, UsageError
+
+if TYPE_CHECKING:
+    from agentrl.client import Client
+
+
+class Permission(enum.StrEnum):
+    """What a person's key may do. Keys of units are made by the coordinator."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+def register(app: typer.Typer) -> None:
+    keys = group(app, "keys", "Who may reach the run from elsewhere, and what they may do.")
+    verb(keys, "new", acts=True)(new)
+    verb(keys, "list")(list_keys)
+    verb(keys, "revoke", acts=True)(revoke)
+
+
+async def new(
+    cli: Cli,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; it stands in the audit.")],
+    permission: Annotated[Permission, typer.Option("--permission", help="What it may do.")] = Permission.VIEWER,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where the key file goes; else NAME.key here.", show_default=False),
+    ] = None,
+) -> ExitCode:
+    """Make a key file with which somebody reaches the run from another host."""
+    from agentrl.cli import output
+    from agentrl.cli.acts import agreed, finished
+    from agentrl.client import ClientKey, new_keypair
+    from agentrl.protocol.commands import AddKey
+    from agentrl.protocol.messages import Permission as Allowed
+    from agentrl.protocol.rows import OperationState
+
+    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+        raise UsageError(f"{name!r} is not a name of a key.", hint="Use letters, digits, dashes and underscores.")
+    file = (out or Path(f"{name}.key")).expanduser().absolute()
+    if file.exists():
+        raise ConflictError(
+            f"{file} exists already; nothing was overwritten.", hint="Choose another place by --out FILE."
+        )
+    pair = new_keypair()
+    async with cli.connect() as client:
+        where = _listening(client)
+        key = ClientKey(name=name, public=pair.public, secret=pair.secret, **where)
+        args = AddKey(name=name, public=pair.public, permission=Allowed(permission.value))
+        if not await agreed(cli, client, "add_key", args):
+            return ExitCode.OK
+        # The file comes first: a key that was admitted and then could not be written would be of no use to anybody.
+        key.save(file)
+        try:
+            accepted = await client.call("add_key", args)
+            row = await finished(cli, client, accepted.operation)
+            if row.state is not OperationState.SUCCEEDED:
+                raise OperationFailedError(f"The key was not admitted: {row.reason or row.state}.")
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+    if cli.json:
+        output.emit({"name": name, "permission": permission.value, "public": pair.public, "file": str(file)})
+        return ExitCode.OK
+    output.say(f"{file} lets its holder reach the run as {permission.value}; keep it secret (mode 0600).")
+    output.say(f"Use it by `agentrl status --key {file.name}`, or set AGENTRL_KEY to its path.")
+    return ExitCode.OK
+
+
+def _listening(client: Client) -> dict[str, str]:
+    """Where the coordinator listens for other hosts, and its public key."""
+    from agentrl.cli.living import read_json
+
+    mine = client.target.key
+    if mine is not None:
+        return {
+            "server_public": mine.server_public,
+            "address": mine.address,
+            "feed": mine.feed,
+            "metrics": mine.metrics,
+        }
+    name, state_dir = client.target.what, client.target.state_dir
+    listen = read_json(state_dir / "coordinator.json").get("listen") if state_dir else None
+    if not isinstance(listen, dict) or not listen.get("address"):
+        raise ConfigError(
+            f"The run {name} is not reachable from other hosts, so a key would open nothing.",
+            hint="Set coordinator.listen in the run file, such as tcp://0.0.0.0:7400, then say down and up again.",
+        )
+    return {
+        "server_public": str(listen.get("public", "")),
+        "address": str(listen["address"]),
+        "feed": str(listen.get("feed", "")),
+        "metrics": str(listen.get("metrics", "")),
+    }
+
+
+async def list_keys(cli: Cli) -> ExitCode:
+    """Show all keys and what they may do."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        found = await client.list_keys()
+    if cli.json:
+        output.emit(found)
+        return ExitCode.OK
+    if not found:
+        output.say("There is no key.")
+        return ExitCode.OK
+    rows = [
+        (
+            row.name,
+            str(row.permission),
+            output.moment(row.created_at),
+            f"revoked {output.moment(row.revoked_at)}" if row.revoked_at else "",
+            row.public,
+        )
+        for row in found
+    ]
+    output.show(output.table(("key", "may", "made", "", "public"), rows), cli.color)
+    return ExitCode.OK
+
+
+async def revoke(cli: Cli, name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")]) -> ExitCode:
+    """Refuse a key from now on; its holder is cut off at once."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import RevokeKey
+
+    return await act(cli, "revoke_key", RevokeKey(name=name))

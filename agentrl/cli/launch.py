@@ -1,0 +1,141 @@
+"""From a configuration to a coordinator that answers.
+
+Invariants: a run that is up elsewhere is never started here; starting twice is harmless, the second agent finds the
+lock of the first; what is started belongs to a session of its own, so that a closed terminal cannot reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from agentrl.cli.living import boot_id, read_json
+from agentrl.cli.progress import Progress
+from agentrl.client import Client
+from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError
+
+START_WITHIN_S = 40.0
+_SIGN_IS_FRESH_S = 30.0
+_LAST_UP = "last_up.json"
+_LOG_LINES = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is on this host."""
+
+    name: str
+    state_dir: Path
+    run_dir: Path
+
+    @property
+    def host(self) -> str:
+        """The name of this host in the run."""
+        import socket
+
+        return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0]) or "local"
+
+
+def refuse_if_up_elsewhere(place: Place) -> None:
+    """ConflictError if another host coordinates this run directory, and was seen doing so just now."""
+    sign_file = place.run_dir / "coordinator.json"
+    sign = read_json(sign_file)
+    age_s = time.time() - _number(sign.get("heartbeat_at"))
+    # A heartbeat from the future is fresh: clocks differ, and two coordinators on one run cannot be undone.
+    if not sign or age_s > _SIGN_IS_FRESH_S or sign.get("boot_id") == boot_id():
+        return
+    raise ConflictError(
+        f"The run {sign.get('name', place.name)} is up on host {sign.get('host')}, seen {max(0.0, age_s):.0f} s ago.",
+        hint=f"Say `agentrl down` there; if that host is gone, remove {sign_file}.",
+    )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+async def answers(name: str, timeout_s: float = 2.0) -> bool:
+    """Whether the coordinator of a run answers. A refusal is an answer, and is raised."""
+    try:
+        async with Client.connect(run=name, timeout_s=timeout_s):
+            return True
+    except NoCoordinatorError:
+        return False
+
+
+async def ensure_coordinator(place: Place, progress: Progress, within_s: float = START_WITHIN_S) -> None:
+    """Start the host agent if no coordinator answers, and wait until one does."""
+    if await answers(place.name):
+        return
+    deadline = time.monotonic() + within_s
+    progress.step(f"starting the host agent {place.host}")
+    said = await _start_agent(place)
+    while not await answers(place.name, timeout_s=1.0):
+        progress.step("waiting for the coordinator to answer")
+        if time.monotonic() > deadline:
+            raise NoCoordinatorError(
+                f"The coordinator of {place.name} did not answer within {within_s:.0f} s.{_evidence(place, said)}",
+                hint="`agentrl doctor` checks this host.",
+            )
+        await asyncio.sleep(0.05)
+
+
+async def _start_agent(place: Place) -> str:
+    """What the start said. Raises if it failed for good; losing to another start of the same run is no failure."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "agentrl.placement.local",
+        *("--state-dir", str(place.state_dir), "--run-dir", str(place.run_dir), "--name", place.host),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        # Ctrl-C in this terminal ends the waiting, not what was started.
+        start_new_session=True,
+    )
+    output, _ = await process.communicate()
+    said = output.decode(errors="replace").strip()
+    if process.returncode not in (ExitCode.OK, ExitCode.CONFLICT):
+        raise AgentrlError(
+            f"The host agent could not be started: {said or f'exit {process.returncode}'}.{_evidence(place, '')}",
+            hint="`agentrl doctor` checks this host.",
+        )
+    return said
+
+
+def _evidence(place: Place, said: str) -> str:
+    """The last lines of the logs of agent and coordinator."""
+    parts = [said] if said else []
+    for name in ("agent.log", "coordinator.log"):
+        file = place.state_dir / "hosts" / place.host / name
+        try:
+            lines = file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        except OSError:
+            continue
+        if lines:
+            parts.append("\n".join([f"{file}:", *(f"  {line}" for line in lines)]))
+    return "".join(f"\n{part}" for part in parts) + ("\n" if parts else "")
+
+
+def remember(place: Place, file: Path | None, sets: tuple[str, ...]) -> None:
+    """Which run file a run was last started with, for `agentrl up --run NAME`."""
+    if file is None:
+        return
+    target = place.state_dir / _LAST_UP
+    draft = target.with_suffix(".draft")
+    draft.write_text(json.dumps({"file": str(file), "sets": list(sets)}))
+    draft.replace(target)
+
+
+def remembered(state_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
+    """The run file and settings of the last `up`; None if there was none."""
+    found = read_json(state_dir / _LAST_UP)
+    file, sets = found.get("file"), found.get("sets", [])
+    if not isinstance(file, str) or not isinstance(sets, list):
+        return None
+    return Path(file), tuple(str(one) for one in sets)

@@ -1,0 +1,71 @@
+"""Which processes keep a run alive on this host, as the files of its state directory name them.
+
+Invariant: a process is known by pid, start time and boot, so a reused pid is never taken for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Living:
+    """A process that a file of the run names."""
+
+    what: str
+    pid: int
+    start_ticks: int
+
+    @property
+    def alive(self) -> bool:
+        ticks = start_ticks(self.pid)
+        return ticks is not None and self.start_ticks in (0, ticks)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None if there is no such process, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file of the state directory; empty if it is missing or half written."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def coordinator_of(state_dir: Path) -> Living | None:
+    """The coordinator, if its process lives."""
+    return _living("coordinator", state_dir / "coordinator.json")
+
+
+def keepers_of(state_dir: Path) -> list[Living]:
+    """Coordinator and host agents of this host that live."""
+    found = [coordinator_of(state_dir)]
+    found += [_living(f"host agent {path.parent.name}", path) for path in sorted(state_dir.glob("hosts/*/agent.json"))]
+    return [living for living in found if living is not None]
+
+
+def _living(what: str, path: Path) -> Living | None:
+    found = read_json(path)
+    pid, ticks = found.get("pid"), found.get("start_ticks", 0)
+    if not isinstance(pid, int) or not isinstance(ticks, int) or found.get("boot_id", boot_id()) != boot_id():
+        return None
+    living = Living(what, pid, ticks)
+    return living if living.alive else None

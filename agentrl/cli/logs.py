@@ -1,0 +1,181 @@
+"""The verb logs: what a unit wrote, followed over rotations and over new incarnations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, seconds, verb
+from agentrl.errors import ExitCode, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from agentrl.cli.logtext import Choice
+    from agentrl.client import Client
+    from agentrl.protocol.messages import LogChunk
+
+_CHUNK_BYTES = 256 << 10
+_POLL_S = 0.4
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "logs")(logs)
+
+
+async def logs(
+    cli: Cli,
+    unit: Annotated[
+        str, typer.Argument(metavar="UNIT", help="A unit such as web-0, or one life of it such as web-0.7.")
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written next, until Ctrl-C.")
+    ] = False,
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="The incarnation before the current one.")] = False,
+    grep: Annotated[
+        str, typer.Option("--grep", "-g", metavar="REGEX", help="Only lines that match.", show_default=False)
+    ] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="Only the last 90s, 15m, 2h, by the lines' own times.", show_default=False
+        ),
+    ] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many lines; 0 means all.")] = 200,
+) -> ExitCode:
+    """Show what a unit wrote."""
+    import time
+
+    from agentrl.cli.logtext import Choice
+
+    if follow and previous:
+        raise UsageError("--previous has ended, so it cannot be followed.", hint="Give one of them.")
+    name, incarnation = _which(unit, previous)
+    choice = Choice(grep, time.time() - seconds(since) if since else None)
+    async with cli.connect() as client:
+        # A filter looks at the whole log: what is sought may be far back.
+        whole = bool(grep or since or not lines)
+        chunk = await _show_past(cli, client, name, incarnation, choice, lines, whole=whole)
+        if since and not choice.saw_time and chunk.size:
+            output_note("The lines carry no time, so --since left nothing out.")
+        if follow:
+            await _follow(cli, client, chunk, choice, pinned=incarnation > 0)
+    return ExitCode.OK
+
+
+def _which(unit: str, previous: bool) -> tuple[str, int]:
+    from agentrl.protocol.specs import split_incarnation
+
+    if "." not in unit:
+        return unit, -1 if previous else 0
+    if previous:
+        raise UsageError(
+            f"{unit} names one incarnation already; --previous would be another.", hint="Give one of them."
+        )
+    try:
+        return split_incarnation(unit)
+    except ValueError as wrong:
+        raise UnknownNameError(f"{wrong}.") from wrong
+
+
+async def _show_past(
+    cli: Cli, client: Client, unit: str, incarnation: int, choice: Choice, count: int, *, whole: bool
+) -> LogChunk:
+    """Print what is there already; the last chunk says where following begins."""
+    from agentrl.cli import output
+    from agentrl.cli.logtext import Lines, last
+
+    chunk = await client.read_logs(
+        unit, incarnation=incarnation, offset=0 if whole else -_CHUNK_BYTES, limit=_CHUNK_BYTES
+    )
+    cut = chunk.offset > 0
+    joined = Lines()
+    found = joined.feed(chunk.data)
+    async for more in _rest_of(client, chunk):
+        chunk = more
+        found += joined.feed(more.data)
+    found += joined.end()
+    if cut:
+        # The first line began before the range that was read.
+        del found[:1]
+    shown = last(found, count, choice)
+    if cli.json:
+        output.emit_line(
+            {"unit": unit, "incarnation": chunk.incarnation, "offset": chunk.offset, "size": chunk.size, "lines": shown}
+        )
+    else:
+        for line in shown:
+            _print(line)
+    return chunk
+
+
+async def _rest_of(client: Client, chunk: LogChunk) -> AsyncIterator[LogChunk]:
+    """The chunks of the same incarnation after this one, up to the end that the log has when it is reached."""
+    while chunk.data and chunk.offset + len(chunk.data) < chunk.size:
+        following = await client.read_logs(
+            chunk.unit, incarnation=chunk.incarnation, offset=chunk.offset + len(chunk.data), limit=_CHUNK_BYTES
+        )
+        if following.rotation != chunk.rotation:
+            return
+        chunk = following
+        yield chunk
+
+
+async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, *, pinned: bool) -> None:
+    import asyncio
+
+    from agentrl.cli.logtext import Lines
+
+    joined = Lines()
+    while True:
+        offset = chunk.offset + len(chunk.data)
+        following = await client.read_logs(chunk.unit, incarnation=chunk.incarnation, offset=offset, limit=_CHUNK_BYTES)
+        if following.rotation != chunk.rotation or following.size < offset:
+            output_note(f"The log of {chunk.unit}.{chunk.incarnation} was cut; what is left of it follows.")
+            _print_lines(cli, chunk, joined.end(), choice)
+            chunk = _at(following, 0)
+            continue
+        _print_lines(cli, following, joined.feed(following.data), choice)
+        chunk = following
+        if following.data:
+            continue
+        newest = chunk if pinned else await client.read_logs(chunk.unit, incarnation=0, offset=0, limit=1)
+        if newest.incarnation != chunk.incarnation:
+            _print_lines(cli, chunk, joined.end(), choice)
+            output_note(f"{chunk.unit}.{chunk.incarnation} ended; this is {newest.unit}.{newest.incarnation}.")
+            chunk = _at(newest, 0)
+            continue
+        await asyncio.sleep(_POLL_S)
+
+
+def _at(chunk: LogChunk, offset: int) -> LogChunk:
+    import msgspec
+
+    return msgspec.structs.replace(chunk, offset=offset, data=b"")
+
+
+def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice) -> None:
+    from agentrl.cli import output
+
+    for line in lines:
+        if not choice(line):
+            continue
+        if cli.json:
+            output.emit_line({"unit": chunk.unit, "incarnation": chunk.incarnation, "line": line})
+        else:
+            _print(line)
+    sys.stdout.flush()
+
+
+def _print(line: str) -> None:
+    """A terminal is protected from control codes; a file or a pipe gets the line as it was written."""
+    from agentrl.cli import output
+
+    print(output.sanitise_lines(line) if sys.stdout.isatty() else line)
+
+
+def output_note(text: str) -> None:
+    from agentrl.cli import output
+
+    output.note(text)

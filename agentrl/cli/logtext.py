@@ -1,0 +1,82 @@
+"""From ranges of a log to lines: joined over chunks, and chosen by pattern and time.
+
+Invariants: pure; a line is given once, whole, however the chunks were cut; a line without a time belongs to the one
+before it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import datetime
+import re
+from collections.abc import Callable
+
+from agentrl.errors import UsageError
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?: ?(?:Z|[+-]\d\d:?\d\d))?")
+_LONGEST_LINE = 1 << 20
+
+
+class Lines:
+    """Joins chunks of bytes to lines."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that this chunk completed."""
+        self._rest += self._decoder.decode(data)
+        *whole, self._rest = self._rest.split("\n")
+        if len(self._rest) > _LONGEST_LINE:
+            whole.append(self._rest)
+            self._rest = ""
+        return [line.removesuffix("\r") for line in whole]
+
+    def end(self) -> list[str]:
+        """The last line, if it has no end yet."""
+        rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
+        self._decoder.reset()
+        return [rest] if rest else []
+
+
+class Choice:
+    """Which lines are shown."""
+
+    def __init__(self, pattern: str, since_at: float | None) -> None:
+        try:
+            self._pattern = re.compile(pattern) if pattern else None
+        except re.error as wrong:
+            raise UsageError(f"--grep {pattern}: {wrong}.", hint="It is a regular expression of Python.") from None
+        self._since_at = since_at
+        self._recent = since_at is None
+        self.saw_time = False
+
+    def __call__(self, line: str) -> bool:
+        if self._since_at is not None:
+            at = time_of(line)
+            if at is not None:
+                self.saw_time = True
+                self._recent = at >= self._since_at
+            # Before the first time is seen a line is shown: leaving out is only for what is known to be older.
+            elif not self.saw_time:
+                self._recent = True
+        return self._recent and (self._pattern is None or self._pattern.search(line) is not None)
+
+
+def time_of(line: str) -> float | None:
+    """The wall-clock time near the beginning of a line; a time without zone is local."""
+    found = _TIME.search(line[:100])
+    if found is None:
+        return None
+    text = found.group().replace(",", ".").replace(" +", "+").replace(" -", "-").replace(" Z", "Z")
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def last(lines: list[str], count: int, keep: Callable[[str], bool]) -> list[str]:
+    """The last `count` lines that are kept; 0 means all."""
+    kept = [line for line in lines if keep(line)]
+    return kept[-count:] if count else kept

@@ -1,0 +1,172 @@
+"""What is printed, and how: the only writer of stdout.
+
+Invariants: stdout is data and stderr is diagnostics; text that came from a run (status sentences, log lines, names) is
+stripped of control codes and is never parsed as markup; with `--json` stdout holds one document, or one per line.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: window titles, links, clipboard
+    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS and other strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
+    r"|\x1b[ -/]*[0-~]?"
+)
+# C0, DEL and C1 but tab and newline; bidirectional overrides and isolates, which can make text read as another.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LINES = re.compile(r"[\t\n\u2028\u2029]+")
+
+
+def sanitise(text: object) -> str:
+    """One line that is safe to show in a terminal."""
+    return _LINES.sub(" ", sanitise_lines(str(text)))
+
+
+def sanitise_lines(text: str) -> str:
+    """The same for text of several lines."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def say(text: str = "") -> None:
+    """One line of result for a person."""
+    print(sanitise(text))
+
+
+def note(text: str) -> None:
+    """One line of diagnostics."""
+    print(sanitise(text), file=sys.stderr, flush=True)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON shows it: every field, also those that are at their default, and enumerations by name."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        tag = {config.tag_field: config.tag} if config.tag_field else {}
+        return {**tag, **{name: plain(getattr(value, name)) for name in value.__struct_fields__}}
+    if isinstance(value, msgspec.Raw):
+        return plain(_row_or_plain(value))
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, enum.IntEnum):
+        return value.name.lower()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value
+
+
+def _row_or_plain(body: Any) -> Any:
+    import msgspec
+
+    from agentrl.errors import ProtocolError
+    from agentrl.protocol.wire import decode_row
+
+    try:
+        return decode_row(body)
+    except ProtocolError:
+        # A kind of row that this version does not know yet: scripts still get it.
+        return msgspec.msgpack.decode(body)
+
+
+def emit(value: Any) -> None:
+    """The one JSON document of a command."""
+    import msgspec
+
+    body = msgspec.json.encode(plain(value))
+    print((msgspec.json.format(body, indent=2) if sys.stdout.isatty() else body).decode())
+
+
+def emit_line(value: Any) -> None:
+    """One of many JSON lines, written at once so that a reader may act on it."""
+    import msgspec
+
+    print(msgspec.json.encode(plain(value)).decode(), flush=True)
+
+
+def age(seconds: float) -> str:
+    """A duration at a glance: `3 s`, `4 min`, `2 h 5 min`, `3 d 4 h`."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes < 120:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
+
+
+def since(at: float, now: float | None = None) -> str:
+    """The age of a wall-clock time; empty if there is none."""
+    return age((time.time() if now is None else now) - at) if at else ""
+
+
+def moment(at: float) -> str:
+    """A wall-clock time: the clock alone for today, otherwise with its date."""
+    if not at:
+        return ""
+    then = time.localtime(at)
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+def size(count: float) -> str:
+    """Bytes at a glance: `0`, `712 KiB`, `1.4 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}" if count else "0"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def console(color: bool = True, *, stderr: bool = False) -> Console:
+    """A terminal that parses no markup: text from a run must not become style."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, no_color=not color, soft_wrap=False)
+
+
+def cell(text: object, style: str = "") -> RenderableType:
+    """Text of a run in a table."""
+    from rich.text import Text
+
+    return Text(sanitise(text), style=style)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = (), title: str = ""
+) -> RenderableType:
+    """A table without lines; a cell is text, or something that is styled already."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
+    for name in columns:
+        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(item if isinstance(item, Text) else cell(item) for item in row))
+    return made
+
+
+def show(rendered: RenderableType, color: bool) -> None:
+    console(color).print(rendered)
+
+
+def interactive() -> bool:
+    """True if a person can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,0 +1,88 @@
+"""Whether anything of a run is left on this host, found out without asking the coordinator.
+
+Invariant: "nothing is left" is said only after a scan of all processes said so and the agents are gone; what could not
+be looked at is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from agentrl.cli.living import Living
+from agentrl.errors import NotProvenError
+from agentrl.protocol.messages import ScanReport
+
+_SCAN_WITHIN_S = 60.0
+
+
+async def scan(uuid: str, *, kill: bool = False) -> ScanReport:
+    """Look at every process of this host. Raises NotProvenError if that is not possible."""
+    import msgspec
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentrl.host.scan", uuid, "--json", *(["--kill"] if kill else [])),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, problems = await asyncio.wait_for(process.communicate(), _SCAN_WITHIN_S)
+        return msgspec.json.decode(out, type=ScanReport)
+    except TimeoutError:
+        raise NotProvenError(f"The scan of this host did not end within {_SCAN_WITHIN_S:.0f} s.") from None
+    except msgspec.DecodeError:
+        last = problems.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
+        raise NotProvenError(f"The scan of this host failed: {last[0]}") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def scan_until_empty(uuid: str, within_s: float) -> ScanReport:
+    """Scan again while something is found: what was told to end needs a moment."""
+    deadline = time.monotonic() + within_s
+    while True:
+        report = await scan(uuid)
+        if not report.found or time.monotonic() > deadline:
+            return report
+        await asyncio.sleep(0.2)
+
+
+async def until_gone(keepers: list[Living], within_s: float | None = None) -> list[Living]:
+    """Wait until these processes ended; those that did not."""
+    deadline = None if within_s is None else time.monotonic() + within_s
+    while True:
+        left = [keeper for keeper in keepers if keeper.alive]
+        if not left or (deadline is not None and time.monotonic() > deadline):
+            return left
+        await asyncio.sleep(0.05)
+
+
+async def end(keepers: list[Living], grace_s: float = 5.0) -> list[Living]:
+    """End agents that no coordinator leads any more: asked first, then killed. Those that live on."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for keeper in keepers:
+            _signal(keeper, number)
+        keepers = await until_gone(keepers, grace_s)
+    return keepers
+
+
+def _signal(keeper: Living, number: signal.Signals) -> None:
+    try:
+        handle = os.pidfd_open(keeper.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The handle is taken before the look at the start time, so a reused pid is never hit.
+        if keeper.alive:
+            signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)

@@ -1,0 +1,159 @@
+"""The picture that `status` paints: alerts on top, then groups, units and hosts.
+
+Invariant: it fits 80 columns; more columns show more, none of it matters for knowing whether all is well.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from agentrl.cli import output
+from agentrl.cli.alerts import headline
+from agentrl.cli.view import View
+from agentrl.protocol.rows import GroupRow, HostRow, RunRow, UnitRow, UnitState
+
+_WIDE = 120
+_STYLE = {
+    "ready": "green",
+    "running": "green",
+    "completed": "green",
+    "up": "green",
+    "pending": "cyan",
+    "starting": "cyan",
+    "suspect": "yellow",
+    "backoff": "yellow",
+    "degraded": "yellow",
+    "silent": "yellow",
+    "draining": "magenta",
+    "stopping": "magenta",
+    "lost": "bold red",
+    "fatal": "bold red",
+    "stopped": "dim",
+}
+
+
+def screen(view: View, width: int) -> RenderableType:
+    """The whole picture for a terminal of that width."""
+    now = time.time()
+    parts: list[RenderableType] = []
+    if view.run is not None:
+        parts.append(_head(view.run, now))
+    if view.silent:
+        parts.append(output.cell("The coordinator is not heard; this is what it last said.", "bold yellow"))
+    parts += [headline(row) for row in view.firing]
+    parts += [
+        output.cell(
+            f"in progress: {row.summary or row.command}, {output.since(row.accepted_at, now)} ({row.who})", "cyan"
+        )
+        for row in view.operations
+    ]
+    if view.groups:
+        parts += [Text(), _groups(view.groups)]
+    if view.units:
+        parts += [Text(), _units(view.units, now, wide=width >= _WIDE)]
+    if view.hosts:
+        parts += [Text(), _hosts(view.hosts, now)]
+    return Group(*parts)
+
+
+def _head(run: RunRow, now: float) -> Text:
+    text = Text(output.sanitise(run.name), style="bold")
+    text.append(" ")
+    text.append_text(_state(run.state))
+    details = [
+        run.reason,
+        "paused" if run.paused else "",
+        f"up {output.since(run.started_at, now)}" if run.started_at else "",
+    ]
+    text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
+    if run.journal_full:
+        text.append(output.sanitise(f"\n{run.journal_full}"), style="bold red")
+    return text
+
+
+def _state(state: str) -> Text:
+    return Text(output.sanitise(state), style=_STYLE.get(state, ""))
+
+
+def _groups(groups: list[GroupRow]) -> RenderableType:
+    rows = []
+    for row in groups:
+        others = ", ".join(f"{count} {state}" for state, count in sorted(row.other.items()) if count)
+        style = "green" if row.ready == row.desired and not others else "yellow"
+        rows.append(
+            (
+                row.name,
+                row.role,
+                output.cell(f"{row.ready} of {row.desired}", style),
+                others,
+                "paused" if row.paused else "",
+            )
+        )
+    return output.table(("group", "role", "ready", "others", ""), rows)
+
+
+def _units(units: list[UnitRow], now: float, *, wide: bool) -> RenderableType:
+    names = ["unit", "state", "since", "life", "died", "cpu", "memory"]
+    if wide:
+        names[3:3] = ["host", "pid"]
+    rows = []
+    for row in units:
+        numbers: list[object] = [
+            str(row.incarnation or ""),
+            str(row.restarts or ""),
+            f"{row.cpu_percent:.0f} %" if row.pid else "",
+            output.size(row.rss_bytes) if row.rss_bytes else "",
+        ]
+        place: list[object] = [row.host, str(row.pid or "")] if wide else []
+        cells: list[object] = [row.unit, _state(row.state), output.since(row.since_at, now), *place, *numbers]
+        rows.append([*cells, story(row, now)])
+    return output.table([*names, "what"], rows, right=("since", "life", "died", "cpu", "memory", "pid"))
+
+
+def story(row: UnitRow, now: float) -> str:
+    """What a person wants to know next about a unit: what comes by itself, why it is so, what it does."""
+    parts = []
+    if row.next_at and row.next_what:
+        left = row.next_at - now
+        parts.append(f"{row.next_what} in {output.age(left)}" if left >= 1 else f"{row.next_what} now")
+    if row.paused:
+        parts.append("paused")
+    if row.reason and (row.state is not UnitState.READY or not row.status):
+        parts.append(row.reason)
+    if row.phase:
+        parts.append(f"{row.phase} for {output.since(row.phase_since_at, now)}" if row.phase_since_at else row.phase)
+    if row.status:
+        parts.append(row.status)
+    parts += [f"waits for {wait.on}" for wait in row.waits[:2]]
+    if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
+        parts.append(str(row.last_exit))
+    return " · ".join(parts)
+
+
+def _hosts(hosts: list[HostRow], now: float) -> RenderableType:
+    rows = []
+    for row in hosts:
+        used = (
+            f"{output.size(row.memory_used_bytes)} of {output.size(row.facts.memory_bytes)}"
+            if row.facts.memory_bytes
+            else ""
+        )
+        free = output.size(row.disk_free_bytes) if row.disk_free_bytes else ""
+        remarks = [row.disk_full, "draining" if row.draining else "", f"{len(row.strays)} strays" if row.strays else ""]
+        rows.append(
+            (
+                row.host,
+                _state(row.state),
+                output.since(row.since_at, now),
+                str(row.units),
+                f"{row.cpu_percent:.0f} %",
+                used,
+                free,
+                " · ".join(remark for remark in remarks if remark),
+            )
+        )
+    right = ("since", "units", "cpu", "memory", "disk free")
+    return output.table(("host", "state", "since", "units", "cpu", "memory", "disk free", ""), rows, right=right)

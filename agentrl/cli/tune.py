@@ -1,0 +1,161 @@
+"""The verb tune: knobs shown, previewed, changed and taken back.
+
+Invariant: a change is sent with the revision that was just read, so nobody's change is overwritten unseen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, verb
+from agentrl.errors import ConfigError, ExitCode, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from agentrl.client import Client
+    from agentrl.protocol.rows import AuditRow, KnobRow, KnobValue
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "tune", acts=True, numbers=True)(tune)
+
+
+async def tune(
+    cli: Cli,
+    knob: Annotated[
+        str | None, typer.Argument(metavar="[KNOB]", help="A knob; none shows all.", show_default=False)
+    ] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="[VALUE]", help="Its new value; none shows it.", show_default=False)
+    ] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Say what a value would do, and change nothing.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back the last change.")] = False,
+    remark: Annotated[
+        str, typer.Option("--note", metavar="TEXT", help="Why; scientific knobs want it.", show_default=False)
+    ] = "",
+    history: Annotated[bool, typer.Option("--history", help="Who changed it, when, from what to what.")] = False,
+) -> ExitCode:
+    """Show or change a setting of the living run."""
+    import dataclasses
+
+    from agentrl.cli.acts import act_with
+    from agentrl.protocol.commands import Tune, UndoTune
+
+    _check(knob, value, preview=preview, undo=undo, history=history)
+    cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)
+    async with cli.connect() as client:
+        if knob is None:
+            return _show_all(cli, await client.knobs())
+        row = await _read(client, knob)
+        if undo:
+            return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=row.revision))
+        if value is None:
+            return _show_one(cli, row, await client.knob_history(row.name))
+        wanted = parse_value(row, value)
+        args = Tune(name=row.name, value=wanted, seen_revision=row.revision, note=remark)
+        return await act_with(cli, client, "tune", args)
+
+
+def _check(knob: str | None, value: str | None, *, preview: bool, undo: bool, history: bool) -> None:
+    if knob is not None and knob.startswith("--"):
+        raise UsageError(f"There is no option {knob}.", hint="Try `agentrl tune --help`.")
+    if knob is None and (preview or undo or history):
+        raise UsageError("Name the knob.", hint="`agentrl tune` lists them.")
+    if preview and value is None and not undo:
+        raise UsageError("--preview needs the value to look at.", hint="Try `agentrl tune KNOB VALUE --preview`.")
+    if value is not None and (undo or history):
+        raise UsageError("A value goes with neither --undo nor --history.", hint="Give one of them.")
+
+
+async def _read(client: Client, name: str) -> KnobRow:
+    found = await client.knobs(name)
+    for row in found:
+        if row.name == name:
+            return row
+    import difflib
+
+    names = [row.name for row in await client.knobs()]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "`agentrl tune` lists them."
+    raise UnknownNameError(f"There is no knob named {name!r}.", hint=hint)
+
+
+def parse_value(row: KnobRow, text: str) -> KnobValue:
+    """What was typed, as the knob's kind. Ranges are checked by the coordinator, which owns them."""
+    word = text.strip().lower()
+    if row.kind == "bool":
+        if word in ("true", "yes", "on", "1"):
+            return True
+        if word in ("false", "no", "off", "0"):
+            return False
+        raise ConfigError(f"{row.name}: {text!r} is neither true nor false.")
+    if row.kind in ("int", "float"):
+        if word in ("none", "null"):
+            return None
+        try:
+            return int(text) if row.kind == "int" else float(text)
+        except ValueError:
+            kind = "a whole number" if row.kind == "int" else "a number"
+            raise ConfigError(f"{row.name}: {text!r} is not {kind}.", hint=f"Allowed: {allowed(row)}.") from None
+    return text
+
+
+def allowed(row: KnobRow) -> str:
+    """The range of a knob in words."""
+    if row.choices:
+        return ", ".join(row.choices)
+    low, high = row.minimum, row.maximum
+    if low is not None and high is not None:
+        return f"{low:g} to {high:g}"
+    if low is not None:
+        return f"{low:g} or more"
+    if high is not None:
+        return f"at most {high:g}"
+    return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(row.kind, "text")
+
+
+def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
+    from agentrl.cli import output
+
+    if cli.json:
+        output.emit(found)
+        return ExitCode.OK
+    rows = [
+        (
+            row.name,
+            _value(row),
+            allowed(row),
+            row.boundary,
+            "scientific" if row.scientific else "",
+            f"{row.changed_by}, {output.since(row.changed_at)} ago" if row.changed_at else "",
+        )
+        for row in found
+    ]
+    output.show(output.table(("knob", "value", "allowed", "takes effect", "", "changed"), rows), cli.color)
+    return ExitCode.OK
+
+
+def _value(row: KnobRow) -> str:
+    shown = f"{row.value}{' ' + row.unit if row.unit else ''}"
+    if row.in_force is not None and row.in_force != row.value:
+        shown += f" (in force: {row.in_force})"
+    return shown
+
+
+def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow]) -> ExitCode:
+    from agentrl.cli import output
+
+    if cli.json:
+        output.emit({"knob": row, "history": changes})
+        return ExitCode.OK
+    output.say(f"{row.name} = {_value(row)}")
+    if row.help:
+        output.say(row.help)
+    output.say(f"allowed {allowed(row)}; default {row.default}; takes effect {row.boundary}; revision {row.revision}")
+    if row.note:
+        output.say(f"note: {row.note}")
+    for change in changes:
+        remark = f" ({change.note})" if change.note else ""
+        output.say(f"{output.moment(change.at)}  {change.who}  {change.what}{remark}")
+    return ExitCode.OK

@@ -1,0 +1,119 @@
+"""Verbs that change units: scale, drain, restart, stop, pause, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, verb
+from agentrl.errors import ExitCode, UsageError
+
+UNIT = "A unit such as web-0, or one life of it such as web-0.7."
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "scale", acts=True, numbers=True)(scale)
+    verb(app, "drain", acts=True)(drain)
+    verb(app, "restart", acts=True)(restart)
+    verb(app, "stop", acts=True)(stop)
+    verb(app, "pause", acts=True)(pause)
+    verb(app, "resume", acts=True)(resume)
+
+
+async def scale(
+    cli: Cli,
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="A group of units, by the name in the run file.")],
+    count: Annotated[
+        str, typer.Argument(metavar="N|+1|-1", help="How many there are to be, or how many more or fewer.")
+    ],
+) -> ExitCode:
+    """Change how many units a group has. Fewer are drained, not killed."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import Scale
+
+    to, by = parse_count(count)
+    return await act(cli, "scale", Scale(group=role, to=to, by=by))
+
+
+def parse_count(text: str) -> tuple[int | None, int | None]:
+    """`5` -> (5, None); `+1` and `-1` -> (None, 1) and (None, -1)."""
+    body = text[1:] if text[:1] in ("+", "-") else text
+    if not (body.isascii() and body.isdecimal() and len(body) <= 9):
+        raise UsageError(
+            f"{text!r} is not a number of units.", hint="Write 4 for four of them, +1 or -1 for one more or fewer."
+        )
+    return (None, int(text)) if body != text else (int(text), None)
+
+
+async def drain(
+    cli: Cli,
+    unit: Annotated[str | None, typer.Argument(metavar="[UNIT]", help=UNIT, show_default=False)] = None,
+    host: Annotated[str, typer.Option("--host", metavar="H", help="All units of this host.", show_default=False)] = "",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take a drain back: the units work on.")] = False,
+) -> ExitCode:
+    """Let a unit, or all units of a host, finish what is under way and stop."""
+    from agentrl.cli.acts import act_with, aimed
+    from agentrl.protocol.commands import DrainUnits
+
+    if bool(unit) == bool(host):
+        raise UsageError("Name either a unit or, by --host, a host.", hint="Try `agentrl drain web-0`.")
+    async with cli.connect() as client:
+        name, incarnation = await aimed(client, unit) if unit else ("", 0)
+        return await act_with(
+            cli, client, "drain", DrainUnits(unit=name, host=host, incarnation=incarnation, cancel=cancel)
+        )
+
+
+async def restart(
+    cli: Cli,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A unit, one life of it, or a whole group.")],
+    now: Annotated[bool, typer.Option("--now", help="Without letting it finish what is under way.")] = False,
+) -> ExitCode:
+    """Replace a unit, or all units of a group, by new incarnations."""
+    from agentrl.cli.acts import act_with, aimed
+    from agentrl.protocol.commands import Restart
+
+    async with cli.connect() as client:
+        name, incarnation = await aimed(client, target)
+        return await act_with(cli, client, "restart", Restart(target=name, incarnation=incarnation, now=now))
+
+
+async def stop(
+    cli: Cli,
+    unit: Annotated[str, typer.Argument(metavar="UNIT", help=UNIT)],
+    now: Annotated[bool, typer.Option("--now", help="Without letting it finish what is under way.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Vouch that a lost unit is dead, so that it may be replaced.")
+    ] = False,
+) -> ExitCode:
+    """Stop one unit until `restart` or `up` wants it again."""
+    from agentrl.cli.acts import act_with, aimed
+    from agentrl.protocol.commands import ForceStopped, Stop
+
+    if now and force:
+        raise UsageError("--now stops a unit, --force says that it is dead already.", hint="Give one of them.")
+    async with cli.connect() as client:
+        name, incarnation = await aimed(client, unit)
+        if force:
+            return await act_with(cli, client, "force_stopped", ForceStopped(unit=name, incarnation=incarnation))
+        return await act_with(cli, client, "stop", Stop(unit=name, incarnation=incarnation, now=now))
+
+
+PAUSABLE = typer.Argument(metavar="[TARGET]", help="A unit, a group, or `run` for everything.")
+
+
+async def pause(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
+    """Let units take no new work."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import Pause
+
+    return await act(cli, "pause", Pause(target=target))
+
+
+async def resume(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
+    """Let units take work again."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.commands import Resume
+
+    return await act(cli, "resume", Resume(target=target))

@@ -1,0 +1,222 @@
+"""The verb up: make the run equal to its file.
+
+Invariants: it may be repeated, and two at once are harmless; ending it, by Ctrl-C or by closing the terminal, ends the
+waiting and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.cli.settings import RunFile, Sets, usual_file
+from agentrl.cli.verbs import Cli, verb
+from agentrl.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from agentrl.cli.launch import Place
+    from agentrl.client import Client
+    from agentrl.config.load import Loaded
+    from agentrl.protocol.commands import Apply
+    from agentrl.protocol.danger import Effect
+    from agentrl.protocol.rows import OperationRow
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "up", acts=True)(up)
+
+
+async def up(
+    cli: Cli,
+    file: RunFile = None,
+    sets: Sets = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then show what changes, until Ctrl-C.")] = False,
+) -> ExitCode:
+    """Start the run, or make it equal to its file: units are kept, started, stopped, changed."""
+    from agentrl.cli import launch
+    from agentrl.config import paths
+
+    loaded, chosen_sets = load(cli, file, sets)
+    config = loaded.config
+    run_dir = Path(config.dir)
+    place = launch.Place(config.name, paths.state_dir(config.name), run_dir)
+    if cli.remote:
+        return await _apply(cli, place, loaded, follow=follow)
+    launch.refuse_if_up_elsewhere(place)
+    if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
+        return _everything_is_started(cli, loaded)
+    paths.create_run(
+        config.name,
+        run_dir,
+        elsewhere=Path(config.coordinator.state_dir) if config.coordinator.state_dir else None,
+    )
+    accepted = False
+    with _terminal_may_close():
+        from agentrl.cli.progress import Progress
+
+        try:
+            with Progress(cli) as progress:
+                await launch.ensure_coordinator(place, progress, cli.timeout_s or launch.START_WITHIN_S)
+            launch.remember(place, loaded.path, chosen_sets)
+            accepted = True
+        finally:
+            if not accepted:
+                _say_what_may_live(place)
+    return await _apply(cli, place, loaded, follow=follow)
+
+
+def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
+    """The configuration that is meant: the file named, the one here, or the one of the run's last `up`."""
+    from agentrl.cli import launch
+    from agentrl.config import paths
+    from agentrl.config.load import load_config
+
+    chosen, chosen_sets = file, tuple(sets or ())
+    if chosen is None and cli.run:
+        before = launch.remembered(paths.state_dir(cli.run))
+        if before is None:
+            raise ConfigError(
+                f"It is not known which file {cli.run} was started with.", hint="Name it: agentrl up RUN.yaml."
+            )
+        chosen, chosen_sets = before[0], (*before[1], *chosen_sets)
+    chosen = chosen or usual_file()
+    if chosen is None:
+        raise ConfigError(
+            "There is no run file: neither run.yaml nor agentrl.yaml is here.", hint="Name one: agentrl up RUN.yaml."
+        )
+    loaded = load_config(chosen, sets=chosen_sets)
+    if cli.run and loaded.config.name != cli.run:
+        raise ConfigError(f"{chosen} is the file of the run {loaded.config.name}, not of {cli.run}.")
+    return loaded, chosen_sets
+
+
+@contextlib.contextmanager
+def _terminal_may_close() -> Iterator[None]:
+    """Until the command is accepted a closed terminal must not end us half-way.
+
+    A handler, not SIG_IGN: what we start would inherit that.
+    """
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _say_what_may_live(place: Place) -> None:
+    from agentrl.cli import output
+    from agentrl.cli.living import keepers_of
+
+    living = keepers_of(place.state_dir)
+    if living:
+        names = ", ".join(f"{one.what} (pid {one.pid})" for one in living)
+        output.note(f"Still there: {names}. `agentrl down --run {place.name}` ends it.")
+
+
+def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
+    from agentrl.cli.acts import report_preview
+    from agentrl.protocol.danger import Effect, tier_of
+    from agentrl.protocol.specs import unit_name
+
+    config = loaded.config
+    names = [unit_name(group, slot) for group, sidecar in config.sidecars.items() for slot in range(sidecar.count)]
+    effect = Effect(starts=(*(["mongo-0"] if config.mongo.embedded else []), *names))
+    report_preview(cli, effect, tier_of(effect))
+    return ExitCode.OK
+
+
+async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool) -> ExitCode:
+    from agentrl.cli.acts import agreed, finished, report_accepted
+    from agentrl.client import Client
+
+    args = _arguments(loaded)
+    connection = cli.connect() if cli.remote else Client.connect(run=place.name, timeout_s=5.0)
+    async with connection as client:
+        if not await agreed(cli, client, "apply", args):
+            return ExitCode.OK
+        accepted = await client.call("apply", args)
+        done = False
+        try:
+            if cli.wait:
+                row = await finished(cli, client, accepted.operation)
+                code = await _report(cli, client, row, accepted.effect, line=follow)
+            else:
+                report_accepted(cli, accepted)
+                code = ExitCode.OK
+            if follow and code is ExitCode.OK:
+                await _follow(cli, client)
+            done = True
+        finally:
+            if not done:
+                from agentrl.cli import output
+
+                output.note(f"The run {place.name} goes on. `agentrl status` shows it, `agentrl down` ends it.")
+    return code
+
+
+def _arguments(loaded: Loaded) -> Apply:
+    from agentrl.config.plain import config_to_plain
+    from agentrl.protocol.commands import Apply
+    from agentrl.protocol.wire import raw
+
+    plain = config_to_plain(loaded.config)
+    return Apply(
+        config={key: raw(value) for key, value in plain.items()},
+        source=str(loaded.path or ""),
+        given=tuple(loaded.given),
+    )
+
+
+async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
+    """Units kept, started, stopped; settings changed."""
+    from agentrl.cli import output
+    from agentrl.cli.acts import report, unit_rows
+
+    wanted = {name for name, unit in (await unit_rows(client)).items() if unit.desired}
+    stopped = {*effect.drains, *effect.kills}
+    summary: dict[str, Any] = {
+        "kept": sorted(wanted - {*effect.starts} - stopped),
+        "started": list(effect.starts),
+        "stopped": sorted(stopped),
+        "changed": list(effect.changes),
+    }
+    if cli.json:
+        document = {"operation": row, "effect": effect, **summary}
+        (output.emit_line if line else output.emit)(document)
+        return (
+            ExitCode.OK
+            if row.state == "succeeded"
+            else ExitCode.CONFLICT
+            if row.state == "superseded"
+            else ExitCode.FAILED
+        )
+    code = report(cli, row, effect)
+    for word, names in summary.items():
+        if names:
+            output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")
+    return code
+
+
+async def _follow(cli: Cli, client: Client) -> None:
+    """Show changes of state until the run ends."""
+    from agentrl.cli import output
+    from agentrl.protocol.rows import AlertRow, IncidentRow, RunRow, UnitRow
+
+    seen: dict[str, str] = {}
+    async for key, row in client.follow():
+        if cli.json:
+            output.emit_line({"key": key, "row": row})
+        if isinstance(row, RunRow | UnitRow | AlertRow):
+            if seen.get(key) != row.state and not cli.json:
+                sentence = row.sentence if isinstance(row, AlertRow) else row.reason
+                output.say(f"{key}: {row.state}{f' ({sentence})' if sentence else ''}")
+            seen[key] = row.state
+        elif isinstance(row, IncidentRow) and not cli.json:
+            output.say(f"{key}: {row.what}")
+        if isinstance(row, RunRow) and row.state in ("completed", "stopped"):
+            return

@@ -1,0 +1,201 @@
+"""What every verb has in common: the options of all verbs, and how a function becomes a verb.
+
+Invariants: the shared options mean the same before and after the verb; a verb is a plain or async function whose first
+argument is the `Cli`; what it returns is the exit code. Nothing heavy is imported here, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from agentrl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from agentrl.client import Client
+
+Verb = TypeVar("Verb", bound=Callable[..., "ExitCode | Awaitable[ExitCode]"])
+
+Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="NAME",
+        help="Which run; else $AGENTRL_RUN_NAME, else the only run that is up.",
+        show_default=False,
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="Key file for a run elsewhere; else $AGENTRL_KEY.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Data on stdout: one JSON document, or JSON lines when following.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; so does $NO_COLOR.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever the effect is.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return as soon as the command is accepted.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.0,
+        help="Wait no longer than this; what was accepted goes on.",
+        show_default=False,
+    ),
+]
+
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "shared_run": (Run, None),
+    "shared_key": (Key, None),
+    "shared_json": (Json, False),
+    "shared_no_color": (NoColor, False),
+}
+_ACTING: dict[str, tuple[Any, Any]] = {
+    "shared_yes": (Yes, False),
+    "shared_no_wait": (NoWait, False),
+    "shared_dry_run": (DryRun, False),
+    "shared_timeout": (Timeout, None),
+}
+
+
+RUN_VARIABLE = "AGENTRL_RUN_NAME"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cli:
+    """What the shared options said."""
+
+    run: str | None = None
+    key: Path | None = None
+    json: bool = False
+    color: bool = True
+    yes: bool = False
+    wait: bool = True
+    dry_run: bool = False
+    timeout_s: float | None = None
+
+    @property
+    def remote(self) -> bool:
+        """True if a key file, not a state directory, says where the coordinator is."""
+        named = self.run or os.environ.get(RUN_VARIABLE)
+        return self.key is not None or (not named and bool(os.environ.get("AGENTRL_KEY")))
+
+    def connect(self, timeout_s: float = 5.0) -> AbstractAsyncContextManager[Client]:
+        """The coordinator of the run that is meant."""
+        from agentrl.client import Client
+
+        if self.remote:
+            return Client.connect(key_file=self.key, timeout_s=timeout_s)
+        return Client.connect(self.run or os.environ.get(RUN_VARIABLE), timeout_s=timeout_s)
+
+
+def root_options(
+    context: typer.Context,
+    shared_run: Run = None,
+    shared_key: Key = None,
+    shared_json: Json = False,
+    shared_no_color: NoColor = False,
+) -> Cli:
+    """Remember what stands before the verb."""
+    cli = Cli(
+        run=shared_run,
+        key=shared_key,
+        json=shared_json,
+        color=not shared_no_color and not os.environ.get("NO_COLOR"),
+    )
+    context.obj = cli
+    return cli
+
+
+def verb(
+    app: typer.Typer, name: str, *, acts: bool = False, numbers: bool = False, **settings: Any
+) -> Callable[[Verb], Verb]:
+    """Register a function as a verb.
+
+    `acts` adds the options of commands that change something. `numbers` lets an argument begin with a minus.
+    """
+    options = {**_SHARED, **_ACTING} if acts else _SHARED
+    context_settings = settings.pop("context_settings", {})
+    if numbers:
+        context_settings = {**context_settings, "ignore_unknown_options": True}
+
+    def register(function: Verb) -> Verb:
+        signature = inspect.signature(function, eval_str=True)
+        _cli, *own = signature.parameters.values()
+
+        @functools.wraps(function)
+        def run(context: typer.Context, **values: Any) -> ExitCode:
+            given = {option: values.pop(option, None) for option in (*_SHARED, *_ACTING)}
+            outcome = function(_merged(context.obj, given), **values)
+            if inspect.isawaitable(outcome):
+                return _finish(outcome)
+            return outcome
+
+        parameters = [
+            inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+            *(
+                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                for option, (annotation, default) in options.items()
+            ),
+        ]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__  # typer must see the signature above, not the function's own
+        app.command(name, context_settings=context_settings, **settings)(run)
+        return function
+
+    return register
+
+
+def _merged(before: Cli | None, given: dict[str, Any]) -> Cli:
+    base = before or Cli()
+    return dataclasses.replace(
+        base,
+        run=given["shared_run"] or base.run,
+        key=given["shared_key"] or base.key,
+        json=bool(given["shared_json"]) or base.json,
+        color=base.color and not given["shared_no_color"],
+        yes=bool(given["shared_yes"]),
+        wait=not given["shared_no_wait"],
+        dry_run=bool(given["shared_dry_run"]),
+        timeout_s=given["shared_timeout"],
+    )
+
+
+def _finish(outcome: Awaitable[ExitCode]) -> ExitCode:
+    import asyncio
+
+    async def whole() -> ExitCode:
+        return await outcome
+
+    return asyncio.run(whole())
+
+
+def group(app: typer.Typer, name: str, help: str) -> typer.Typer:
+    """A verb that has verbs of its own (`alerts list`)."""
+    sub = typer.Typer(help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
+    app.add_typer(sub, name=name)
+    return sub
+
+
+def seconds(text: str) -> float:
+    """`90`, `90s`, `15m`, `2h`, `1d` in seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    body, factor = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        value = float(body) * factor
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise UsageError(f"{text!r} is not a duration.", hint="Write 90s, 15m, 2h or 1d.")
+    return value

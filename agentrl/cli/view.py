@@ -1,0 +1,89 @@
+"""All rows of a run by kind, as a status report or the feed gave them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from agentrl.client import CAUGHT_UP, RESET, SILENT
+from agentrl.protocol.rows import (
+    AlertRow,
+    AlertState,
+    AnyRow,
+    GroupRow,
+    HostRow,
+    OperationRow,
+    RunRow,
+    Severity,
+    UnitRow,
+)
+from agentrl.protocol.wire import decode_row
+
+if TYPE_CHECKING:
+    from agentrl.protocol.commands import StatusReport
+
+_GRAVEST = [Severity.PAGE, Severity.WARNING, Severity.INFO]
+
+
+@dataclasses.dataclass(slots=True)
+class View:
+    """Rows by their key."""
+
+    rows: dict[str, AnyRow] = dataclasses.field(default_factory=dict)
+    silent: bool = False
+    """The coordinator is not heard; the rows are what it last said."""
+
+    @classmethod
+    def of_report(cls, report: StatusReport) -> View:
+        view = cls()
+        bodies = (report.run, *report.groups, *report.units, *report.hosts, *report.alerts, *report.operations)
+        for number, body in enumerate(bodies):
+            view.rows[str(number)] = decode_row(body)
+        return view
+
+    def put(self, key: str, row: AnyRow | None) -> None:
+        """One item of the feed."""
+        if key == RESET:
+            self.rows.clear()
+            self.silent = False
+        elif key in (SILENT, CAUGHT_UP):
+            self.silent = key == SILENT
+        elif row is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = row
+
+    @property
+    def run(self) -> RunRow | None:
+        return next((row for row in self.rows.values() if isinstance(row, RunRow)), None)
+
+    @property
+    def groups(self) -> list[GroupRow]:
+        return sorted((row for row in self.rows.values() if isinstance(row, GroupRow)), key=lambda row: row.name)
+
+    @property
+    def units(self) -> list[UnitRow]:
+        found = (row for row in self.rows.values() if isinstance(row, UnitRow))
+        return sorted(found, key=lambda row: (row.group, _slot(row.unit)))
+
+    @property
+    def hosts(self) -> list[HostRow]:
+        return sorted((row for row in self.rows.values() if isinstance(row, HostRow)), key=lambda row: row.host)
+
+    @property
+    def firing(self) -> list[AlertRow]:
+        """Alerts that fire or are acknowledged, the gravest first; silence stops the sending, not the showing."""
+        shown = (AlertState.FIRING, AlertState.ACKNOWLEDGED)
+        found = (row for row in self.rows.values() if isinstance(row, AlertRow) and row.state in shown)
+        return sorted(found, key=lambda row: (_GRAVEST.index(row.severity), row.since_at))
+
+    @property
+    def operations(self) -> list[OperationRow]:
+        """Those that have not ended, oldest first."""
+        found = (row for row in self.rows.values() if isinstance(row, OperationRow) and not row.state.ended)
+        return sorted(found, key=lambda row: row.accepted_at)
+
+
+def _slot(unit: str) -> tuple[int, str]:
+    slot = unit.rpartition("-")[2]
+    return (int(slot) if slot.isascii() and slot.isdecimal() else -1, unit)
