@@ -33,7 +33,9 @@ class Requests:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._former[number] = signal.signal(number, self._handle)
         self._former_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forget_in_child)
+        os.register_at_fork(
+            before=self._hold_signals, after_in_parent=self._release_signals, after_in_child=self._forget_in_child
+        )
 
     def restore(self) -> None:
         if self._former:
@@ -57,10 +59,17 @@ class Requests:
         if number in self._counted:
             self._by_handler += 1
 
+    # A signal to a child that still has these handlers would be written into the pipe that it shares with its parent.
+
+    def _hold_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._former)
+
+    def _release_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._former)
+
     def _forget_in_child(self) -> None:
-        if not self._former:
-            return
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # Forked from another thread than the main one.
             signal.set_wakeup_fd(-1)
             for number in self._former:
                 signal.signal(number, signal.SIG_DFL)
+        self._release_signals()

@@ -1,0 +1,333 @@
+"""Account, knobs, orders and the conversation, with a clock in the hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError, UsageError
+from agentrl.protocol import messages
+from agentrl.unit.account import Account
+from agentrl.unit.conversation import Conversation, GiveUp
+from agentrl.unit.environment import Environment, read_environment
+from agentrl.unit.knobs import KnobSet
+from agentrl.unit.orders import Orders
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def nothing() -> None:
+    pass
+
+
+def report(account: Account, now: float) -> messages.UnitReport:
+    return account.report(now, paused=False, draining=False, knobs={})
+
+
+# ---- account ----
+
+
+def test_the_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
+    clock = Clock()
+    account = Account(clock=clock)
+    with account.phase("step", 900, announce=nothing):
+        clock.now += 5
+        with account.phase("fetch", 10, announce=nothing):
+            clock.now += 1
+            told = report(account, clock.now)
+            assert (told.phase, told.at_most_s, told.phase_age_s) == ("fetch", 10, 1)
+        told = report(account, clock.now)
+        assert (told.phase, told.phase_age_s) == ("step", 6)
+    assert report(account, clock.now).phase == ""
+
+
+def test_a_tick_restarts_the_deadlines_around_it() -> None:
+    clock = Clock()
+    account = Account(clock=clock)
+    with account.phase("step", 900, announce=nothing):
+        clock.now += 5
+        with account.phase("fetch", 10, announce=nothing):
+            clock.now += 1
+            account.tick()
+        assert report(account, clock.now).phase_age_s == 0
+    assert account.progress == 1
+
+
+async def test_of_phases_side_by_side_the_one_that_is_due_first_is_reported() -> None:
+    clock = Clock()
+    account = Account(clock=clock)
+    entered, done = asyncio.Barrier(3), asyncio.Event()
+
+    async def work(name: str, at_most_s: float) -> None:
+        with account.phase(name, at_most_s, announce=nothing):
+            await entered.wait()
+            await done.wait()
+
+    with account.phase("all", 1, announce=nothing):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(work("slow", 60))
+            tasks.create_task(work("quick", 5))
+            await entered.wait()
+            assert report(account, clock.now).phase == "quick"
+            done.set()
+        assert report(account, clock.now).phase == "all"
+
+
+def test_a_phase_ends_with_an_exception_in_it() -> None:
+    account = Account()
+    with pytest.raises(ValueError, match="inside"), account.phase("step", 1, announce=nothing):
+        raise ValueError("inside")
+    assert report(account, 0).phase == ""
+
+
+def test_the_oldest_waits_are_listed_and_the_others_counted() -> None:
+    clock = Clock()
+    account = Account(clock=clock)
+    account.write(status="busy")
+    scopes = []
+    for number in range(25):
+        scopes.append(account.wait(f"w{number}", on="judge-0", at_most_s=60))
+        scopes[-1].__enter__()
+        clock.now += 1
+    told = report(account, clock.now)
+    assert [wait.what for wait in told.waits] == [f"w{number}" for number in range(20)]
+    assert told.waits[0].age_s == 25
+    assert told.status == "busy (25 waits, the oldest 20 listed)"
+    for scope in scopes[:10]:
+        scope.__exit__(None, None, None)
+    told = report(account, clock.now)
+    assert [wait.what for wait in told.waits] == [f"w{number}" for number in range(10, 25)]
+    assert told.status == "busy"
+
+
+def test_writes_from_many_threads_are_all_counted() -> None:
+    account = Account()
+
+    def work() -> None:
+        for _ in range(2000):
+            with account.phase("p", 1, announce=nothing), account.wait("w", on="", at_most_s=1):
+                account.tick()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert account.progress == 16000
+    assert report(account, 0).waits == ()
+    assert report(account, 0).phase == ""
+
+
+# ---- knobs ----
+
+
+def test_a_knob_begins_with_what_the_run_has_tuned() -> None:
+    knobs = KnobSet()
+    knobs.offer("bound", 7)
+    assert knobs.declare("bound", 4, boundary="restart").value == 7
+
+
+@pytest.mark.parametrize("boundary", ["next claim", "next version"])
+def test_a_value_waits_for_its_boundary(boundary: str) -> None:
+    knobs = KnobSet()
+    told: list[int] = []
+    knob = knobs.declare("bound", 4, boundary=boundary, on_change=told.append)  # type: ignore[arg-type]
+    knobs.offer("bound", 5)
+    assert (knob.value, knob.pending, told) == (4, 5, [])
+    assert knob.take() == 5
+    assert (knobs.in_force(), told) == ({"bound": 5}, [5])
+
+
+def test_a_restart_knob_keeps_its_value_for_life() -> None:
+    knobs = KnobSet()
+    knob = knobs.declare("depth", 2, boundary="restart")
+    knobs.offer("depth", 3)
+    assert (knob.take(), knob.value, knob.pending) == (2, 2, 3)
+
+
+def test_values_of_a_wrong_type_are_refused_and_whole_numbers_become_floats() -> None:
+    knobs = KnobSet()
+    rate = knobs.declare("rate", 0.5)
+    flag = knobs.declare("flag", False)
+    knobs.offer("rate", 2)
+    assert rate.value == 2.0
+    assert type(rate.value) is float
+    with pytest.raises(UsageError, match="of type bool"):
+        knobs.offer("flag", 1)
+    assert flag.value is False
+
+
+def test_a_knob_is_declared_once() -> None:
+    knobs = KnobSet()
+    knobs.declare("rate", 0.5)
+    with pytest.raises(ConfigError, match="twice"):
+        knobs.declare("rate", 0.5)
+
+
+# ---- orders ----
+
+
+async def test_threads_and_tasks_wake_from_the_same_order() -> None:
+    orders = Orders()
+    task = asyncio.create_task(orders.wait_async(lambda told: told.draining, 10))
+    thread = asyncio.create_task(asyncio.to_thread(orders.wait, lambda told: told.draining, 10))
+    assert not await orders.wait_async(lambda told: told.draining, 0.05)
+    threading.Thread(target=orders.drain).start()
+    assert await task
+    assert await thread
+
+
+def test_a_stop_cannot_be_taken_back() -> None:
+    orders = Orders()
+    orders.stop()
+    orders.cancel_drain()
+    assert orders.draining
+
+
+def test_whoever_comes_late_is_told_of_the_drain() -> None:
+    orders = Orders()
+    told: list[str] = []
+    orders.on_drain(lambda: told.append("early"))
+    orders.drain()
+    orders.on_drain(lambda: told.append("late"))
+    orders.drain()
+    assert told == ["early", "late"]
+
+
+# ---- conversation ----
+
+ME = Environment(unit="web-3", group="web", slot=3, incarnation=7, run_dir=Path("/r"), run="u", coordinator="ipc://x")
+WELCOME = messages.Welcome(epoch="e", run="u", run_name="n", now_ct=0, heartbeat_s=2, orphan_lease_s=600)
+
+
+class Talk:
+    """A conversation with everything it needs."""
+
+    def __init__(self) -> None:
+        self.account, self.orders, self.knobs = Account(), Orders(), KnobSet()
+        self.said: list[str] = []
+        self.talk = Conversation(ME, self.account, self.orders, self.knobs, now=0, say=self.said.append)
+
+    def welcomed(self, now: float = 0.0, welcome: messages.Welcome = WELCOME) -> Conversation:
+        self.talk.connected(now)
+        self.talk.received(welcome, now)
+        return self.talk
+
+
+def test_nothing_but_a_hello_is_said_before_the_welcome() -> None:
+    setup = Talk()
+    setup.account.write(status="busy")
+    assert setup.talk.due(1) == []
+    assert [type(act) for act in setup.talk.connected(1)] == [messages.UnitHello]
+    assert setup.talk.due(2) == []
+    assert [type(act) for act in setup.talk.due(4)] == [messages.UnitHello], "the first may have been lost"
+
+
+@given(st.lists(st.floats(0.01, 5), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_loop_writes_the_pace_is_kept_and_nothing_is_forgotten(pauses: list[float]) -> None:
+    setup = Talk()
+    talk, now, sent = setup.welcomed(), 0.0, []
+    for number, pause in enumerate([*pauses, 1.0]):
+        if number < len(pauses):
+            setup.account.write(status=f"s{number}")
+        end = now + pause
+        while now < end:
+            now = min(end, talk.next_at(now))
+            sent += [(now, act) for act in talk.due(now)]
+    reports = [(at, act) for at, act in sent if isinstance(act, messages.UnitReport)]
+    beats = [at for at, act in sent if isinstance(act, messages.Beat)]
+    assert all(later - earlier >= 0.5 - 1e-9 for (earlier, _), (later, _) in itertools.pairwise(reports))
+    assert all(later - earlier <= 2 + 1e-6 for earlier, later in itertools.pairwise(beats))
+    assert reports[-1][1].status == f"s{len(pauses) - 1}"
+
+
+def test_a_final_refusal_gives_up_and_another_one_tries_later() -> None:
+    setup = Talk()
+    setup.talk.connected(0)
+    assert setup.talk.received(messages.Refused(9, "old"), 0) == []
+    assert setup.talk.due(5) == []
+    assert [type(act) for act in setup.talk.due(10)] == [messages.UnitHello]
+    assert setup.talk.received(messages.Refused(4, "replaced", final=True), 11) == [GiveUp("replaced")]
+
+
+def test_the_lease_runs_out_after_silence_and_a_coordinator_that_is_back_cancels_the_drain() -> None:
+    setup = Talk()
+    talk = setup.welcomed()
+    talk.disconnected()
+    now = 0.0
+    while now < 598:
+        now += 2
+        talk.due(now)
+    assert not setup.orders.draining
+    talk.due(601)
+    assert setup.orders.draining
+    setup.welcomed(602)
+    assert not setup.orders.draining
+
+
+def test_a_drain_by_the_coordinator_is_not_cancelled_by_its_return() -> None:
+    setup = Talk()
+    setup.welcomed().received(messages.Drain(5), 1)
+    setup.talk.disconnected()
+    setup.welcomed(2)
+    assert setup.orders.draining
+
+
+def test_a_long_phase_needs_an_announcement_unless_the_last_report_covers_it() -> None:
+    setup = Talk()
+    talk = setup.welcomed()
+    assert talk.needs_announcement(900, 1)
+    assert not talk.needs_announcement(1.0, 1), "shorter than a heartbeat"
+    with setup.account.phase("step", 900, announce=nothing):
+        assert talk.report_now(1)
+        assert not talk.needs_announcement(900, 1.5)
+        assert not talk.needs_announcement(60, 1.5)
+        assert talk.needs_announcement(900, 300)
+    talk.due(3)
+    assert talk.needs_announcement(60, 3), "the coordinator was told that the phase is over"
+
+
+def test_the_bye_comes_last_but_for_a_beat_whose_answer_proves_it() -> None:
+    setup = Talk()
+    talk = setup.welcomed()
+    setup.account.metric("reward", 1)
+    acts = talk.farewell(1, "why", 1)
+    assert [type(act) for act in acts][-2:] == [messages.Bye, messages.Beat]
+    assert messages.UnitMetrics({"reward": 1.0}) in acts
+    talk.received(messages.BeatAck(1, 0), 1)
+    assert not talk.farewell_heard
+    closing = acts[-1]
+    assert isinstance(closing, messages.Beat)
+    talk.received(messages.BeatAck(closing.seq, 0), 1)
+    assert talk.farewell_heard
+
+
+# ---- environment and imports ----
+
+
+def test_seconds_must_be_seconds() -> None:
+    variables = {"AGENTRL_COORDINATOR": "ipc://x", "AGENTRL_INCARNATION": "a-0.1", "AGENTRL_HEARTBEAT_S": "soon"}
+    with pytest.raises(ConfigError, match="AGENTRL_HEARTBEAT_S is 'soon'"):
+        read_environment(variables)
+
+
+def test_a_unit_imports_nothing_heavy() -> None:
+    heavy = "{'pydantic', 'typer', 'rich', 'textual', 'mcp', 'httpx', 'pymongo', 'motor', 'torch', 'psutil'}"
+    code = f"import sys, agentrl.unit; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
