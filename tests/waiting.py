@@ -36,7 +36,7 @@ def eventually(
 
 
 async def aeventually(
-    predicate: Callable[[], T | None | Awaitable[T | None]],
+    predicate: Callable[[], T | Awaitable[T | None] | None],
     *,
     within_s: float = 20.0,
     every_s: float = 0.02,

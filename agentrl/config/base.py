@@ -92,7 +92,11 @@ Words = Annotated[
     BeforeValidator(parse_words),
     WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
 ]
-Env = Annotated[dict[str, str], BeforeValidator(parse_env)]
+Env = Annotated[
+    dict[str, str],
+    BeforeValidator(parse_env),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
+]
 
 
 def _secret(value: Any) -> SecretRef | None:

@@ -109,7 +109,7 @@ def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> Ru
 def list_runs(environ: Mapping[str, str] | None = None) -> list[RunFile]:
     """All runs of this user on this host by name; one whose file is damaged is in the list and says so."""
     try:
-        names = sorted(entry.name for entry in home(environ).iterdir() if is_run_name(entry.name))
+        names = sorted(entry.name for entry in home(environ).iterdir() if is_run_name(entry.name) and entry.is_dir())
     except OSError:
         return []
     found = (_read_or_broken(name, home(environ) / name) for name in names)

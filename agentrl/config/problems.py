@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentrl.config import shape
+from agentrl.config.base import Section
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.secrets import SecretRef
 from agentrl.errors import ConfigError
@@ -64,7 +65,9 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
     if details["type"] == "value_error":
         said = str(details.get("ctx", {}).get("error", details["msg"]))
         joined = f"{key} {said}" if said.startswith(("must ", "needs ")) else f"{key}: {said}"
-        return joined if "not the secret" in said or " not " in said else joined + _shown(details["input"], path)
+        # Sentences about a whole section say themselves what they found in it.
+        whole = " not " in said or isinstance(details["input"], Mapping | Section)
+        return joined if whole else joined + _shown(details["input"], path)
     rule = shape.allowed(place) if place is not None else ""
     if details["type"] == "string_pattern_mismatch":
         rule = "small letters, digits and dashes"

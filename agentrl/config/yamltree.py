@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError
 
 Path = tuple[str, ...]
 _MERGE = "tag:yaml.org,2002:merge"
+_CONTAINERS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ for _tag, _pattern, _first in (
 
 def read_tree(text: str, name: str) -> Tree:
     """Raises ConfigError that names file and line."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return Tree({})
@@ -64,23 +65,19 @@ def read_tree(text: str, name: str) -> Tree:
         raise ConfigError(f"{name}:{line}: this is not valid YAML: {said}.") from broken
     except yaml.YAMLError as broken:
         raise ConfigError(f"{name}: this is not valid YAML: {' '.join(str(broken).split())}.") from broken
-    finally:
-        loader.dispose()
 
 
 def read_value(text: str, source: str) -> Any:
     """One value from a variable or the command line; empty text stays empty text."""
     if not text.strip():
         return text
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         return None if node is None else _Builder(loader, source, {}).build(node, ())
     except yaml.YAMLError as broken:
         said = getattr(broken, "problem", None) or str(broken)
         raise ConfigError(f"{source}: this is not a valid value: {said}.", hint="Put it in quotes.") from broken
-    finally:
-        loader.dispose()
 
 
 class _Builder:
@@ -96,6 +93,8 @@ class _Builder:
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._loader.construct_object(node)
+        if node.tag not in _CONTAINERS:
+            raise _at(self._name, node, f"this is not valid YAML: the tag {node.tag} is unknown")
         # An anchor may stand inside itself.
         if id(node) in self._open:
             raise _at(self._name, node, "an alias contains itself")

@@ -1,0 +1,66 @@
+"""The metrics that the control plane measures itself, declared once.
+
+Invariants: a name stands here exactly once and whoever measures it imports it from here; units may report metrics of
+any other name, which only alert rules and people have to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number that is measured again and again."""
+
+    name: str
+    unit: str
+    """%, B, B/h, s, ms, 1/s; empty for counts."""
+    help: str
+    normal: tuple[float, float] | None = None
+    """The band in which a healthy run stays; None where that depends on the run."""
+
+    def in_words(self, value: float) -> str:
+        """The value as a person reads it: `1.4 GiB`, `93 %`, `12 ms`."""
+        if self.unit in ("B", "B/h"):
+            return _in_bytes(value) + self.unit.removeprefix("B")
+        number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f"{number} {self.unit}".strip()
+
+    def is_normal(self, value: float) -> bool:
+        return self.normal is None or self.normal[0] <= value <= self.normal[1]
+
+
+CPU = Metric("cpu_percent", "%", "Processor time of the unit's process tree; 100 is one core.")
+RSS = Metric("rss_bytes", "B", "Memory of the unit's process tree.")
+RSS_SLOPE = Metric("rss_slope_bytes_per_h", "B/h", "How fast the memory grows, over the last hours.")
+PROCESSES = Metric("processes", "", "Processes in the unit's tree.")
+RESTARTS = Metric("restarts", "", "Unplanned deaths since the run was created.")
+RECENT_DEATHS = Metric("deaths_in_window", "", "Unplanned deaths in the restart window.", (0, 1))
+PROGRESS = Metric("progress", "", "The unit's own counter of work done.")
+PROGRESS_RATE = Metric("progress_per_s", "1/s", "How fast the unit's counter of work rises.")
+BEAT_AGE = Metric("beat_age_s", "s", "How long ago the unit was last heard.", (0, 6))
+
+LOOP_LAG = Metric(
+    "loop_lag_ms", "ms", "How late the coordinator's loop turned, at worst, in the last second.", (0, 250)
+)
+FEED_ROWS = Metric("feed_rows_per_s", "1/s", "Rows published on the feed.", (0, 1000))
+JOURNAL_COMMIT = Metric(
+    "journal_commit_ms", "ms", "The slowest durable write of the journal in the last second.", (0, 200)
+)
+PEERS = Metric("peers", "", "Units, host agents and clients that are connected.")
+
+UNIT_METRICS = (CPU, RSS, RSS_SLOPE, PROCESSES, RESTARTS, RECENT_DEATHS, PROGRESS, PROGRESS_RATE, BEAT_AGE)
+"""Measured of every unit, also of one that reports nothing."""
+COORDINATOR_METRICS = (LOOP_LAG, FEED_ROWS, JOURNAL_COMMIT, PEERS)
+"""Measured of the coordinator itself, and published as those of the unit `coordinator`."""
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*UNIT_METRICS, *COORDINATOR_METRICS)}
+
+
+def _in_bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"

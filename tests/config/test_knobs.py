@@ -1,0 +1,99 @@
+"""Knobs say what they accept, and the times of supervision never contradict each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.knobs import Knob, supervision_knobs, times_with
+from agentrl.config.times import SupervisionTimes
+from agentrl.errors import ConfigError, UnknownNameError
+
+KNOBS = {knob.name: knob for knob in supervision_knobs()}
+
+
+def test_there_is_one_knob_per_supervision_time_with_all_it_needs():
+    assert set(KNOBS) == {f"supervision.{name}" for name in SupervisionTimes.model_fields}
+    for knob in KNOBS.values():
+        assert knob.help.endswith("."), knob.name
+        assert knob.minimum is not None, knob.name
+        assert knob.maximum is not None, knob.name
+        assert knob.boundary in ("now", "restart")
+        assert knob.unit == ("s" if knob.name.endswith("_s") else "")
+    assert KNOBS["supervision.heartbeat_s"].boundary == "restart"
+    assert KNOBS["supervision.max_deaths"].kind == "int"
+    assert KNOBS["supervision.dead_after_s"].default == 20.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("dead_after_s", "12", 12.0), ("dead_after_s", "1e2", 100.0), ("max_deaths", "7", 7)],
+)
+def test_text_becomes_a_value_of_the_knobs_own_type(name, text, value):
+    seen = KNOBS[f"supervision.{name}"].parse(text)
+    assert seen == value
+    assert type(seen) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "inf", "86401", "1 s"])
+def test_a_refusal_says_what_is_allowed(text):
+    with pytest.raises(ConfigError, match=r"supervision.dead_after_s must be a number from 0.01 to 86400 \(s\), not"):
+        KNOBS["supervision.dead_after_s"].parse(text)
+
+
+@pytest.mark.parametrize("value", [None, True, "3", 1.5, math.nan, math.inf, -(10**400), 10**400])
+def test_only_whole_numbers_in_range_fit_a_whole_number(value):
+    with pytest.raises(ConfigError, match=r"supervision\.max_deaths must be a whole number from 1 to 1000, not"):
+        KNOBS["supervision.max_deaths"].check(value)
+
+
+def test_choices_and_switches():
+    choice = Knob(name="k", kind="choice", choices=("drop", "keep"), default="drop", help="x")
+    assert choice.parse("keep") == "keep"
+    with pytest.raises(ConfigError, match="k must be one of drop, keep, not 'kep'"):
+        choice.parse("kep")
+    switch = Knob(name="s", kind="bool", default=False, help="x")
+    assert [switch.parse(text) for text in ("true", "on", "Yes", "false", "off", "no")] == [True] * 3 + [False] * 3
+    for wrong in (1, "true", None):
+        with pytest.raises(ConfigError, match="s must be true or false"):
+            switch.check(wrong)
+    with pytest.raises(ConfigError, match="s must be true or false, not '1'"):
+        switch.parse("1")
+
+
+def test_a_declaration_that_contradicts_itself_is_refused():
+    with pytest.raises(ConfigError):
+        Knob(name="k", kind="int", default=0, minimum=1, help="x")
+    with pytest.raises(ValueError, match="choices belong to"):
+        Knob(name="k", kind="str", choices=("a",), default="a", help="x")
+
+
+def test_a_changed_time_is_judged_together_with_the_others():
+    times = SupervisionTimes()
+    assert times_with(times, "supervision.dead_after_s", 30).dead_after_s == 30
+    with pytest.raises(ConfigError, match="dead_after_s must be at least suspect_after_s, 6 s, not 5 s"):
+        times_with(times, "supervision.dead_after_s", 5)
+    with pytest.raises(ConfigError, match="suspect_after_s must be at least twice heartbeat_s, 8 s, not 6 s"):
+        times_with(times, "supervision.heartbeat_s", 4)
+    with pytest.raises(UnknownNameError, match=r"did you mean supervision\.dead_after_s"):
+        times_with(times, "supervision.dead_after", 5)
+
+
+@given(st.floats(0.05, 20))
+def test_scaling_multiplies_times_and_leaves_counts_alone(factor):
+    before, after = SupervisionTimes().model_dump(), SupervisionTimes().scaled(factor).model_dump()
+    for name, value in before.items():
+        expected = value * factor if name.endswith("_s") else value
+        assert after[name] == pytest.approx(expected)
+
+
+@given(name=st.sampled_from(sorted(KNOBS)), value=st.floats() | st.integers() | st.text(max_size=3) | st.none())
+def test_a_knob_never_lets_through_what_the_configuration_refuses(name, value):
+    try:
+        times_with(SupervisionTimes(), name, value)
+    except ConfigError:
+        return
+    assert SupervisionTimes.model_validate({name.removeprefix("supervision."): KNOBS[name].check(value)})

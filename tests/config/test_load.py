@@ -1,0 +1,313 @@
+"""What a person writes becomes a configuration, or a sentence that says what is wrong and where."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config import shape
+from agentrl.config.load import RESERVED_VARIABLES, Loaded, load_config
+from agentrl.config.plain import config_from_plain
+from agentrl.config.run import RESERVED_GROUPS, RunConfig
+from agentrl.errors import ConfigError, ExitCode
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    """Loads a run file from its text, with nothing else in the environment."""
+
+    def load(text: str, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Loaded:
+        path = tmp_path / "run.yaml"
+        path.write_text(textwrap.dedent(text))
+        return load_config(path, sets=sets, environ=environ or {})
+
+    return load
+
+
+@pytest.fixture
+def mistakes(load):
+    """What is wrong with a run file, one sentence per mistake."""
+
+    def mistakes(text: str, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(text, sets, environ)
+        assert caught.value.exit_code is ExitCode.CONFIG
+        lines = str(caught.value).split("\n  ")
+        return lines[1:] if len(lines) > 1 else lines
+
+    return mistakes
+
+
+WEB = """\
+name: demo
+sidecars:
+  web:
+    command: python -m http.server
+    count: 2
+"""
+
+
+def test_the_smallest_run_file_is_under_a_dozen_lines(load):
+    text = "name: tiny\nsidecars:\n  web:\n    command: python -m http.server\n"
+    assert text.count("\n") < 12
+    config = load(text).config
+    assert config.sidecars["web"].command == ("python", "-m", "http.server")
+    assert config.sidecars["web"].count == 1
+
+
+def test_command_line_over_environment_over_file_over_default(load):
+    key = "sidecars.web.count"
+    variable = {"AGENTRL_SIDECARS__WEB__COUNT": "3"}
+    without = WEB.replace("    count: 2\n", "")
+    seen = {}
+    for name, (text, sets, environ) in {
+        "default": (without, (), {}),
+        "file": (WEB, (), {}),
+        "environment": (WEB, (), variable),
+        "--set": (WEB, [f"{key}=4"], variable),
+    }.items():
+        loaded = load(text, sets, environ)
+        seen[name] = (loaded.config.sidecars["web"].count, loaded.sources[key], key in loaded.given)
+    assert seen == {
+        "default": (1, "default", False),
+        "file": (2, "run.yaml:5", True),
+        "environment": (3, "environment AGENTRL_SIDECARS__WEB__COUNT", True),
+        "--set": (4, "--set sidecars.web.count", True),
+    }
+
+
+def test_every_value_has_exactly_one_source(load):
+    loaded = load(WEB)
+    keys = [".".join(path) for path, _ in shape.leaves(loaded.config.model_dump(mode="json"))]
+    assert sorted(loaded.sources) == sorted(keys)
+    assert set(loaded.given) == {"name", "sidecars.web.command", "sidecars.web.count"}
+
+
+def test_variables_find_names_with_dashes_and_keep_the_case_of_free_names(load):
+    loaded = load(
+        "name: demo\nsidecars:\n  my-web:\n    command: x\n",
+        environ={"AGENTRL_SIDECARS__MY_WEB__COUNT": "3", "AGENTRL_SIDECARS__MY_WEB__ENV__OMP_NUM_THREADS": "1"},
+    )
+    assert loaded.config.sidecars["my-web"].count == 3
+    assert loaded.config.sidecars["my-web"].env == {"OMP_NUM_THREADS": "1"}
+
+
+def test_a_section_set_as_a_whole_replaces_the_one_of_the_file(load):
+    loaded = load(WEB, ["sidecars.web={command: [sleep, '1']}"])
+    assert loaded.config.sidecars["web"].command == ("sleep", "1")
+    assert loaded.config.sidecars["web"].count == 1
+    assert loaded.sources["sidecars.web.command"] == "--set sidecars.web"
+
+
+def test_a_variable_of_one_word_is_a_field_or_nobodys_business(load):
+    loaded = load(WEB, environ={"AGENTRL_NAME": "other", "AGENTRL_WHATEVER": "x", "AGENTRL_SUPERVISION": "x"})
+    assert loaded.config.name == "other"
+    assert loaded.sources["name"] == "environment AGENTRL_NAME"
+
+
+def test_the_mark_of_a_process_is_never_configuration(load):
+    environ = dict.fromkeys(RESERVED_VARIABLES, "nonsense")
+    assert load(WEB, environ=environ).config == load(WEB).config
+    words = {name.removeprefix("AGENTRL_").lower() for name in RESERVED_VARIABLES}
+    whole = shape.Shape(RunConfig)
+    values = {key for key in whole.keys if not (whole.child(key).is_table or whole.child(key).section)}
+    assert values == {"name", "dir"}
+    assert words.isdisjoint(values)
+
+
+def test_relative_paths_begin_at_the_run_file(load, tmp_path):
+    text = WEB + "dir: ../results\ncoordinator: {state_dir: state}\n"
+    config = load(text).config
+    assert config.dir == str(tmp_path.parent / "results")
+    assert config.coordinator.state_dir == str(tmp_path / "state")
+    assert config.sidecars["web"].cwd == str(tmp_path)
+    assert load(WEB).config.dir == str(tmp_path / "runs" / "demo")
+
+
+def test_an_empty_section_is_as_if_it_were_not_there(load):
+    assert load(WEB + "alerts:\nsupervision:\n").config == load(WEB).config
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("supervsion: {}", "run.yaml:6: unknown key supervsion; did you mean supervision?"),
+        ("supervision:\n  heartbeat: 1", "run.yaml:7: unknown key supervision.heartbeat; did you mean heartbeat_s?"),
+        (
+            "alerts:\n  sinks:\n    mail: {to: a@b, frm: c@d}",
+            "run.yaml:8: unknown key alerts.sinks.mail.frm; did you mean from?",
+        ),
+        ("mongo:\n  zzz: 1", "run.yaml:7: unknown key mongo.zzz; known are: embedded, url."),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(mistakes, lines, sentence):
+    assert sentence in mistakes(WEB + lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("    count: -1", "run.yaml:5: sidecars.web.count must be a whole number from 0 to 10000, not -1."),
+        ("    count: true", "run.yaml:5: sidecars.web.count must be a whole number from 0 to 10000, not true."),
+        ("    count: '3'", "run.yaml:5: sidecars.web.count must be a whole number from 0 to 10000, not '3'."),
+        ("    life: servce", "run.yaml:5: sidecars.web.life must be one of service, job, not 'servce'."),
+        ("    speaks: yes", "run.yaml:5: sidecars.web.speaks must be true or false, not 'yes'."),
+        ("    start_deadline_s: 0", "run.yaml:5: sidecars.web.start_deadline_s must be a number above 0 and up to"),
+        ("    log_max: 12 parsecs", "run.yaml:5: sidecars.web.log_max must be a number of bytes such as 1048576 or"),
+        ("    resources: {gpus: 1.5}", "run.yaml:5: sidecars.web.resources.gpus must be a whole number from 0 to"),
+        ("    ready: {}", "run.yaml:5: sidecars.web.ready needs exactly one of exec, http, tcp, but has none"),
+        ("    ready: {tcp: a:1, http: 'http://b'}", "but has http and tcp."),
+        ("    ready: {tcp: nowhere}", "run.yaml:5: sidecars.web.ready: tcp must be host:port"),
+        ("    env: {A: true}", "run.yaml:5: sidecars.web.env.A must be text."),
+        ("    env: {AGENTRL_RUN: x}", "run.yaml:3: sidecars.web: env may not set AGENTRL_RUN"),
+        ("    after: [wep]", "run.yaml:5: sidecars.web.after names the unknown group 'wep'; did you mean web?"),
+        ("    after: mongo", "run.yaml:5: sidecars.web.after names mongo, but mongo.embedded is not true."),
+        ("    after: web", "run.yaml:5: sidecars.web.after makes a circle: web waits for web."),
+        ("supervision: {suspect_after_s: 1}", "run.yaml:5: supervision: suspect_after_s must be at least twice heart"),
+        ("supervision: {dead_after_s: .inf}", "run.yaml:5: supervision.dead_after_s must be a number from 0.01 to"),
+        ("coordinator: {listen: 'http://x'}", "coordinator.listen must be empty or an address such as tcp://0.0.0.0"),
+        ("coordinator: {listen: 'tcp://x:65535'}", "coordinator.listen must have a port of at most 65533"),
+        ("name_of_run: x", "run.yaml:5: unknown key name_of_run; "),
+    ],
+)
+def test_a_bad_value_names_its_line_and_what_is_allowed(mistakes, lines, sentence):
+    text = "name: demo\nsidecars:\n  web:\n    command: x\n" + lines
+    found = mistakes(text)
+    assert any(sentence in one for one in found), found
+
+
+def test_a_bad_value_names_its_variable_or_its_option(mistakes):
+    found = mistakes(WEB, ["supervision.max_deaths=many", "alerts.repet_s=3"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
+    assert found == ["--set alerts.repet_s: unknown key alerts.repet_s; did you mean repeat_s?"]
+    found = mistakes(WEB, ["supervision.max_deaths=many"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
+    assert found == [
+        "environment AGENTRL_SIDECARS__WEB__COUNT: sidecars.web.count must be a whole number from 0 to 10000, "
+        "not 'few'.",
+        "--set supervision.max_deaths: supervision.max_deaths must be a whole number from 1 to 1000, not 'many'.",
+    ]
+
+
+def test_all_mistakes_are_told_at_once(mistakes):
+    assert sorted(mistakes("sidecars:\n  web: {count: -1}\nmongo: {embeded: true}\n")) == [
+        "run.yaml:1: the run needs the key name.",
+        "run.yaml:2: sidecars.web needs the key command.",
+        "run.yaml:2: sidecars.web.count must be a whole number from 0 to 10000, not -1.",
+        "run.yaml:3: unknown key mongo.embeded; did you mean embedded?",
+    ]
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_GROUPS), "web-1", "Web", "1st", "a" * 41, "ümlaut"])
+def test_a_group_has_a_name_that_cannot_be_mistaken(mistakes, name):
+    (sentence,) = mistakes(f"name: demo\nsidecars:\n  {name}: {{command: x}}\n")
+    assert sentence.startswith(f"run.yaml:3: sidecars.{name} is no name of a group")
+
+
+@pytest.mark.parametrize("name", ["Demo", "-demo", "a" * 41, "a/b", "''"])
+def test_a_run_has_a_name_that_can_be_a_directory(mistakes, name):
+    (sentence,) = mistakes(f"name: {name}\n")
+    assert sentence.startswith("run.yaml:1: name must be a name of 1 to 40 small letters")
+
+
+def test_a_circle_of_waits_is_shown_whole(mistakes):
+    groups = {"a": "b", "b": "c", "c": "a", "d": "a"}
+    lines = "".join(f"  {name}: {{command: x, after: {other}}}\n" for name, other in groups.items())
+    (sentence,) = mistakes(f"name: demo\nsidecars:\n{lines}")
+    assert "makes a circle: a waits for b waits for c waits for a." in sentence
+
+
+def test_rules_are_about_something_that_exists(mistakes, load):
+    rule = "alerts: {rules: [{name: r, metric: m, above: 1, of: OF}]}\n"
+    (sentence,) = mistakes(WEB + rule.replace("OF", "wep"))
+    assert sentence == "run.yaml:6: alerts.rules.0.of names no group or unit of the run, 'wep'; did you mean web?"
+    assert load(WEB + rule.replace("OF", "web-1")).config.alerts.rules[0].of == "web-1"
+
+
+@pytest.mark.parametrize(
+    ("rule", "part"),
+    [
+        ("{above: 1, below: 2}", "needs exactly one of above, below, but has above and below"),
+        ("{}", "needs exactly one of above, below, but has none"),
+        ("{above: 1, clear: 2}", "clear must be at most above, 1, not 2"),
+        ("{below: 1, clear: 0.5}", "clear must be at least below, 1, not 0.5"),
+        ("{below: 0, clear: -0.5}", "clear must be at least below, 0, not -0.5"),
+    ],
+)
+def test_a_rule_has_one_threshold_and_clears_on_its_good_side(mistakes, rule, part):
+    text = f"name: demo\nsidecars: {{web: {{command: x}}}}\nalerts:\n  rules:\n  - {rule[:-1]}"
+    text += f"{', ' if len(rule) > 2 else ''}name: r, metric: m, of: web}}\n"
+    assert any(part in one for one in mistakes(text))
+
+
+@pytest.mark.parametrize("argument", ["", "a", "=3", "a..b=3", ".a=1"])
+def test_set_wants_key_and_value(load, argument):
+    with pytest.raises(ConfigError, match=r"not KEY=VALUE.*Try --set"):
+        load(WEB, [argument])
+
+
+def test_a_list_is_set_as_a_whole(load):
+    with pytest.raises(ConfigError, match="set it as a whole"):
+        load(WEB, ["sidecars.web.command.0=ls"])
+
+
+def test_a_missing_file_says_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"There is no run file .*nothing\.yaml"):
+        load_config(tmp_path / "nothing.yaml", environ={})
+    (tmp_path / "latin.yaml").write_bytes("name: größe".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"not UTF-8"):
+        load_config(tmp_path / "latin.yaml", environ={})
+
+
+def test_without_a_file_the_name_must_come_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config(sets=["name=demo"], environ={}).config.dir == str(tmp_path / "runs" / "demo")
+    with pytest.raises(ConfigError, match="no run file"):
+        load_config(environ={})
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_configuration_or_a_config_error(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("any") / "run.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with contextlib.suppress(ConfigError):
+        load_config(path, environ={})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "name",
+                        "sidecars",
+                        "web",
+                        "command",
+                        "ready",
+                        "http",
+                        "alerts",
+                        "rules",
+                        "of",
+                        "mongo",
+                        "url",
+                        "env",
+                    ]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_shape_of_values_is_a_configuration_or_a_config_error(plain):
+    if isinstance(plain, dict):
+        with contextlib.suppress(ConfigError):
+            config_from_plain(plain)

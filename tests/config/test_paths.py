@@ -1,0 +1,118 @@
+"""A run's name leads to one state directory and one identity, whoever asks first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import paths
+from agentrl.errors import ConfigError, ConflictError, DiskError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_home_is_given_or_follows_the_desktop_standard():
+    assert paths.home({"AGENTRL_HOME": "/a", "XDG_STATE_HOME": "/b"}) == Path("/a")
+    assert paths.home({"XDG_STATE_HOME": "/b"}) == Path("/b/agentrl")
+    assert paths.home({"XDG_STATE_HOME": "relative"}) == Path("~/.local/state/agentrl").expanduser()
+    assert paths.home({}) == Path("~/.local/state/agentrl").expanduser()
+
+
+def test_a_run_is_made_once_and_found_again(home, tmp_path):
+    made = paths.create_run("demo", tmp_path / "run")
+    assert paths.create_run("demo", tmp_path / "run") == made
+    assert paths.read_run(home / "demo") == made
+    assert paths.list_runs() == [made]
+    assert (home / "demo").stat().st_mode & 0o777 == 0o700
+    assert (home / "demo" / "run.json").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(home / "demo") == ["run.json"]
+
+
+def test_many_who_come_at_once_agree_on_the_identity(tmp_path, home):
+    script = "import sys; from agentrl.config import paths; print(paths.create_run('demo', sys.argv[1]).uuid)"
+
+    def ask(_: int) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = set(pool.map(ask, range(8)))
+    assert len(seen) == 1
+
+
+def test_the_same_name_with_another_directory_is_refused(tmp_path):
+    paths.create_run("demo", tmp_path / "a")
+    with pytest.raises(ConflictError, match=r"exists already with the directory .*/a, not .*/b"):
+        paths.create_run("demo", tmp_path / "b")
+
+
+def test_a_state_directory_elsewhere_is_found_by_name(tmp_path, home):
+    made = paths.create_run("demo", tmp_path / "run", elsewhere=tmp_path / "fast")
+    assert (tmp_path / "fast" / "run.json").is_file()
+    assert paths.read_run(paths.state_dir("demo")) == made
+    assert paths.create_run("demo", tmp_path / "run", elsewhere=tmp_path / "fast") == made
+    assert paths.create_run("demo", tmp_path / "run") == made
+    with pytest.raises(ConflictError, match=r"is in .*/fast, not in .*/slow"):
+        paths.create_run("demo", tmp_path / "run", elsewhere=tmp_path / "slow")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "A", "a/b", "a" * 41, "-a", "a\n"])
+def test_a_name_cannot_leave_home(name):
+    with pytest.raises(ConfigError, match="is no name of a run"):
+        paths.state_dir(name)
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[1]", '{"name": "demo", "uuid": "x", "run_dir": "", "created_at": 1}'])
+def test_a_damaged_file_is_named_and_does_not_hide_the_others(home, tmp_path, body):
+    good = paths.create_run("good", tmp_path)
+    (home / "bad").mkdir()
+    (home / "bad" / "run.json").write_text(body)
+    with pytest.raises(ConfigError, match=r"bad/run\.json is damaged"):
+        paths.read_run(home / "bad")
+    bad, other = paths.list_runs()
+    assert (bad.name, other) == ("bad", good)
+    assert "damaged" in bad.broken
+
+
+def test_what_is_not_a_run_is_not_listed(home, tmp_path):
+    assert paths.list_runs() == []
+    made = paths.create_run("demo", tmp_path)
+    (home / "empty").mkdir()
+    (home / "file").write_text("x")
+    (home / ".hidden").mkdir()
+    assert paths.list_runs() == [made]
+
+
+def test_a_home_that_cannot_be_made_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(DiskError, match="cannot be made: Not a directory"):
+        paths.create_run("demo", tmp_path)
+
+
+def test_the_file_holds_what_the_architecture_says(home, tmp_path):
+    paths.create_run("demo", tmp_path)
+    assert json.loads((home / "demo" / "run.json").read_text()).keys() == {"name", "uuid", "run_dir", "created_at"}
+
+
+@pytest.mark.parametrize(
+    "module", ["agentrl.config", "agentrl.config.paths", "agentrl.config.secrets", "agentrl.telemetry.metrics"]
+)
+def test_the_light_modules_stay_light(module):
+    script = f"import sys, {module}; print(*sorted(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()
+    heavy = {"pydantic", "yaml", "msgspec", "zmq", "rich", "typer", "asyncio"}
+    assert heavy.isdisjoint(loaded)
