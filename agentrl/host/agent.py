@@ -1,0 +1,304 @@
+"""The host agent: what it does with every message, and what it does by itself.
+
+Invariants: the agent's logic knows no socket (messages come by `receive`, leave by `send`); an incarnation is started
+at most once; while no coordinator listens nothing is queued, because the next hello carries the whole ledger; units
+live on whatever happens to the agent, and the agent lives on while units do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.host import adoption, cgroups, environment, lives, stats
+from agentrl.host.answers import Answers
+from agentrl.host.guardian import Guardian
+from agentrl.host.ledger import Ledger
+from agentrl.host.lives import Life, Services
+from agentrl.host.logs import Logs
+from agentrl.host.processes import Processes
+from agentrl.host.rounds import Rounds
+from agentrl.host.trees import Attribution, Sweeper
+from agentrl.protocol import messages, wire
+from agentrl.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Message,
+    Spawn,
+    SpawnFailed,
+    ToHost,
+    UnitOnHost,
+)
+from agentrl.protocol.specs import incarnation_name
+
+log = logging.getLogger(__name__)
+
+_HELLO_BYTES = 3 << 20
+"""An inventory beyond this leaves the log lines out; a message may have 4 MiB."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How often, how long."""
+
+    stats_s: float = 2.0
+    memory_check_s: float = 0.5
+    """For memory limits that no cgroup enforces."""
+    strays_every: int = 5
+    """Environments are read at every so manieth measurement."""
+    lonely_s: float = 3600.0
+    """Without units and without a coordinator for so long, the agent ends."""
+
+
+class Agent:
+    """One per host and run. Create it inside a running loop, then `start()`."""
+
+    def __init__(
+        self,
+        home: environment.Home,
+        send: Callable[[Message], bool],
+        *,
+        use_cgroups: bool = True,
+        times: Times | None = None,
+    ) -> None:
+        self.home = home
+        self.times = times or Times()
+        self.processes = Processes()
+        self.lives: dict[str, Life] = {}
+        self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
+        self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
+        self.finished = asyncio.Event()
+        """Set when the agent has nothing more to do."""
+        self.guardian: Guardian | None = None
+        self._send = send
+        self._greeted = False
+        self._exiting = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        attribution = Attribution(home.run, self.processes.own_pids, self._could_be_another)
+        self.services = Services(
+            home=home,
+            processes=self.processes,
+            ledger=self.ledger,
+            logs=Logs(home.run_dir),
+            cgroups=self.cgroups,
+            sweeper=Sweeper(attribution),
+            send=self.send,
+        )
+        self._answers = Answers(self)
+        self._rounds = Rounds(self)
+
+    # ---- life of the agent ----
+
+    def start(self) -> None:
+        """Take over what an earlier agent left, then begin to watch."""
+        if self.cgroups.problems:
+            log.info("Without some cgroups: %s.", "; ".join(self.cgroups.problems))
+        self.processes.become_parent_of_orphans()
+        self.ledger.load()
+        for life in adoption.adopt_all(self.services):
+            self.lives[life.name] = life
+        self._rounds.start()
+
+    def guard(self, guardian: Guardian) -> None:
+        """Keep a coordinator alive from now on."""
+        self.guardian = guardian
+        guardian.start()
+
+    async def close(self) -> None:
+        """Stop everything of the agent itself. Units live on."""
+        if self.guardian is not None:
+            self.guardian.stop()
+        self._rounds.stop()
+        for life in self.lives.values():
+            life.stop_watching()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.processes.close()
+        if not any(not life.over for life in self.lives.values()):
+            self.cgroups.close()
+
+    def run_task(self, work: Coroutine[object, object, None], name: str) -> None:
+        """A task that the agent owns."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- towards the coordinator ----
+
+    def send(self, message: Message) -> bool:
+        """False if nobody listens; the next hello then tells what matters."""
+        return self._greeted and self._send(message)
+
+    @property
+    def greeted(self) -> bool:
+        return self._greeted
+
+    def connected(self) -> None:
+        """A coordinator listens: say who we are, with everything we know."""
+        self._greeted = self._send(self.hello())
+        self._rounds.greeted(self._greeted)
+
+    def disconnected(self) -> None:
+        self._greeted = False
+        self._rounds.greeted(False)
+
+    def hello(self) -> messages.HostHello:
+        inventory = tuple(life.entry.on_wire(life.ready) for life in self.lives.values())
+        hello = messages.HostHello(
+            major=PROTOCOL_MAJOR,
+            minor=PROTOCOL_MINOR,
+            run=self.home.run,
+            host=self.home.host,
+            agent_pid=os.getpid(),
+            agent_start_ticks=self._rounds.own_start_ticks,
+            facts=stats.facts(self.cgroups),
+            inventory=inventory,
+            state_dir=str(self.home.state_dir),
+        )
+        if len(wire.encode(hello)) <= _HELLO_BYTES:
+            return hello
+        return msgspec.structs.replace(hello, inventory=tuple(map(_without_tail, inventory)))
+
+    # ---- from the coordinator ----
+
+    def receive(self, message: ToHost) -> None:
+        """Act on one message. Never raises for anything that a coordinator may say."""
+        match message:
+            case messages.Spawn():
+                self._spawn(message)
+            case messages.SignalUnit(unit=unit, incarnation=incarnation):
+                if life := self._life(unit, incarnation):
+                    life.signal(message.signal, leader_only=message.leader_only)
+            case messages.KillTree(unit=unit, incarnation=incarnation):
+                self._kill_tree(unit, incarnation)
+            case messages.Forget(incarnations=names):
+                self._forget(names)
+            case messages.Ask():
+                self.run_task(self._answer(message), f"answer {message.ask}")
+            case messages.Welcome():
+                self.services.heartbeat_s = message.heartbeat_s
+                self._rounds.welcomed(message.heartbeat_s)
+            case messages.WhoAreYou():
+                self.connected()
+            case messages.Refused():
+                self._refused(message)
+            case messages.AgentExit():
+                self._exit_when_empty()
+            case messages.BeatAck():
+                pass
+
+    def _life(self, unit: str, incarnation: int) -> Life | None:
+        return self.lives.get(incarnation_name(unit, incarnation))
+
+    def _spawn(self, spawn: Spawn) -> None:
+        known = self._life(spawn.unit, spawn.incarnation)
+        if known is not None:
+            self._tell(known)
+            return
+        try:
+            env = environment.of_unit(spawn, self.home, self.services.heartbeat_s)
+            cwd = self._folder(spawn)
+            command = tuple(environment.filled(part, self.home, spawn.unit) for part in spawn.spec.command)
+            command = (environment.program(command, env, cwd), *command[1:])
+        except (ConfigError, ValueError) as wrong:
+            self._failed(spawn, str(wrong), final=True)
+            return
+        try:
+            life = lives.new_life(self.services, spawn)
+        except AgentrlError as failed:
+            self._failed(spawn, str(failed), final=False)
+            return
+        try:
+            life.start(command, env, cwd)
+        except OSError as failed:
+            # Nothing runs, so nothing has to be remembered: the same Spawn may come again.
+            self.ledger.forget(life.name)
+            life.tree.group.remove()
+            # ENOEXEC and EACCES are properties of the file; everything else may be better next time.
+            self._failed(spawn, f"{command[0]}: {failed.strerror}.", final=failed.errno in (8, 13))
+            return
+        self.lives[life.name] = life
+        self.services.logs.prune(spawn.unit)
+
+    def _folder(self, spawn: Spawn) -> Path | None:
+        if not spawn.spec.cwd:
+            return None
+        folder = Path(environment.filled(spawn.spec.cwd, self.home, spawn.unit)).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"The working directory {folder} does not exist on {self.home.host}.")
+        return folder
+
+    def _failed(self, spawn: Spawn, reason: str, *, final: bool) -> None:
+        log.warning("%s.%d cannot be started: %s", spawn.unit, spawn.incarnation, reason)
+        self.send(SpawnFailed(spawn.unit, spawn.incarnation, reason, final))
+
+    def _tell(self, life: Life) -> None:
+        """What is known of an incarnation that was asked for a second time."""
+        if life.entry.pid:
+            self.send(life.spawned())
+        if life.entry.exit is not None:
+            self.send(life.ended())
+        if life.over:
+            self.send(messages.GroupEmpty(life.entry.unit, life.entry.incarnation))
+
+    def _kill_tree(self, unit: str, incarnation: int) -> None:
+        life = self._life(unit, incarnation)
+        if life is None:
+            log.warning("%s.%d is to be killed, but was never here.", unit, incarnation)
+        elif life.over:
+            self._tell(life)
+        else:
+            life.kill_tree()
+
+    def _forget(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            life = self.lives.get(name)
+            if life is not None and life.over:
+                life.tree.group.remove()
+                del self.lives[name]
+                self.ledger.forget(name)
+
+    def _refused(self, refused: messages.Refused) -> None:
+        log.error("The coordinator refuses this agent: %s %s", refused.message, refused.hint)
+        if refused.final:
+            self._greeted = False
+            self._exit_when_empty()
+
+    def _exit_when_empty(self) -> None:
+        self._exiting = True
+        if self.guardian is not None:
+            self.guardian.stop()
+        self.check_finished()
+
+    def check_finished(self, *, lonely: bool = False) -> None:
+        """Whether there is a reason to go on."""
+        alone = lonely and not (self.guardian is not None and self.guardian.keeping)
+        if (self._exiting or alone) and all(life.over for life in self.lives.values()):
+            self.finished.set()
+
+    async def _answer(self, ask: messages.Ask) -> None:
+        try:
+            body = await self._answers.to(ask.what)
+        except (AgentrlError, OSError) as failed:
+            self.send(messages.Answer(ask.ask, error=str(failed)))
+        else:
+            self.send(messages.Answer(ask.ask, body=wire.raw(body)))
+
+    def _could_be_another(self, name: str, start_ticks: int) -> bool:
+        """Could another incarnation than `name` have started a process at that time?"""
+        return any(
+            life.name != name and not life.over and life.entry.start_ticks <= start_ticks
+            for life in self.lives.values()
+        )
+
+
+def _without_tail(unit: UnitOnHost) -> UnitOnHost:
+    return msgspec.structs.replace(unit, tail=())

@@ -1,0 +1,57 @@
+"""Answers to what the coordinator asks: ranges of logs, scans, stacks.
+
+Invariant: an answer may take long and read much, so it never runs on the loop that supervises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agentrl.errors import UnknownNameError
+from agentrl.host import scan, stacks
+from agentrl.host.lives import Life
+from agentrl.protocol.messages import DumpStacks, LogChunk, ReadLog, ScanReport, ScanRun, StackReport
+
+if TYPE_CHECKING:
+    from agentrl.host.agent import Agent
+
+
+class Answers:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def to(self, what: ReadLog | ScanRun | DumpStacks) -> LogChunk | ScanReport | StackReport:
+        """Raises AgentrlError or OSError where there is no answer."""
+        match what:
+            case ReadLog():
+                return await self._log(what)
+            case ScanRun():
+                home = self._agent.home
+                return await asyncio.to_thread(scan.scan, home.run, home.host, kill=what.kill, control=False)
+            case DumpStacks():
+                return await self._stacks(what)
+
+    async def _log(self, what: ReadLog) -> LogChunk:
+        logs = self._agent.services.logs
+        try:
+            return await asyncio.to_thread(logs.read, what.unit, what.incarnation, what.offset, what.limit)
+        except FileNotFoundError:
+            raise UnknownNameError(f"{what.unit} has no such log on {self._agent.home.host}.") from None
+
+    async def _stacks(self, what: DumpStacks) -> StackReport:
+        wanted = [
+            life
+            for life in self._agent.lives.values()
+            if life.alive and (not what.units or life.entry.unit in what.units or life.name in what.units)
+        ]
+        texts = await asyncio.gather(*map(self._stack, wanted))
+        return StackReport(
+            host=self._agent.home.host, stacks={life.name: text for life, text in zip(wanted, texts, strict=True)}
+        )
+
+    async def _stack(self, life: Life) -> str:
+        process = life.process
+        if process is None:
+            return "It has ended."
+        return await stacks.of_process(process, self._agent.home.run_dir, life.name, speaks=life.entry.spec.speaks)

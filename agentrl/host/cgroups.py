@@ -1,0 +1,252 @@
+"""The cgroups of a host agent: one per incarnation, where the host lets us have them.
+
+Invariants: what is possible is found out by trying, never assumed; everything here may be missing, and the agent then
+falls back to marks and descent; a cgroup that the agent made is removed when its incarnation is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.host import proc
+
+log = logging.getLogger(__name__)
+
+PREFIX = "agentrl-"
+
+
+def run_prefix(run: str) -> str:
+    """How the names of all cgroups of a run begin."""
+    return f"{PREFIX}{run[:8]}"
+
+
+@dataclass
+class Group:
+    """The cgroups of one incarnation. Both paths may be missing."""
+
+    tree: Path | None = None
+    """A v2 cgroup: knows all members, and kills them in one write."""
+    memory: Path | None = None
+    """A cgroup (v2 or v1) that carries the memory limit."""
+
+    def paths(self) -> list[Path]:
+        both = [path for path in (self.tree, self.memory) if path is not None]
+        return list(dict.fromkeys(both))
+
+    def members(self) -> list[int] | None:
+        """The pids inside, or None if that cannot be known."""
+        if self.tree is None:
+            return None
+        pids: list[int] = []
+        try:
+            for folder, _, _ in os.walk(self.tree):
+                pids += [int(line) for line in (Path(folder) / "cgroup.procs").read_text().split()]
+        except FileNotFoundError:
+            return pids if self.tree.exists() else None
+        except OSError:
+            return None
+        return pids
+
+    def populated(self) -> bool | None:
+        """False once nothing lives inside; None if that cannot be known."""
+        if self.tree is None:
+            return None
+        events = proc.read_bytes(f"{self.tree}/cgroup.events")
+        return b"populated 1" in events if events else None
+
+    def kill(self) -> bool:
+        """SIGKILL every member at once, those that fork at this moment too."""
+        if self.tree is None:
+            return False
+        try:
+            (self.tree / "cgroup.kill").write_text("1")
+        except OSError:
+            return False
+        return True
+
+    def oom_kills(self) -> int:
+        """How many members the kernel killed because of the memory limit."""
+        if self.memory is None:
+            return 0
+        for name in ("memory.events", "memory.oom_control"):
+            for line in proc.read_bytes(f"{self.memory}/{name}").splitlines():
+                key, _, value = line.partition(b" ")
+                if key == b"oom_kill":
+                    return int(value)
+        return 0
+
+    def remove(self) -> None:
+        for path in self.paths():
+            _remove_tree(path)
+
+
+@dataclass
+class Cgroups:
+    """Where this agent may make cgroups. Without any, `make` returns an empty Group."""
+
+    tree_base: Path | None = None
+    memory_base: Path | None = None
+    memory_v2: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def can_kill(self) -> bool:
+        return self.tree_base is not None
+
+    @property
+    def can_limit_memory(self) -> bool:
+        return self.memory_base is not None
+
+    def make(self, incarnation: str, memory_max_bytes: int = 0) -> Group:
+        """The cgroups of a new incarnation. What cannot be made is left out and said in the log."""
+        group = Group()
+        if self.tree_base is not None:
+            group.tree = _made(self.tree_base / incarnation)
+        if memory_max_bytes and self.memory_base is not None:
+            group.memory = self._limited(self.memory_base / incarnation, memory_max_bytes)
+        return group
+
+    def _limited(self, path: Path, memory_max_bytes: int) -> Path | None:
+        if _made(path) is None:
+            return None
+        try:
+            name = "memory.max" if self.memory_v2 else "memory.limit_in_bytes"
+            (path / name).write_text(str(memory_max_bytes))
+            if self.memory_v2:
+                # The whole tree ends together: half of it could only hang.
+                with contextlib.suppress(OSError):
+                    (path / "memory.oom.group").write_text("1")
+        except OSError as failed:
+            log.warning("The memory limit of %s could not be set: %s.", path.name, failed)
+            if not self.memory_v2:
+                _remove_tree(path)
+            return None
+        return path
+
+    def close(self) -> None:
+        """Remove the bases, if nothing is left in them."""
+        for base in {self.tree_base, self.memory_base}:
+            if base is not None:
+                with contextlib.suppress(OSError):
+                    base.rmdir()
+
+
+def detect(run: str, host: str) -> Cgroups:
+    """Try everything once: which hierarchies are mounted, where we are in them, what we may write."""
+    found = Cgroups()
+    name = f"{run_prefix(run)}.{host}"
+    v2, v1_memory = _mounts()
+    if v2 is not None:
+        found.tree_base = _kill_base(v2 / _own_path("").lstrip("/") / name, found.problems)
+    else:
+        found.problems.append("no cgroup v2 is mounted")
+    if found.tree_base is not None and _enable_memory_v2(found.tree_base):
+        found.memory_base, found.memory_v2 = found.tree_base, True
+    elif v1_memory is not None:
+        found.memory_base = _memory_v1_base(v1_memory / _own_path("memory").lstrip("/") / name, found.problems)
+    else:
+        found.problems.append("no memory cgroup may be written")
+    return found
+
+
+def usable() -> bool:
+    """Whether an agent that is started here and now would have cgroups. Makes none."""
+    v2, _ = _mounts()
+    return v2 is not None and os.access(v2 / _own_path("").lstrip("/"), os.W_OK)
+
+
+def nothing() -> Cgroups:
+    """For `--cgroups off`."""
+    return Cgroups(problems=["cgroups are switched off"])
+
+
+def of_paths(tree: str, memory: str) -> Group:
+    """The cgroups that a ledger entry names, as far as they still exist."""
+    return Group(
+        tree=Path(tree) if tree and Path(tree).is_dir() else None,
+        memory=Path(memory) if memory and Path(memory).is_dir() else None,
+    )
+
+
+def _mounts() -> tuple[Path | None, Path | None]:
+    """The mount points of cgroup v2 and of the v1 memory controller."""
+    v2: Path | None = None
+    v1: Path | None = None
+    for line in proc.read_bytes("/proc/self/mounts").decode(errors="replace").splitlines():
+        fields = line.split()
+        if len(fields) < 4:
+            continue
+        if fields[2] == "cgroup2" and v2 is None:
+            v2 = Path(fields[1])
+        elif fields[2] == "cgroup" and "memory" in fields[3].split(","):
+            v1 = Path(fields[1])
+    return v2, v1
+
+
+def _own_path(controller: str) -> str:
+    """Our own place in a hierarchy: the v2 one for an empty controller."""
+    for line in proc.read_bytes("/proc/self/cgroup").decode(errors="replace").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if (number == "0" and not controller) or (controller and controller in controllers.split(",")):
+            # An agent that was started from inside a unit of a run must not build below that unit's cgroup.
+            return path.split(f"/{PREFIX}", 1)[0]
+    return ""
+
+
+def _kill_base(base: Path, problems: list[str]) -> Path | None:
+    trial = base / "trial"
+    try:
+        base.mkdir(exist_ok=True)
+        trial.mkdir(exist_ok=True)
+        (trial / "cgroup.kill").write_text("1")
+        return base
+    except OSError as failed:
+        problems.append(f"cgroup v2 may not be used ({failed.strerror})")
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            trial.rmdir()
+
+
+def _enable_memory_v2(base: Path) -> bool:
+    if b"memory" not in proc.read_bytes(f"{base}/cgroup.controllers").split():
+        return False
+    try:
+        (base / "cgroup.subtree_control").write_text("+memory")
+    except OSError:
+        return False
+    return True
+
+
+def _memory_v1_base(base: Path, problems: list[str]) -> Path | None:
+    trial = base / "trial"
+    try:
+        base.mkdir(exist_ok=True)
+        trial.mkdir(exist_ok=True)
+        (trial / "memory.limit_in_bytes").write_text(str(64 << 20))
+        return base
+    except OSError as failed:
+        problems.append(f"the memory cgroup may not be used ({failed.strerror})")
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            trial.rmdir()
+
+
+def _made(path: Path) -> Path | None:
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as failed:
+        log.warning("No cgroup %s: %s.", path, failed)
+        return None
+    return path
+
+
+def _remove_tree(path: Path) -> None:
+    for folder, _, _ in os.walk(path, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)

@@ -1,0 +1,97 @@
+"""The claim of one agent on one host of a run.
+
+Invariants: at most one agent of a host lives at a time (a lock that dies with its holder); `agent.json` tells which
+process it is, so that others can see whether it lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from agentrl import __version__
+from agentrl.errors import ConflictError, DiskError
+from agentrl.host import proc
+
+
+class AgentFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What stands in agent.json."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    run: str
+    started_at: float = 0.0
+    version: str = ""
+    coordinator: str = ""
+    """Why no coordinator is started any more, if that is so."""
+
+    @property
+    def identity(self) -> proc.Identity:
+        return proc.Identity(self.pid, self.start_ticks, self.boot_id)
+
+
+class Claim:
+    """Held by the agent while it lives."""
+
+    def __init__(self, folder: Path, run: str, host: str) -> None:
+        self._path = folder / "agent.json"
+        stat = proc.read_stat(os.getpid())
+        self._file = AgentFile(
+            pid=os.getpid(),
+            start_ticks=stat.start_ticks if stat else 0,
+            boot_id=proc.boot_id(),
+            host=host,
+            run=run,
+            started_at=time.time(),
+            version=__version__,
+        )
+        self._lock = _take(folder, host)
+        self._write()
+
+    @property
+    def identity(self) -> proc.Identity:
+        return self._file.identity
+
+    def note_coordinator(self, sentence: str) -> None:
+        self._file = msgspec.structs.replace(self._file, coordinator=sentence)
+        self._write()
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _write(self) -> None:
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self._file)))
+            fresh.replace(self._path)
+        except OSError:
+            fresh.unlink(missing_ok=True)  # a full disk: the lock is what counts
+
+
+def read_agent_file(state_dir: Path, host: str) -> AgentFile | None:
+    """Which process the agent of a host is, or was."""
+    try:
+        return msgspec.json.decode((state_dir / "hosts" / host / "agent.json").read_bytes(), type=AgentFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _take(folder: Path, host: str) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as failed:
+        raise DiskError(f"The lock in {folder} cannot be made: {failed.strerror}.") from failed
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConflictError(f"A host agent of {host} lives already; it holds {folder / 'lock'}.") from None
+    return fd

@@ -1,0 +1,152 @@
+"""What a process of a run finds in its environment and on its command line.
+
+Invariants: every process carries the mark of its run; a secret is resolved at the moment of the spawn, and neither its
+value nor a part of it ever stands in a message, a log or an argument list.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl.protocol.messages import Spawn
+from agentrl.protocol.specs import Probe, incarnation_name, split_unit
+
+MARKS = (
+    "AGENTRL_RUN",
+    "AGENTRL_HOST",
+    "AGENTRL_INCARNATION",
+    "AGENTRL_UNIT",
+    "AGENTRL_SLOT",
+    "AGENTRL_GROUP",
+    "AGENTRL_RUN_DIR",
+    "AGENTRL_STATE_DIR",
+    "AGENTRL_COORDINATOR",
+    "AGENTRL_TOKEN",
+    "AGENTRL_HEARTBEAT_S",
+    "AGENTRL_ORPHAN_LEASE_S",
+    "AGENTRL_KEY",
+)
+"""All variables that say who a process is; a process that starts another role must not hand them on."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """What all processes of one agent share."""
+
+    run: str
+    host: str
+    state_dir: Path
+    run_dir: Path
+    key: Path | None = None
+
+
+def without_marks(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in MARKS}
+
+
+def filled(text: str, home: Home, unit: str) -> str:
+    """Replace the placeholders. Other braces are left alone: commands are full of them."""
+    if "{" not in text:
+        return text
+    for name, value in (
+        ("{slot}", str(split_unit(unit)[1])),
+        ("{unit}", unit),
+        ("{run_dir}", str(home.run_dir)),
+        ("{state_dir}", str(home.state_dir)),
+        ("{python}", sys.executable),
+    ):
+        text = text.replace(name, value)
+    return text
+
+
+def filled_probe(probe: Probe, home: Home, unit: str) -> Probe:
+    return Probe(
+        exec=tuple(filled(part, home, unit) for part in probe.exec),
+        http=filled(probe.http, home, unit),
+        tcp=filled(probe.tcp, home, unit),
+        interval_s=probe.interval_s,
+        timeout_s=probe.timeout_s,
+        failures=probe.failures,
+    )
+
+
+def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
+    """The whole environment of one incarnation. Raises ConfigError if a secret is not there."""
+    spec = spawn.spec
+    env = without_marks(os.environ)
+    threads = str(max(1, len(os.sched_getaffinity(0))))
+    env.setdefault("OMP_NUM_THREADS", threads)
+    env.setdefault("MKL_NUM_THREADS", threads)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.pop("PYTHONHASHSEED", None)  # only the spec decides about determinism
+    env |= {name: _value(name, value, home, spawn.unit) for name, value in spec.env.items()}
+    env |= identity_marks(home, spawn.unit, spawn.incarnation)
+    env |= {
+        "AGENTRL_SLOT": str(split_unit(spawn.unit)[1]),
+        "AGENTRL_GROUP": spec.name,
+        "AGENTRL_RUN_DIR": str(home.run_dir),
+        "AGENTRL_STATE_DIR": str(home.state_dir),
+        "AGENTRL_COORDINATOR": spawn.coordinator,
+        "AGENTRL_TOKEN": spawn.token,
+        "AGENTRL_HEARTBEAT_S": f"{heartbeat_s:g}",
+        "AGENTRL_ORPHAN_LEASE_S": f"{spec.orphan_lease_s:g}",
+    }
+    if home.key is not None:
+        env["AGENTRL_KEY"] = str(home.key)
+    return env
+
+
+def of_probe(unit_env: Mapping[str, str], home: Home, unit: str, incarnation: int) -> dict[str, str]:
+    """The environment of a probe's command: the unit's settings, but not its right to speak for it."""
+    return without_marks(unit_env) | identity_marks(home, unit, incarnation)
+
+
+def identity_marks(home: Home, unit: str, incarnation: int) -> dict[str, str]:
+    return {
+        "AGENTRL_RUN": home.run,
+        "AGENTRL_HOST": home.host,
+        "AGENTRL_UNIT": unit,
+        "AGENTRL_INCARNATION": incarnation_name(unit, incarnation),
+    }
+
+
+def program(command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> str:
+    """The full path of a command's program. Raises ConfigError if there is none that may be run."""
+    if not command:
+        raise ConfigError("The command is empty.")
+    name = command[0]
+    if "/" in name:
+        path = (cwd or Path.cwd()) / name
+        if not path.exists():
+            raise ConfigError(f"The program {name} does not exist.")
+        if path.is_dir() or not os.access(path, os.X_OK):
+            raise ConfigError(f"The program {name} may not be executed.")
+        return name
+    found = shutil.which(name, path=env.get("PATH", os.defpath))
+    if found is None:
+        raise ConfigError(f"The program {name} is not found on PATH.")
+    return found
+
+
+def _value(name: str, value: str, home: Home, unit: str) -> str:
+    kind, _, where = value.partition(":")
+    if kind == "env" and where:
+        if where not in os.environ:
+            raise ConfigError(
+                f"The secret env:{where} for {name} is not set in the environment of the host agent of {home.host}."
+            )
+        return os.environ[where]
+    if kind == "file" and where:
+        path = Path(filled(where, home, unit)).expanduser()
+        try:
+            return path.read_text().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as failed:
+            why = failed.strerror if isinstance(failed, OSError) else "it is not text"
+            raise ConfigError(f"The secret file:{where} for {name} cannot be read on {home.host}: {why}.") from None
+    return filled(value, home, unit)

@@ -1,0 +1,145 @@
+"""The host agent as guardian of the coordinator.
+
+Invariants: at most one coordinator is started by this agent at a time, and a living one is adopted, never doubled; it
+is restarted at once after its first death and with growing pauses after that; an end that a restart cannot cure
+(a wrong configuration, a lock held by another, an orderly end) is written down and left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import ExitCode
+from agentrl.host import environment, proc
+from agentrl.host.processes import Process, Processes
+from agentrl.protocol.messages import ExitStatus
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_GOOD_LIFE_S = 60.0
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """The part of coordinator.json that tells which process it is."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+def read_whereabouts(state_dir: Path) -> proc.Identity | None:
+    try:
+        found = msgspec.json.decode((state_dir / "coordinator.json").read_bytes(), type=Whereabouts)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return proc.Identity(found.pid, found.start_ticks, found.boot_id)
+
+
+class Guardian:
+    """Keeps one coordinator alive."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        state_dir: Path,
+        log_path: Path,
+        run: str,
+        *,
+        on_given_up: Callable[[str], None],
+        command: tuple[str, ...] = (),
+    ) -> None:
+        self._processes = processes
+        self._state_dir = state_dir
+        self._log_path = log_path
+        self._run = run
+        self._on_given_up = on_given_up
+        self._command = command or (sys.executable, "-m", "daemons.coordinator", "--state-dir", str(state_dir))
+        self._process: Process | None = None
+        self._began = 0.0
+        self._deaths = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.given_up = ""
+        """Why no coordinator is started any more."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def keeping(self) -> bool:
+        """True while a coordinator lives or will be started again."""
+        return not self.given_up
+
+    def start(self) -> None:
+        """Adopt the living coordinator, or start one."""
+        self._timer = None
+        if self._process is not None or self.given_up:
+            return
+        self._began = asyncio.get_running_loop().time()
+        if self._adopted():
+            return
+        try:
+            self._process = self._spawn()
+            log.info("The coordinator was started as process %d.", self._process.pid)
+        except OSError as failed:
+            log.error("The coordinator cannot be started: %s.", failed)
+            self._again()
+
+    def stop(self) -> None:
+        """No restarts any more; a living coordinator lives on."""
+        self.given_up = self.given_up or "the host agent ends"
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _adopted(self) -> bool:
+        identity = read_whereabouts(self._state_dir)
+        if identity is None:
+            return False
+        self._process = self._processes.adopt(identity, self._on_exit)
+        if self._process is not None:
+            log.info("The coordinator lives as process %d and was adopted.", self._process.pid)
+        return self._process is not None
+
+    def _spawn(self) -> Process:
+        env = environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
+        output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            return self._processes.spawn(self._command, env=env, on_exit=self._on_exit, output=output)
+        finally:
+            os.close(output)
+
+    def _on_exit(self, process: Process, status: ExitStatus) -> None:
+        self._process = None
+        if self.given_up:
+            return
+        log.warning("The coordinator (process %d) ended: %s.", process.pid, status)
+        if status.code == ExitCode.OK:
+            self._give_up("The coordinator ended by itself.")
+        elif status.code == ExitCode.CONFIG:
+            self._give_up(f"The coordinator's configuration is wrong; its reason stands in {self._log_path}.")
+        elif status.code == ExitCode.CONFLICT:
+            if not self._adopted():
+                self._give_up(f"Another coordinator holds {self._state_dir}; its reason stands in {self._log_path}.")
+        else:
+            self._again()
+
+    def _give_up(self, sentence: str) -> None:
+        log.error("%s No other is started.", sentence)
+        self.given_up = sentence
+        self._on_given_up(sentence)
+
+    def _again(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._deaths = 0 if loop.time() - self._began > _GOOD_LIFE_S else self._deaths
+        pause_s = 0.0 if self._deaths == 0 else min(_FIRST_PAUSE_S * 2 ** (self._deaths - 1), _LONGEST_PAUSE_S)
+        self._deaths += 1
+        self._timer = loop.call_later(pause_s, self.start)

@@ -1,0 +1,179 @@
+"""The ledger: what this host knows of every incarnation that it was ever asked to start and not yet told to forget.
+
+Invariants: an intent is on disk before a process is started, so nothing is started twice whatever dies in between; an
+entry is replaced atomically and never half written; a full disk is reported, kept in mind and tried again, and never
+ends the agent. Nothing is synced: a power loss changes the boot id, and with it every process is dead anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import DiskError
+from agentrl.host import proc
+from agentrl.protocol.messages import ExitStatus, UnitOnHost
+from agentrl.protocol.specs import GroupSpec, incarnation_name
+
+log = logging.getLogger(__name__)
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One incarnation."""
+
+    unit: str
+    incarnation: int
+    token: str
+    spec: GroupSpec
+    """Whole, so that an agent that finds the entry can go on probing and limiting the process."""
+    pid: int = 0
+    start_ticks: int = 0
+    boot_id: str = ""
+    exit: ExitStatus | None = None
+    tail: tuple[str, ...] = ()
+    group_empty: bool = False
+    cgroup_tree: str = ""
+    cgroup_memory: str = ""
+
+    @property
+    def name(self) -> str:
+        return incarnation_name(self.unit, self.incarnation)
+
+    @property
+    def identity(self) -> proc.Identity:
+        return proc.Identity(self.pid, self.start_ticks, self.boot_id)
+
+    def on_wire(self, ready: bool | None = None) -> UnitOnHost:
+        return UnitOnHost(
+            unit=self.unit,
+            incarnation=self.incarnation,
+            token=self.token,
+            pid=self.pid,
+            start_ticks=self.start_ticks,
+            boot_id=self.boot_id,
+            exit=self.exit,
+            tail=self.tail,
+            ready=ready,
+            group_empty=self.group_empty,
+        )
+
+
+class Ledger:
+    """The entries of one host, in memory and on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[str, Entry] = {}
+        self._unwritten: set[str] = set()
+        self.trouble = ""
+        """A sentence while the disk does not take what it should."""
+
+    def load(self) -> None:
+        """Read what an earlier agent left. A file that cannot be read is kept aside, not guessed at."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        decoder = msgspec.json.Decoder(Entry)
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                entry = decoder.decode(path.read_bytes())
+            except (msgspec.DecodeError, OSError) as broken:
+                log.error("The ledger entry %s cannot be read and is set aside: %s.", path, broken)
+                path.rename(path.with_suffix(".broken"))
+                continue
+            self._entries[entry.name] = entry
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> Entry | None:
+        return self._entries.get(name)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(self._entries.values())
+
+    def intend(self, entry: Entry) -> None:
+        """Write the intent to start. Raises DiskError, and then nothing may be started."""
+        try:
+            self._write(entry)
+        except OSError as failed:
+            self.trouble = f"The ledger in {self._folder} cannot be written: {failed.strerror}."
+            raise DiskError(self.trouble, hint="Free some space on that disk.") from failed
+        self._entries[entry.name] = entry
+
+    def record(self, entry: Entry) -> None:
+        """Note what happened. If the disk does not take it, it is kept in memory and written later."""
+        self._entries[entry.name] = entry
+        self._unwritten.add(entry.name)
+        self.flush()
+
+    def forget(self, name: str) -> Entry | None:
+        entry = self._entries.pop(name, None)
+        self._unwritten.discard(name)
+        if entry is not None:
+            self._path(name).unlink(missing_ok=True)
+        return entry
+
+    def flush(self) -> None:
+        """Write what could not be written before."""
+        if not self._unwritten and self.trouble:
+            self._try_again_small()
+        for name in tuple(self._unwritten):
+            try:
+                self._write(self._entries[name])
+            except OSError as failed:
+                self.trouble = f"The ledger in {self._folder} cannot be written: {failed.strerror}."
+                return
+            self._unwritten.discard(name)
+            self.trouble = ""
+
+    def _try_again_small(self) -> None:
+        """After a refused intent nothing waits to be written: see whether the disk takes bytes again."""
+        trial = self._folder / ".trial"
+        try:
+            trial.write_bytes(b"x" * 4096)
+        except OSError:
+            return
+        finally:
+            trial.unlink(missing_ok=True)
+        self.trouble = ""
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _write(self, entry: Entry) -> None:
+        path = self._path(entry.name)
+        fresh = path.with_suffix(".new")
+        try:
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                body = msgspec.json.encode(entry)
+                if os.write(fd, body) != len(body):
+                    raise OSError(28, "no space left on device")
+            finally:
+                os.close(fd)
+            os.replace(fresh, path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+
+
+def find_by_mark(run: str, entry: Entry) -> proc.Identity | None:
+    """The process of an intent without a pid: the agent died between writing the intent and writing the pid.
+
+    The oldest process with the mark that leads its own session is the one that was spawned.
+    """
+    wanted = entry.name.encode()
+    candidates = []
+    for pid in proc.all_pids():
+        found = proc.marks(pid)
+        if not found or found.get(proc.MARK_RUN) != run.encode() or found.get(proc.MARK_INCARNATION) != wanted:
+            continue
+        stat = proc.read_stat(pid)
+        if stat is not None and stat.session == pid and stat.state not in "ZX":
+            candidates.append((stat.start_ticks, pid))
+    if not candidates:
+        return None
+    start_ticks, pid = min(candidates)
+    return proc.Identity(pid, start_ticks, proc.boot_id())

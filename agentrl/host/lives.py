@@ -1,0 +1,265 @@
+"""One incarnation on this host, from the intent to the moment when nothing of it is left.
+
+Invariants: the order is intent, process, exit, empty, and each is in the ledger before it is sent; Exited and
+GroupEmpty are each sent once; probes end with their process; whatever a leader leaves behind is swept without being
+asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import DiskError
+from agentrl.host import environment
+from agentrl.host.cgroups import Cgroups, Group
+from agentrl.host.ledger import Entry, Ledger
+from agentrl.host.logs import Logs
+from agentrl.host.probes import Prober
+from agentrl.host.processes import Process, Processes
+from agentrl.host.stats import Usage
+from agentrl.host.trees import Sweeper, Tree
+from agentrl.protocol.messages import (
+    Exited,
+    ExitStatus,
+    GroupEmpty,
+    Message,
+    ProcessState,
+    Spawn,
+    Spawned,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Services:
+    """What all lives of an agent share."""
+
+    home: environment.Home
+    processes: Processes
+    ledger: Ledger
+    logs: Logs
+    cgroups: Cgroups
+    sweeper: Sweeper
+    send: Callable[[Message], object]
+    heartbeat_s: float = 2.0
+
+
+@dataclass
+class Life:
+    """One incarnation that was started, or found in the ledger."""
+
+    services: Services
+    entry: Entry
+    tree: Tree
+    process: Process | None = None
+    prober: Prober | None = None
+    stopped: bool = False
+    """SIGSTOP was seen."""
+    over_limit: bool = False
+    """The agent itself killed it for memory."""
+    _oom_kills_seen: int = 0
+    _oom_recently: bool = False
+    _leader_gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _sweep: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None
+
+    @property
+    def over(self) -> bool:
+        """True once nothing of it is left."""
+        return self.entry.group_empty
+
+    @property
+    def ready(self) -> bool | None:
+        return self.prober.ready if self.prober is not None else None
+
+    def start(self, command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> None:
+        """Start the process of an intent that is in the ledger. Raises OSError."""
+        services, entry = self.services, self.entry
+        output = services.logs.open(entry.unit, entry.incarnation)
+        try:
+            self.process = services.processes.spawn(
+                command, env=env, cwd=cwd, output=output, cgroups=self.tree.group.paths(), on_exit=self._on_exit
+            )
+        finally:
+            os.close(output)
+        identity = self.process.identity
+        self.tree.leader = identity
+        self._record(pid=identity.pid, start_ticks=identity.start_ticks, boot_id=identity.boot_id)
+        services.send(self.spawned())
+        self._probe(env, cwd)
+
+    def adopt(self, process: Process | None, env: Mapping[str, str], cwd: Path | None) -> None:
+        """Go on with a process that an earlier agent started; none means that it ended unseen."""
+        if process is None:
+            return
+        self.process = process
+        self.tree.leader = process.identity
+        self._record(pid=process.pid, start_ticks=process.start_ticks, boot_id=process.identity.boot_id)
+        self._probe(env, cwd)
+
+    def spawned(self) -> Spawned:
+        return Spawned(self.entry.unit, self.entry.incarnation, self.entry.pid, self.entry.start_ticks)
+
+    def ended(self) -> Exited:
+        return Exited(self.entry.unit, self.entry.incarnation, self.entry.exit or ExitStatus(), self.entry.tail)
+
+    def on_exit_of_adopted(self) -> Callable[[Process, ExitStatus], None]:
+        return self._on_exit
+
+    def found_dead(self, why: str) -> None:
+        """It ended while no agent watched."""
+        self._over(ExitStatus(unknown=why))
+
+    def signal(self, number: int, *, leader_only: bool) -> None:
+        if self.process is None:
+            return
+        if leader_only:
+            self.process.signal(number)
+        else:
+            self.process.signal_group(number)
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # A stopped process would take the signal only when somebody wakes it.
+            self.process.signal_group(signal.SIGCONT)
+
+    def kill_tree(self) -> None:
+        """SIGKILL everything until nothing is left."""
+        if self.process is not None:
+            self.process.signal(signal.SIGKILL)
+        self.sweep()
+
+    def observe(self, usage: Usage) -> None:
+        """Draw conclusions from a measurement."""
+        oom_kills = self.tree.group.oom_kills()
+        self._oom_recently = oom_kills > self._oom_kills_seen
+        self._oom_kills_seen = oom_kills
+        if self.process is None:
+            return
+        stopped = usage.state in ("T", "t")
+        if usage.state and stopped != self.stopped:
+            self.stopped = stopped
+            self.services.send(ProcessState(self.entry.unit, self.entry.incarnation, stopped))
+        limit = self.entry.spec.resources.memory_max_bytes
+        if limit and self.tree.group.memory is None and usage.rss_bytes > limit:
+            log.warning("%s uses %d MiB and may use %d: killed.", self.name, usage.rss_bytes >> 20, limit >> 20)
+            self.over_limit = True
+            self.kill_tree()
+
+    def stop_watching(self) -> None:
+        """The agent ends; the process lives on."""
+        if self.prober is not None:
+            self.prober.stop()
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+    def _probe(self, env: Mapping[str, str], cwd: Path | None) -> None:
+        spec, home = self.entry.spec, self.services.home
+        if spec.ready is None and spec.live is None and spec.metrics is None:
+            return
+        unit, incarnation = self.entry.unit, self.entry.incarnation
+        ready, live, metrics = (
+            environment.filled_probe(probe, home, unit) if probe is not None else None
+            for probe in (spec.ready, spec.live, spec.metrics)
+        )
+        self.prober = Prober(
+            unit=unit,
+            incarnation=incarnation,
+            processes=self.services.processes,
+            env=environment.of_probe(env, home, unit, incarnation),
+            cwd=str(cwd) if cwd else None,
+            send=self.services.send,
+        )
+        self.prober.start(ready, live, metrics, spec.start_deadline_s)
+
+    def _on_exit(self, process: Process, status: ExitStatus) -> None:
+        self.process = None
+        if self._killed_for_memory(status):
+            status = msgspec.structs.replace(status, oom=True)
+        self._over(status)
+
+    def _killed_for_memory(self, status: ExitStatus) -> bool:
+        if self.over_limit:
+            return True
+        kills = self.tree.group.oom_kills()
+        if status.signal == signal.SIGKILL:
+            return kills > 0
+        # A child was killed and the leader gave up because of it.
+        return status.code != 0 and (kills > self._oom_kills_seen or self._oom_recently)
+
+    def _over(self, status: ExitStatus) -> None:
+        if self.prober is not None:
+            self.prober.stop()
+        self._leader_gone.set()
+        self._record(exit=status, tail=self.services.logs.tail(self.entry.unit, self.entry.incarnation))
+        self.services.send(self.ended())
+        self.sweep()
+
+    def sweep(self) -> None:
+        """End whatever is left, if that is not under way."""
+        if self.entry.exit is not None:
+            self._leader_gone.set()
+        if not self.over and (self._sweep is None or self._sweep.done()):
+            self._sweep = asyncio.create_task(self._sweep_all(), name=f"sweep of {self.name}")
+
+    async def _sweep_all(self) -> None:
+        swept = await self.services.sweeper.empty(self.tree)
+        # A leader that was killed just now has ended before the loop saw it; its exit is told first.
+        await self._leader_gone.wait()
+        if swept:
+            log.info("%s left %d processes, now ended.", self.name, len(swept))
+        self._record(group_empty=True)
+        self.tree.group.remove()
+        self.services.send(GroupEmpty(self.entry.unit, self.entry.incarnation, swept))
+
+    def _record(self, **changes: object) -> None:
+        self.entry = msgspec.structs.replace(self.entry, **changes)
+        self.services.ledger.record(self.entry)
+
+
+def new_life(services: Services, spawn: Spawn) -> Life:
+    """Write the intent. Raises DiskError, and then nothing was done."""
+    name = environment.identity_marks(services.home, spawn.unit, spawn.incarnation)["AGENTRL_INCARNATION"]
+    group = services.cgroups.make(name, spawn.spec.resources.memory_max_bytes)
+    entry = Entry(
+        unit=spawn.unit,
+        incarnation=spawn.incarnation,
+        token=spawn.token,
+        spec=spawn.spec,
+        cgroup_tree=str(group.tree or ""),
+        cgroup_memory=str(group.memory or ""),
+    )
+    try:
+        services.ledger.intend(entry)
+    except DiskError:
+        group.remove()
+        raise
+    return Life(services, entry, _tree(services, entry, group))
+
+
+def known_life(services: Services, entry: Entry, group: Group) -> Life:
+    """The life of an entry that an earlier agent left."""
+    return Life(services, entry, _tree(services, entry, group))
+
+
+def _tree(services: Services, entry: Entry, group: Group) -> Tree:
+    return Tree(
+        name=entry.name,
+        leader=entry.identity if entry.pid else None,
+        group=group,
+        log=services.logs.path(entry.unit, entry.incarnation),
+    )

@@ -1,0 +1,146 @@
+"""Readiness, liveness and numbers of one foreign process.
+
+Invariants: only changes are reported; one failure is no answer, `failures` of them in a row are; liveness is not held
+against a process that has not come up yet; a probe that ends (with its process) leaves no child and no task behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+
+from agentrl.host import questions
+from agentrl.host.processes import Processes
+from agentrl.protocol.messages import Message, Probed, Scraped
+from agentrl.protocol.specs import Probe
+
+# Until it first succeeds a readiness probe is asked more often than its interval: waiting 2 s for a process that was
+# up after 0.1 s would make every start slow.
+_FIRST_INTERVAL_S = 0.05
+_GROWTH = 1.6
+_MOST_METRICS = 256
+
+
+@dataclass
+class Verdict:
+    """What a row of answers means."""
+
+    failures: int
+    ok: bool | None = None
+    in_a_row: int = 0
+
+    def changed_by(self, answer_ok: bool) -> bool:
+        if answer_ok:
+            self.in_a_row = 0
+            changed = self.ok is not True
+            self.ok = True
+            return changed
+        self.in_a_row += 1
+        if self.in_a_row < max(1, self.failures) or self.ok is False:
+            return False
+        self.ok = False
+        return True
+
+
+@dataclass
+class Prober:
+    """All probes of one incarnation."""
+
+    unit: str
+    incarnation: int
+    processes: Processes
+    env: Mapping[str, str]
+    cwd: str | None
+    send: Callable[[Message], object]
+    ready: bool | None = None
+    """What the readiness probe last said."""
+    live: bool | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _came_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, ready: Probe | None, live: Probe | None, metrics: Probe | None, start_deadline_s: float) -> None:
+        if ready is not None:
+            self._begin("ready", self._watch("ready", ready))
+        if live is not None:
+            self._begin("live", self._watch_life(live, start_deadline_s, follows_readiness=ready is not None))
+        if metrics is not None:
+            self._begin("metrics", self._scrape(metrics))
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    def _begin(self, kind: str, work: Coroutine[object, object, None]) -> None:
+        self._tasks.append(asyncio.create_task(work, name=f"{kind} probe of {self.unit}.{self.incarnation}"))
+
+    async def _watch_life(self, probe: Probe, start_deadline_s: float, *, follows_readiness: bool) -> None:
+        if follows_readiness:
+            try:
+                async with asyncio.timeout(start_deadline_s):
+                    await self._came_up.wait()
+            except TimeoutError:
+                pass  # it had its time: from now on a missing answer counts
+            await self._watch("live", probe)
+            return
+        await self._watch("live", probe, patience_s=start_deadline_s)
+
+    async def _watch(self, kind: str, probe: Probe, patience_s: float = 0.0) -> None:
+        """Ask for ever; failures before the first success do not count while patience lasts."""
+        loop = asyncio.get_running_loop()
+        patient_until = loop.time() + patience_s
+        verdict = Verdict(probe.failures)
+        pause_s = min(_FIRST_INTERVAL_S, probe.interval_s)
+        while True:
+            answer = await questions.ask(probe, self.processes, self.env, self.cwd)
+            too_early = verdict.ok is None and loop.time() < patient_until
+            if (answer.ok or not too_early) and verdict.changed_by(answer.ok):
+                self._report(kind, answer)
+            # Failures that shall count must lie an interval apart, or a slow start would look like an answer of no.
+            pause_s = probe.interval_s if verdict.ok is not None else min(pause_s * _GROWTH, probe.interval_s)
+            if verdict.ok is None and pause_s < probe.interval_s:
+                verdict.in_a_row = 0
+            await asyncio.sleep(pause_s)
+
+    def _report(self, kind: str, answer: questions.Answer) -> None:
+        if kind == "ready":
+            self.ready = answer.ok
+            if answer.ok:
+                self._came_up.set()
+        else:
+            self.live = answer.ok
+        self.send(Probed(self.unit, self.incarnation, kind, answer.ok, answer.detail))
+
+    async def _scrape(self, probe: Probe) -> None:
+        while True:
+            answer = await questions.ask(probe, self.processes, self.env, self.cwd)
+            if answer.ok and (values := parse_metrics(answer.body)):
+                self.send(Scraped(self.unit, self.incarnation, values))
+            await asyncio.sleep(probe.interval_s)
+
+
+def parse_metrics(body: bytes) -> dict[str, float]:
+    """`name value` lines of Prometheus' text format; labels stay part of the name. What is no number is left out."""
+    values: dict[str, float] = {}
+    for line in body.decode(errors="replace").splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, rest = _split_sample(line)
+        try:
+            value = float(rest.split()[0])
+        except (ValueError, IndexError):
+            continue
+        if name and math.isfinite(value) and len(values) < _MOST_METRICS:
+            values[name] = value
+    return values
+
+
+def _split_sample(line: str) -> tuple[str, str]:
+    if "{" in line:
+        labels, brace, rest = line.rpartition("}")
+        return (labels + brace, rest) if brace else ("", "")
+    name, _, rest = line.partition(" ")
+    return name, rest

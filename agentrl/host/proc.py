@@ -1,0 +1,135 @@
+"""What /proc says about processes.
+
+Invariants: a process is identified by pid, start time and boot id together, because a pid alone may belong to a
+stranger by now; a process that vanished while it was read is `None`, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+MARK_RUN = b"AGENTRL_RUN"
+MARK_INCARNATION = b"AGENTRL_INCARNATION"
+MARK_HOST = b"AGENTRL_HOST"
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """The fields of /proc/PID/stat that the agent needs."""
+
+    pid: int
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    cpu_ticks: int
+    start_ticks: int
+    rss_bytes: int
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """One process for ever: no other process of any boot has all three."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    def alive(self) -> bool:
+        """True if this very process runs now; a zombie has ended."""
+        if self.boot_id != boot_id():
+            return False
+        stat = read_stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+
+
+_boot_id = ""
+
+
+def boot_id() -> str:
+    global _boot_id
+    if not _boot_id:
+        _boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return _boot_id
+
+
+def identity(pid: int) -> Identity | None:
+    stat = read_stat(pid)
+    return Identity(pid, stat.start_ticks, boot_id()) if stat else None
+
+
+def read_stat(pid: int) -> Stat | None:
+    text = read_bytes(f"/proc/{pid}/stat")
+    # The name stands in parentheses and may itself contain spaces and parentheses: count from the last one.
+    _, _, rest = text.rpartition(b")")
+    fields = rest.split()
+    if len(fields) < 22:
+        return None
+    return Stat(
+        pid=pid,
+        state=fields[0].decode(),
+        ppid=int(fields[1]),
+        pgrp=int(fields[2]),
+        session=int(fields[3]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def all_stats() -> dict[int, Stat]:
+    """One pass over the whole host; the dearest call in this file."""
+    return {stat.pid: stat for pid in all_pids() if (stat := read_stat(pid)) is not None}
+
+
+def marks(pid: int) -> dict[bytes, bytes] | None:
+    """The variables of the run that stand in the environment of a process; None if it may not be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            body = file.readall()
+    except PermissionError:
+        return None
+    except (FileNotFoundError, ProcessLookupError, OSError):
+        return {}
+    if b"AGENTRL_" not in body:
+        return {}
+    found = {}
+    for item in body.split(b"\0"):
+        if item.startswith(b"AGENTRL_"):
+            name, _, value = item.partition(b"=")
+            found[name] = value
+    return found
+
+
+def command(pid: int, most: int = 300) -> str:
+    """The command line as a person reads it; the name in brackets for a process without one."""
+    argv = read_bytes(f"/proc/{pid}/cmdline").rstrip(b"\0")
+    if argv:
+        shown = argv.replace(b"\0", b" ").decode(errors="replace")
+        shown = "".join(c if c.isprintable() else " " for c in shown)
+        return shown if len(shown) <= most else shown[: most - 1] + "…"
+    name = read_bytes(f"/proc/{pid}/comm").decode(errors="replace").strip()
+    return f"[{name}]" if name else ""
+
+
+def cgroup_paths(pid: int) -> tuple[str, ...]:
+    """The paths of all cgroup hierarchies that the process is in."""
+    lines = read_bytes(f"/proc/{pid}/cgroup").decode(errors="replace").splitlines()
+    return tuple(line.split(":", 2)[2] for line in lines if line.count(":") >= 2)
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of a small kernel file; empty if it is gone or closed to us."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+    except OSError:
+        return b""

@@ -1,0 +1,280 @@
+"""Processes that the agent started or adopted: their identity, their signals, their end.
+
+Invariants: every process is held by a pidfd whose start time was checked, so a signal can never reach a stranger that
+got the same pid; the end of a process is reported exactly once; a status is read only by the one who owns the process,
+and orphans that were re-parented to the agent are reaped without touching the status of a known child; nothing
+here blocks the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import struct
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from agentrl.host import proc
+from agentrl.protocol.messages import ExitStatus
+
+log = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36
+# struct pidfd_info of linux/pidfd.h in its first size; the kernel fills exit_code since 6.15.
+_PIDFD_INFO_BYTES = 64
+_PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO_BYTES << 16) | (0xFF << 8) | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_EXIT_CODE_OFFSET = 60
+# How long to ask for the status of a process that is not our child: its own parent must reap it first.
+_STATUS_TRIES_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4)
+
+NOT_ITS_PARENT = "it ended while the host agent was not its parent"
+
+# The shell enters the cgroups and then becomes the program: same pid, same start time. The alternative, moving the
+# process from outside, stalls the agent for about 10 ms and lets early children escape.
+_ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" 2>/dev/null; shift; done; shift; exec "$@"'
+
+OnExit = Callable[["Process", ExitStatus], None]
+
+
+class Process:
+    """One process, ours or adopted."""
+
+    def __init__(self, pid: int, start_ticks: int, pidfd: int, on_exit: OnExit, popen: subprocess.Popen[bytes] | None):
+        self.pid = pid
+        self.start_ticks = start_ticks
+        self.exit: ExitStatus | None = None
+        self._pidfd = pidfd
+        self._popen = popen
+        self._on_exit = on_exit
+
+    @property
+    def is_child(self) -> bool:
+        return self._popen is not None
+
+    @property
+    def identity(self) -> proc.Identity:
+        return proc.Identity(self.pid, self.start_ticks, proc.boot_id())
+
+    def signal(self, number: int) -> bool:
+        """Signal this process; False if it has ended."""
+        if self._pidfd < 0:
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def signal_group(self, number: int) -> bool:
+        """Signal the process group that the process leads; False if it has ended."""
+        if not self.signal(0):
+            return False
+        # The pidfd proves that the leader was not reaped, so the group's number cannot belong to anybody else.
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return self.signal(number)
+        return True
+
+
+class Processes:
+    """All processes of the agent. One per process, because reaping is a matter of the whole process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[int, Process] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._reap_planned = False
+        self._closed = False
+        self._subreaper = False
+
+    def become_parent_of_orphans(self) -> None:
+        """Descendants whose parents died come to this process, so that they can be found and reaped."""
+        self._subreaper = _set_subreaper(True)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._plan_reaping)
+
+    def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        on_exit: OnExit,
+        output: int,
+        cwd: str | Path | None = None,
+        cgroups: Sequence[Path] = (),
+    ) -> Process:
+        """Start a process in a session of its own. Raises OSError if that is not possible.
+
+        `output` is a file descriptor for stdout and stderr; never a pipe that dies with the agent, unless the caller
+        means just that. `cgroups` are entered before the program runs.
+        """
+        argv = [*_shell_into(cgroups, env), *command]
+        popen = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        pidfd = os.pidfd_open(popen.pid)
+        stat = proc.read_stat(popen.pid)
+        process = Process(popen.pid, stat.start_ticks if stat else 0, pidfd, on_exit, popen)
+        if len(argv) == len(command):
+            for group in cgroups:
+                _enter_from_outside(group, popen.pid)
+        self._watch(process)
+        return process
+
+    def adopt(self, identity: proc.Identity, on_exit: OnExit) -> Process | None:
+        """Take over a process that somebody else started; None if that very process is not alive."""
+        try:
+            pidfd = os.pidfd_open(identity.pid)
+        except OSError:
+            return None
+        # Checked after opening: from here on the descriptor cannot come to mean another process.
+        if not identity.alive():
+            os.close(pidfd)
+            return None
+        process = Process(identity.pid, identity.start_ticks, pidfd, on_exit, None)
+        self._watch(process)
+        return process
+
+    def known(self, pid: int) -> bool:
+        return pid in self._known
+
+    def own_pids(self) -> frozenset[int]:
+        return frozenset(self._known)
+
+    def close(self) -> None:
+        """Stop watching. The processes live on."""
+        self._closed = True
+        if self._subreaper:
+            _set_subreaper(False)
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+        for task in self._asking:
+            task.cancel()
+        for process in self._known.values():
+            self._unwatch(process)
+            if process._popen is not None:
+                process._popen.returncode = 0  # not our affair any more; keeps Popen from warning about it
+        self._known.clear()
+
+    def _watch(self, process: Process) -> None:
+        self._known[process.pid] = process
+        self._loop.add_reader(process._pidfd, self._on_ended, process)
+
+    def _unwatch(self, process: Process) -> None:
+        if process._pidfd >= 0:
+            self._loop.remove_reader(process._pidfd)
+            os.close(process._pidfd)
+            process._pidfd = -1
+
+    def _on_ended(self, process: Process) -> None:
+        if process._popen is not None:
+            self._finish(process, _reap(process.pid, process._popen))
+            return
+        self._loop.remove_reader(process._pidfd)
+        task = self._loop.create_task(self._ask_status(process), name=f"status of {process.pid}")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask_status(self, process: Process) -> None:
+        """The end of a process that is not our child: newer kernels tell its status through the pidfd."""
+        for pause_s in _STATUS_TRIES_S:
+            await asyncio.sleep(pause_s)
+            status = _status_by_pidfd(process._pidfd)
+            if status is not None:
+                break
+        self._finish(process, status or ExitStatus(unknown=NOT_ITS_PARENT))
+
+    def _finish(self, process: Process, status: ExitStatus) -> None:
+        if process.exit is not None:
+            return
+        process.exit = status
+        self._known.pop(process.pid, None)
+        self._unwatch(process)
+        process._on_exit(process, status)
+
+    def _plan_reaping(self) -> None:
+        if not self._reap_planned:
+            self._reap_planned = True
+            self._loop.call_soon(self.reap)
+
+    def reap(self) -> None:
+        """Reap every child that ended: known ones with their status, orphans without ceremony."""
+        self._reap_planned = False
+        while not self._closed:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            process = self._known.get(ended.si_pid)
+            if process is not None and process.is_child:
+                self._on_ended(process)
+                continue
+            with contextlib.suppress(ChildProcessError):
+                _, raw = os.waitpid(ended.si_pid, os.WNOHANG)
+                if process is not None:  # adopted first, and re-parented to us later
+                    self._finish(process, status_of(os.waitstatus_to_exitcode(raw)))
+
+
+def _set_subreaper(wanted: bool) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0:
+        return True
+    log.warning("Being parent of orphans cannot be switched: %s.", os.strerror(ctypes.get_errno()))
+    return False
+
+
+def status_of(returncode: int) -> ExitStatus:
+    """From the convention of subprocess: negative numbers are signals."""
+    return ExitStatus(signal=-returncode) if returncode < 0 else ExitStatus(code=returncode)
+
+
+def _reap(pid: int, popen: subprocess.Popen[bytes]) -> ExitStatus:
+    try:
+        _, raw = os.waitpid(pid, 0)
+    except ChildProcessError:
+        popen.returncode = 0
+        return ExitStatus(unknown="somebody else in the agent's process took its status")
+    popen.returncode = os.waitstatus_to_exitcode(raw)
+    return status_of(popen.returncode)
+
+
+def _status_by_pidfd(pidfd: int) -> ExitStatus | None:
+    info = bytearray(_PIDFD_INFO_BYTES)
+    struct.pack_into("Q", info, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    (mask,) = struct.unpack_from("Q", info, 0)
+    if not mask & _PIDFD_INFO_EXIT:
+        return None
+    (raw,) = struct.unpack_from("i", info, _EXIT_CODE_OFFSET)
+    return status_of(os.waitstatus_to_exitcode(raw))
+
+
+def _shell_into(cgroups: Sequence[Path], env: Mapping[str, str]) -> list[str]:
+    # A POSIX shell drops variables whose names it cannot express (exported functions of bash): then no shell.
+    if not cgroups or not all(name.isidentifier() and name.isascii() for name in env):
+        return []
+    return ["/bin/sh", "-c", _ENTER, "sh", *(f"{group}/cgroup.procs" for group in cgroups), "--"]
+
+
+def _enter_from_outside(group: Path, pid: int) -> None:
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as failed:
+        log.warning("Process %d could not be put into %s: %s.", pid, group, failed)

@@ -1,0 +1,139 @@
+"""One question asked of a process from outside: exec, HTTP or TCP.
+
+Invariants: a question is answered within its timeout, whatever the other side does; a command that was started for it
+is killed with its process group when the time is up; an answer carries at most a small body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from agentrl.host.logs import clean
+from agentrl.host.processes import Process, Processes
+from agentrl.protocol.messages import ExitStatus
+from agentrl.protocol.specs import Probe
+
+BODY_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class Answer:
+    ok: bool
+    detail: str = ""
+    """Why not, in words."""
+    body: bytes = b""
+
+
+async def ask(probe: Probe, processes: Processes, env: Mapping[str, str], cwd: str | None = None) -> Answer:
+    """Ask once."""
+    try:
+        async with asyncio.timeout(probe.timeout_s):
+            if probe.exec:
+                return await _exec(probe.exec, processes, env, cwd)
+            if probe.http:
+                return await _http(probe.http)
+            return await _tcp(probe.tcp)
+    except TimeoutError:
+        return Answer(False, f"no answer within {probe.timeout_s:g} s")
+    except (OSError, ValueError) as failed:
+        reason = failed.strerror if isinstance(failed, OSError) else None
+        return Answer(False, reason or str(failed))
+
+
+async def _exec(command: tuple[str, ...], processes: Processes, env: Mapping[str, str], cwd: str | None) -> Answer:
+    ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+
+    def on_exit(process: Process, status: ExitStatus) -> None:
+        if not ended.done():
+            ended.set_result(status)
+
+    # A file in memory takes the output: a pipe could fill up, or outlive the command in the hands of its children.
+    output = os.memfd_create("probe", os.MFD_CLOEXEC)
+    try:
+        process = processes.spawn(command, env=env, on_exit=on_exit, output=output, cwd=cwd)
+        try:
+            status = await asyncio.shield(ended)
+        finally:
+            process.signal_group(signal.SIGKILL)  # does nothing if it ended by itself
+        body = os.pread(output, BODY_BYTES, 0)
+    finally:
+        os.close(output)
+    if status.code == 0:
+        return Answer(True, body=body)
+    lines = body.decode(errors="replace").splitlines()
+    return Answer(False, f"{status}: {clean(lines[-1])}" if lines else str(status), body)
+
+
+async def _tcp(address: str) -> Answer:
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
+    await _close(writer)
+    return Answer(True)
+
+
+async def _http(url: str) -> Answer:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"{url!r} is not an address such as http://127.0.0.1:8000/health")
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        writer.write(
+            f"GET {target} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nUser-Agent: agentrl\r\n"
+            "Accept: */*\r\nConnection: close\r\n\r\n".encode()
+        )
+        await writer.drain()
+        return await _response(reader)
+    finally:
+        await _close(writer)
+
+
+async def _response(reader: asyncio.StreamReader) -> Answer:
+    status_line = (await reader.readline()).split(maxsplit=2)
+    if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/") or not status_line[1].isdigit():
+        raise ValueError("the answer is not HTTP")
+    code = int(status_line[1])
+    headers: dict[bytes, bytes] = {}
+    while (line := await reader.readline()).strip():
+        if len(headers) > 200:
+            raise ValueError("the answer has too many headers")
+        name, _, value = line.partition(b":")
+        headers[name.strip().lower()] = value.strip()
+    if not 200 <= code < 400:
+        return Answer(False, f"HTTP {code}")
+    if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+        return Answer(True, body=await _chunks(reader))
+    length = headers.get(b"content-length", b"")
+    most = min(int(length), BODY_BYTES) if length.isdigit() else BODY_BYTES
+    return Answer(True, body=await _up_to(reader, most))
+
+
+async def _up_to(reader: asyncio.StreamReader, most: int) -> bytes:
+    parts = []
+    while most > 0 and (part := await reader.read(most)):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while len(body) < BODY_BYTES:
+        size = int((await reader.readline()).split(b";")[0].strip() or b"0", 16)
+        if size <= 0:
+            break
+        body += await _up_to(reader, min(size, BODY_BYTES))
+        await reader.readline()
+    return body
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()

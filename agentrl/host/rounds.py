@@ -1,0 +1,138 @@
+"""What the agent does again and again: beats, measurements, log cutting, memory limits.
+
+Invariants: each round has one task, and a round that fails is logged and tried again at its next turn; only what was
+measured is sent; a round that reads much runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from agentrl.host import proc, stats
+from agentrl.host.lives import Life
+from agentrl.host.stats import HostMeter, Sampler, Strays, Usage
+from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
+
+if TYPE_CHECKING:
+    from agentrl.host.agent import Agent
+
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        home = agent.home
+        own = proc.read_stat(os.getpid())
+        self.own_start_ticks = own.start_ticks if own else 0
+        self._loop = asyncio.get_running_loop()
+        self._lonely_since = self._loop.time()
+        self._heartbeat_s = 0.0
+        self._beat_seq = 0
+        self._turn = 0
+        self._meter = HostMeter((home.run_dir, home.state_dir))
+        self._sampler = Sampler()
+        self._limits = Sampler()
+        self._strays = Strays(home.run, home.host)
+        self._found: tuple[ProcessInfo, ...] = ()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._beating: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        times = self._agent.times
+        self._tasks = [
+            asyncio.create_task(self._every(times.stats_s, self._measure), name="measurements"),
+            asyncio.create_task(self._every(times.memory_check_s, self._check_memory), name="memory limits"),
+        ]
+
+    def stop(self) -> None:
+        self.greeted(False)
+        for task in self._tasks:
+            task.cancel()
+
+    def greeted(self, heard: bool) -> None:
+        """Said hello, or lost the connection."""
+        if not heard:
+            self._lonely_since = self._loop.time()
+            if self._beating is not None:
+                self._beating.cancel()
+                self._beating = None
+
+    def welcomed(self, heartbeat_s: float) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        self._beating = asyncio.create_task(self._every(heartbeat_s, self._beat), name="beats")
+
+    async def _every(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except Exception:  # a task boundary: supervision must not end because one look failed
+                log.exception("A round of the host agent failed.")
+            await asyncio.sleep(period_s)
+
+    async def _beat(self) -> None:
+        self._beat_seq += 1
+        self._agent.send(HostBeat(self._beat_seq))
+
+    async def _measure(self) -> None:
+        agent = self._agent
+        agent.processes.reap()
+        agent.ledger.flush()
+        living = [life for life in agent.lives.values() if life.alive]
+        usage = self._sampler.sample(life.tree for life in living)
+        rows = []
+        for life in living:
+            used = usage[life.name]
+            life.observe(used)
+            rows.append(stats.on_wire(life.entry.unit, life.entry.incarnation, used, self._log_bytes(life)))
+        await self._cut_logs(living)
+        await self._look_for_strays()
+        agent.send(
+            HostStats(
+                units=tuple(rows),
+                cpu_percent=self._meter.cpu_percent(),
+                memory_used_bytes=self._meter.memory_used_bytes(),
+                disk_free_bytes=self._meter.disk_free_bytes(),
+                disk_full=agent.ledger.trouble or self._meter.full_disk(),
+                strays=self._found,
+            )
+        )
+        lonely_s = 0.0 if agent.greeted else self._loop.time() - self._lonely_since
+        agent.check_finished(lonely=lonely_s > agent.times.lonely_s)
+
+    def _log_bytes(self, life: Life) -> int:
+        return self._agent.services.logs.size(life.entry.unit, life.entry.incarnation)
+
+    async def _cut_logs(self, living: list[Life]) -> None:
+        logs = self._agent.services.logs
+        for life in living:
+            most = life.entry.spec.log_max_bytes
+            if 0 < most < self._log_bytes(life):
+                await asyncio.to_thread(logs.cut_if_large, life.entry.unit, life.entry.incarnation, most)
+
+    async def _look_for_strays(self) -> None:
+        self._turn += 1
+        if self._turn % self._agent.times.strays_every != 1 and self._agent.times.strays_every > 1:
+            return
+        before = frozenset(life.name for life in self._agent.lives.values() if not life.over)
+        found = await asyncio.to_thread(self._strays.find, before, self._agent.processes.own_pids())
+        # One that was started while we looked is no stray.
+        now = frozenset(life.name for life in self._agent.lives.values() if not life.over)
+        self._found = tuple(info for info in found if info.incarnation not in now)
+
+    async def _check_memory(self) -> None:
+        limited = [
+            life
+            for life in self._agent.lives.values()
+            if life.alive and life.entry.spec.resources.memory_max_bytes and life.tree.group.memory is None
+        ]
+        if not limited:
+            return
+        usage: dict[str, Usage] = self._limits.sample(life.tree for life in limited)
+        for life in limited:
+            life.observe(usage[life.name])

@@ -1,0 +1,138 @@
+"""Which processes on this host belong to a run; also `python -m agentrl.host.scan UUID [--kill] [--json]`.
+
+Invariants: every process is named together with the reason why it belongs to the run; what could not be looked at is
+said, never passed over; the scanner, its ancestors and a pid whose start time changed are never killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+
+import msgspec
+
+from agentrl.errors import ExitCode
+from agentrl.host import cgroups, proc
+from agentrl.host.trees import Snapshot, kill_all_and_wait
+from agentrl.protocol.messages import ProcessInfo, ScanReport
+
+_ROUNDS = 20
+_ROUND_S = 0.5
+
+
+def scan(run: str, host: str, *, kill: bool = False, control: bool = True) -> ScanReport:
+    """Look at every process of the host. Blocks.
+
+    `control` counts host agents and coordinators of the run, too; an agent that asks leaves them alone.
+    """
+    found, examined, unproven = _look(run, control)
+    killed: list[ProcessInfo] = []
+    if kill:
+        left = found
+        for _ in range(_ROUNDS):
+            if not left:
+                break
+            known = {(info.pid, info.start_ticks) for info in killed}
+            killed += [info for info in left if (info.pid, info.start_ticks) not in known]
+            kill_all_and_wait(left, _ROUND_S)
+            left, examined, unproven = _look(run, control)
+        found = left
+    return ScanReport(host=host, examined=examined, found=tuple(found), killed=tuple(killed), unproven=unproven)
+
+
+def _look(run: str, control: bool) -> tuple[list[ProcessInfo], int, str]:
+    snapshot = Snapshot()
+    prefix = f"/{cgroups.run_prefix(run)}"
+    evidence: dict[int, str] = {}
+    names: dict[int, str] = {}
+    closed: list[int] = []
+    without_cgroup = 0
+    protected = _ancestors(snapshot)
+    for pid in snapshot.stats:
+        marks = snapshot.marks(pid)
+        if marks is None:
+            closed.append(pid)
+        elif marks.get(proc.MARK_RUN) == run.encode():
+            evidence[pid] = "mark"
+            names[pid] = marks.get(proc.MARK_INCARNATION, b"").decode(errors="replace")
+        inside = next((path for path in proc.cgroup_paths(pid) if prefix in path), "")
+        if inside:
+            evidence.setdefault(pid, "cgroup")
+            names.setdefault(pid, inside.partition(prefix)[2].partition("/")[2].partition("/")[0])
+        elif pid in evidence and names[pid]:
+            without_cgroup += 1
+    if not control:
+        protected |= {pid for pid, why in evidence.items() if why == "mark" and not names[pid]}
+    evidence = snapshot.descendants(evidence | {os.getpid(): "descent"} if not control else evidence)
+    found = []
+    for pid, why in sorted(evidence.items()):
+        stat = snapshot.stats[pid]
+        if pid not in protected and stat.state not in "ZX":
+            found.append(ProcessInfo(pid, proc.command(pid), stat.start_ticks, names.get(pid, ""), why))
+    return found, len(snapshot.stats), _unproven(closed, snapshot, without_cgroup)
+
+
+def _ancestors(snapshot: Snapshot) -> frozenset[int]:
+    """The scanner and everything above it."""
+    found = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        stat = snapshot.stats.get(pid)
+        pid = stat.ppid if stat else 0
+    return frozenset(found)
+
+
+def _unproven(closed: list[int], snapshot: Snapshot, without_cgroup: int) -> str:
+    sentences = []
+    # Kernel threads have no environment, and nothing of ours.
+    mine = os.geteuid()
+    foreign = [pid for pid in closed if snapshot.stats[pid].rss_bytes > 0]
+    if foreign:
+        of_user = sum(1 for pid in foreign if _owner(pid) == mine)
+        sentences.append(
+            f"The environments of {len(foreign)} processes could not be read"
+            + (f" ({of_user} of them of the same user)." if of_user else " (all of other users).")
+        )
+    if without_cgroup or not cgroups.usable():
+        sentences.append(
+            "There was no cgroup to look into, so a process that cleared its environment and outlived its parents "
+            "could not be told from a stranger."
+        )
+    return " ".join(sentences)
+
+
+def _owner(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m agentrl.host.scan", description=__doc__)
+    parser.add_argument("run", metavar="UUID")
+    parser.add_argument("--kill", action="store_true", help="end what was found")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    report = scan(args.run, socket.gethostname(), kill=args.kill)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        _print(report)
+    return ExitCode.NOT_PROVEN if report.found else ExitCode.OK
+
+
+def _print(report: ScanReport) -> None:
+    for title, infos in (("killed", report.killed), ("found", report.found)):
+        for info in infos:
+            print(f"{title} {info.pid} {info.incarnation or '-'} ({info.why}): {info.command}")
+    print(f"{report.examined} processes on {report.host} were looked at, {len(report.found)} belong to the run.")
+    if report.unproven:
+        print(report.unproven)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""What the units of this host use.
+
+Invariants: measuring costs little (with cgroups only the units' own processes are looked at; without, one pass over
+/proc serves all units); a number that could not be read is left at its last value or zero, never guessed. Memory is
+the sum of resident sizes, so pages that processes share count more than once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from agentrl import __version__
+from agentrl.host import proc
+from agentrl.host.cgroups import Cgroups
+from agentrl.host.trees import Snapshot, Tree
+from agentrl.protocol.messages import HostFacts, ProcessInfo, UnitStats
+
+# A process may still change its environment by exec shortly after it was forked; older ones are read once.
+_SETTLED_TICKS = 10 * proc.TICKS_PER_S
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """One measurement of one tree."""
+
+    cpu_percent: float
+    rss_bytes: int
+    processes: int
+    state: str
+    """State letter of the leader; empty if it is gone."""
+
+
+@dataclass
+class Sampler:
+    """CPU needs two looks; this remembers the last one of every process."""
+
+    _cpu_ticks: dict[tuple[int, int], int] = field(default_factory=dict)
+    _at: float = 0.0
+
+    def sample(self, trees: Iterable[Tree], now: float | None = None) -> dict[str, Usage]:
+        """Usage by incarnation; each tree also remembers who was in it."""
+        now = time.monotonic() if now is None else now
+        elapsed_s = now - self._at if self._at else 0.0
+        trees = list(trees)
+        shared = Snapshot() if any(tree.group.tree is None for tree in trees) else None
+        seen: dict[tuple[int, int], int] = {}
+        usage = {tree.name: self._one(tree, shared, seen, elapsed_s) for tree in trees}
+        self._cpu_ticks, self._at = seen, now
+        return usage
+
+    def _one(self, tree: Tree, shared: Snapshot | None, seen: dict[tuple[int, int], int], elapsed_s: float) -> Usage:
+        stats = [stat for stat in _stats_of(tree, shared) if stat.state not in "ZX" and not _namesake(tree, stat)]
+        tree.remembered = {stat.pid: stat.start_ticks for stat in stats}
+        used_ticks = 0
+        for stat in stats:
+            key = (stat.pid, stat.start_ticks)
+            seen[key] = stat.cpu_ticks
+            used_ticks += stat.cpu_ticks - self._cpu_ticks.get(key, stat.cpu_ticks)
+        return Usage(
+            cpu_percent=round(100 * used_ticks / proc.TICKS_PER_S / elapsed_s, 1) if elapsed_s > 0 else 0.0,
+            rss_bytes=sum(stat.rss_bytes for stat in stats),
+            processes=len(stats),
+            state=next((stat.state for stat in stats if tree.leader and stat.pid == tree.leader.pid), ""),
+        )
+
+
+def _stats_of(tree: Tree, shared: Snapshot | None) -> list[proc.Stat]:
+    pids = tree.group.members()
+    if pids is not None:
+        if tree.leader is not None and tree.leader.pid not in pids:
+            pids.append(tree.leader.pid)  # on its way into the cgroup
+        return [stat for pid in pids if (stat := proc.read_stat(pid)) is not None]
+    if shared is None or tree.leader is None:
+        return []
+    leader = tree.leader
+    roots = {pid: "" for pid, start in tree.remembered.items() if _same(shared, pid, start)}
+    if _same(shared, leader.pid, leader.start_ticks):
+        roots[leader.pid] = ""
+        roots |= {stat.pid: "" for stat in shared.stats.values() if stat.session == leader.pid}
+    return [shared.stats[pid] for pid in shared.descendants(roots)]
+
+
+def _namesake(tree: Tree, stat: proc.Stat) -> bool:
+    """A stranger that got the leader's pid."""
+    return tree.leader is not None and stat.pid == tree.leader.pid and stat.start_ticks != tree.leader.start_ticks
+
+
+def _same(snapshot: Snapshot, pid: int, start_ticks: int) -> bool:
+    stat = snapshot.stats.get(pid)
+    return stat is not None and stat.start_ticks == start_ticks
+
+
+def on_wire(unit: str, incarnation: int, usage: Usage, log_bytes: int) -> UnitStats:
+    return UnitStats(
+        unit=unit,
+        incarnation=incarnation,
+        cpu_percent=usage.cpu_percent,
+        rss_bytes=usage.rss_bytes,
+        processes=usage.processes,
+        state=usage.state or "X",
+        log_bytes=log_bytes,
+    )
+
+
+@dataclass
+class HostMeter:
+    """The host as a whole."""
+
+    folders: tuple[Path, ...]
+    _busy: int = 0
+    _total: int = 0
+
+    def cpu_percent(self) -> float:
+        """Of all cores together, since the last call."""
+        fields = [int(field) for field in proc.read_bytes("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
+        if len(fields) < 5:
+            return 0.0
+        total, idle = sum(fields), fields[3] + fields[4]
+        busy = total - idle
+        spent, used = total - self._total, busy - self._busy
+        first = self._total == 0
+        self._busy, self._total = busy, total
+        return 0.0 if first or spent <= 0 else round(100 * used / spent, 1)
+
+    def memory_used_bytes(self) -> int:
+        info = memory_info()
+        return max(0, info.get("MemTotal", 0) - info.get("MemAvailable", 0))
+
+    def disk_free_bytes(self) -> int:
+        return min((_free(folder) for folder in self.folders), default=0)
+
+    def full_disk(self) -> str:
+        """A sentence if a folder of the run takes no more bytes."""
+        full = next((folder for folder in self.folders if _free(folder) == 0), None)
+        return f"The disk of {full} is full." if full else ""
+
+
+def _free(folder: Path) -> int:
+    try:
+        fs = os.statvfs(folder)
+    except OSError:
+        return 0
+    return fs.f_bavail * fs.f_frsize
+
+
+def memory_info() -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    found = {}
+    for line in proc.read_bytes("/proc/meminfo").decode().splitlines():
+        name, _, rest = line.partition(":")
+        value = rest.split()
+        if value:
+            found[name] = int(value[0]) * 1024
+    return found
+
+
+def facts(cgroups: Cgroups) -> HostFacts:
+    return HostFacts(
+        cpus=max(1, len(os.sched_getaffinity(0))),
+        memory_bytes=memory_info().get("MemTotal", 0),
+        gpus=sum(1 for name in _devices() if name.startswith("nvidia") and name[6:].isdecimal()),
+        cgroup_kill=cgroups.can_kill,
+        cgroup_memory=cgroups.can_limit_memory,
+        boot_id=proc.boot_id(),
+        agent_version=__version__,
+    )
+
+
+def _devices() -> list[str]:
+    try:
+        return os.listdir("/dev")
+    except OSError:
+        return []
+
+
+@dataclass
+class Strays:
+    """Processes with this host's mark whose incarnation does not live here. Environments are read once."""
+
+    run: str
+    host: str
+    _marks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Pid to start time and incarnation; an incarnation of "" is not ours."""
+
+    def find(self, living: frozenset[str], own_pids: frozenset[int]) -> tuple[ProcessInfo, ...]:
+        found = []
+        pids = proc.all_pids()
+        for pid in pids:
+            name = self._incarnation(pid)
+            if name and name not in living and pid not in own_pids:
+                stat = proc.read_stat(pid)
+                if stat is not None and stat.state not in "ZX":
+                    found.append(
+                        ProcessInfo(pid, proc.command(pid), stat.start_ticks, name, "mark; its incarnation has ended")
+                    )
+        for gone in self._marks.keys() - set(pids):
+            del self._marks[gone]
+        return tuple(found)
+
+    def _incarnation(self, pid: int) -> str:
+        cached = self._marks.get(pid)
+        if cached is not None and cached[1] == "":
+            # Not ours when it was read. A reused pid is noticed only by its start time; the price is one small file.
+            stat = proc.read_stat(pid)
+            if stat is not None and stat.start_ticks == cached[0]:
+                return ""
+        marks = proc.marks(pid) or {}
+        ours = marks.get(proc.MARK_RUN) == self.run.encode() and marks.get(proc.MARK_HOST) == self.host.encode()
+        name = marks.get(proc.MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
+        stat = proc.read_stat(pid)
+        if stat is not None and _uptime_ticks() - stat.start_ticks > _SETTLED_TICKS:
+            self._marks[pid] = (stat.start_ticks, name)
+        return name
+
+
+def _uptime_ticks() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * proc.TICKS_PER_S)

@@ -1,0 +1,1 @@
+"""The main loop of every role: `python -m daemons.ROLE`. Each file fits on a screen."""

@@ -1,0 +1,117 @@
+"""The host agent: `python -m daemons.host --state-dir S --run-dir R --name H --with-coordinator`.
+
+On another host than the coordinator's: `--coordinator ADDRESS --key FILE --run UUID` instead of `--with-coordinator`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from agentrl.config.paths import read_run
+from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
+from agentrl.host.agent import Agent
+from agentrl.host.claim import Claim
+from agentrl.host.environment import Home
+from agentrl.host.guardian import Guardian
+from agentrl.protocol import messages, wire
+from agentrl.transport.addresses import hub_address
+from agentrl.transport.dealer import Dealer
+from agentrl.transport.keys import ClientKey
+
+log = logging.getLogger("host")
+
+
+async def run(args: argparse.Namespace, home: Home) -> int:
+    folder = home.state_dir / "hosts" / home.host
+    claim = Claim(folder, home.run, home.host)
+    dealer = Dealer(
+        args.coordinator or hub_address(home.run),
+        key=ClientKey.load(home.key) if home.key else None,
+        on_message=lambda frame: receive(agent, frame),
+        on_connected=lambda: agent.connected(),
+        on_disconnected=lambda: agent.disconnected(),
+        on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
+    )
+    agent = Agent(home, lambda message: dealer.send(wire.encode(message)), use_cgroups=args.cgroups == "auto")
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.finished.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
+    agent.start()
+    dealer.start()
+    if args.with_coordinator:
+        agent.guard(
+            Guardian(
+                agent.processes,
+                home.state_dir,
+                folder / "coordinator.log",
+                home.run,
+                on_given_up=claim.note_coordinator,
+            )
+        )
+    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
+    try:
+        await agent.finished.wait()
+    finally:
+        dealer.close()
+        await agent.close()
+        claim.release()
+    return ExitCode.OK
+
+
+def receive(agent: Agent, frame: bytes) -> None:
+    try:
+        message = wire.decode_from_coordinator(frame)
+    except ProtocolError as broken:
+        log.error("%s", broken)
+        return
+    if isinstance(message, messages.ToHost):
+        agent.receive(message)
+    else:
+        log.error("A host agent has no use for %s.", type(message).__name__)
+
+
+def run_uuid(state_dir: Path) -> str:
+    known = read_run(state_dir)
+    if known is None:
+        raise ConfigError(f"{state_dir} has no run.json.", hint="Say --run UUID.")
+    return known.uuid
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m daemons.host", description=__doc__)
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--name", required=True, help="name of this host in the run")
+    parser.add_argument("--with-coordinator", action="store_true", help="start the coordinator and keep it alive")
+    parser.add_argument("--coordinator", default="", help="address of the coordinator, if it is elsewhere")
+    parser.add_argument("--key", type=Path, help="file with this host's key")
+    parser.add_argument("--run", default="", help="uuid of the run; otherwise from run.json")
+    parser.add_argument("--cgroups", choices=("auto", "off"), default="auto")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        uuid = args.run or run_uuid(args.state_dir)
+        if os.environ.get("AGENTRL_RUN") != uuid:
+            # The mark must stand in /proc/PID/environ from the first moment of a process on, so begin once more.
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", "daemons.host", *sys.argv[1:]],
+                {**os.environ, "AGENTRL_RUN": uuid},
+            )
+        home = Home(uuid, args.name, args.state_dir.absolute(), args.run_dir.absolute(), args.key)
+        home.run_dir.mkdir(parents=True, exist_ok=True)
+        return asyncio.run(run(args, home))
+    except AgentrlError as failed:
+        print(f"host agent: {failed}", file=sys.stderr)
+        return failed.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

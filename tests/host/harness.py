@@ -1,0 +1,113 @@
+"""An agent inside the test's own process, with everything it sends in a list."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from agentrl.host.agent import Agent, Times
+from agentrl.host.environment import Home
+from agentrl.protocol import messages
+from agentrl.protocol.messages import Message
+from agentrl.protocol.specs import GroupSpec, Role
+from tests.waiting import aeventually
+
+M = TypeVar("M", bound=Message)
+
+QUICK = Times(stats_s=0.1, memory_check_s=0.05, strays_every=1)
+
+
+@dataclass
+class Sent:
+    """What the agent said."""
+
+    messages: list[Message] = field(default_factory=list)
+    listening: bool = True
+
+    def __call__(self, message: Message) -> bool:
+        if self.listening:
+            self.messages.append(message)
+        return self.listening
+
+    def all(self, kind: type[M], unit: str = "", incarnation: int = 0) -> list[M]:
+        return [
+            message
+            for message in self.messages
+            if isinstance(message, kind)
+            and (not unit or getattr(message, "unit", "") == unit)
+            and (not incarnation or getattr(message, "incarnation", 0) == incarnation)
+        ]
+
+    async def one(
+        self,
+        kind: type[M],
+        unit: str = "",
+        incarnation: int = 0,
+        *,
+        that: Callable[[M], bool] = lambda _: True,
+        within_s: float = 20.0,
+    ) -> M:
+        """The first such message, waited for."""
+
+        def found() -> M | None:
+            return next((m for m in self.all(kind, unit, incarnation) if that(m)), None)
+
+        return await aeventually(found, within_s=within_s, what=f"{kind.__name__} of {unit or 'anybody'}")
+
+
+@dataclass
+class Bench:
+    """One agent with its home; `again()` is the next agent on the same ledger."""
+
+    home: Home
+    sent: Sent = field(default_factory=Sent)
+
+    @contextlib.asynccontextmanager
+    async def agent(self, *, use_cgroups: bool = True, times: Times = QUICK) -> AsyncIterator[Agent]:
+        agent = Agent(self.home, self.sent, use_cgroups=use_cgroups, times=times)
+        agent.start()
+        agent.connected()
+        agent.receive(messages.Welcome(epoch="e", run=self.home.run, run_name="test", now_ct=0.0, heartbeat_s=0.1))
+        try:
+            yield agent
+        finally:
+            await agent.close()
+
+    @contextlib.asynccontextmanager
+    async def tidy_agent(self, *, use_cgroups: bool = True, times: Times = QUICK) -> AsyncIterator[Agent]:
+        """An agent whose units are all killed at the end."""
+        async with self.agent(use_cgroups=use_cgroups, times=times) as agent:
+            try:
+                yield agent
+            finally:
+                await end_all(agent)
+
+
+async def end_all(agent: Agent) -> None:
+    for life in agent.lives.values():
+        life.kill_tree()
+    await aeventually(lambda: all(life.over for life in agent.lives.values()), what="the end of all units")
+
+
+def home(tmp_path: Path) -> Home:
+    run_dir, state_dir = tmp_path / "run", tmp_path / "state"
+    run_dir.mkdir(exist_ok=True)
+    state_dir.mkdir(exist_ok=True)
+    return Home(str(uuid.uuid4()), "h1", state_dir, run_dir)
+
+
+def spawn(unit: str, *command: str, incarnation: int = 1, **spec: object) -> messages.Spawn:
+    group = GroupSpec(name=unit.rpartition("-")[0], role=Role.SIDECAR, command=command, **spec)  # type: ignore[arg-type]
+    return messages.Spawn(unit, incarnation, "token", group, "ipc:///nowhere")
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+SLEEP = ("sleep", "1000")
