@@ -64,7 +64,7 @@ class MemoryWatch:
     length: int = 360
     skip_s: float = 600.0
     """The first minutes of a life are not looked at: everything grows then."""
-    window_min_s: float = 1800.0
+    window_min_s: float = 3600.0
 
 
 class _Unit:

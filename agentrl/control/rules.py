@@ -46,7 +46,7 @@ class Thresholds:
     growth_min_share: float = 0.1
     """... and which share of what was there it has to be."""
     growth_fit: float = 0.8
-    growth_recent_share: float = 0.6
+    growth_recent_share: float = 0.75
     """The last third must still grow at this share of the whole window's pace: warm-ups and caches level off."""
 
 
@@ -61,7 +61,8 @@ def default_rules(disable: Iterable[str] = (), limits: Thresholds | None = None)
         BuiltIn("unit-lost", Severity.WARNING, 5.0, _lost),
         BuiltIn("unit-hung", Severity.WARNING, 30.0, _hung),
         BuiltIn("unit-pending", Severity.WARNING, 60.0, _pending),
-        BuiltIn("unit-memory-grows", Severity.WARNING, 0.0, _MemoryGrows(limits)),
+        # Half an hour: the end of a warm-up looks like a leak for some minutes.
+        BuiltIn("unit-memory-grows", Severity.WARNING, 1800.0, _MemoryGrows(limits)),
         BuiltIn("host-silent", Severity.WARNING, 10.0, _host_silent),
         BuiltIn("host-lost", Severity.PAGE, 0.0, _host_lost),
         BuiltIn("host-disk-low", Severity.WARNING, 10.0, _DiskLow(limits)),

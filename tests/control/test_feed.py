@@ -1,0 +1,209 @@
+"""The feed: whoever has a snapshot and applies what follows sees what the coordinator sees."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.control.feed import Feed
+from agentrl.protocol import wire
+from agentrl.protocol.messages import FeedBeat, FeedRow
+from agentrl.protocol.rows import AnyRow, HostRow, UnitRow, UnitState
+
+
+def host(name: str, units: int) -> HostRow:
+    return HostRow(name, "up", units=units)
+
+
+class Reader:
+    """A subscriber as the protocol describes it: subscribe, snapshot, drop up to N, apply; a gap means again."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.rows: dict[str, AnyRow] = {}
+        self.seq = 0
+        self.snapshots = 0
+        self.again()
+
+    def again(self) -> None:
+        rows, self.seq = self.feed.snapshot()
+        self.rows = {key: wire.decode_row(body) for key, body in rows}
+        self.snapshots += 1
+
+    def receive(self, frame: bytes) -> None:
+        message = wire.decode_feed(frame)
+        if isinstance(message, FeedBeat):
+            if message.seq != self.seq:
+                self.again()
+        elif isinstance(message, FeedRow) and message.seq > self.seq:
+            if message.seq > self.seq + 1:
+                self.again()
+                return
+            self.seq = message.seq
+            if msgspec.msgpack.decode(message.value) is None:
+                self.rows.pop(message.key, None)
+            else:
+                self.rows[message.key] = wire.decode_row(message.value)
+
+
+def decoded(frames: list[bytes]) -> list[tuple[str, int]]:
+    found = (wire.decode_feed(frame) for frame in frames)
+    return [(message.key, message.seq) for message in found if isinstance(message, FeedRow)]
+
+
+def test_only_news_is_published() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    assert feed.set("host/a", host("a", 1))
+    assert not feed.set("host/a", host("a", 1))
+    feed.tick(0.0, 0.0)
+    feed.tick(0.6, 0.0)
+    assert decoded(frames) == [("host/a", 1)]
+
+
+def test_at_most_two_rows_a_second_for_a_key_and_the_last_one_always_comes() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    for step in range(100):
+        feed.set("host/a", host("a", step))
+        feed.tick(step / 10, 0.0)
+    assert 19 <= len(decoded(frames)) <= 21
+    frames.clear()
+    feed.tick(20.0, 0.0)
+    feed.tick(20.0, 0.0)
+    assert len(decoded(frames)) == 1
+    assert feed.get("host/a") == host("a", 99)
+
+
+def test_what_is_urgent_goes_out_at_once_and_is_not_sent_twice() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    feed.tick(0.0, 0.0)
+    feed.set("host/a", host("a", 1), urgent=True)
+    feed.set("host/a", host("a", 2), urgent=True)
+    assert decoded(frames) == [("host/a", 1), ("host/a", 2)]
+    feed.set("host/a", host("a", 3))
+    feed.tick(0.1, 0.0)
+    assert len(decoded(frames)) == 2, "held back"
+    feed.set("host/a", host("a", 4), urgent=True)
+    feed.tick(0.7, 0.0)
+    feed.tick(1.4, 0.0)
+    assert len(decoded(frames)) == 3
+
+
+def test_the_beat_comes_every_second_and_carries_the_number() -> None:
+    frames: list[bytes] = []
+    feed = Feed("epoch", frames.append)
+    feed.set("host/a", host("a", 1), urgent=True)
+    for step in range(40):
+        feed.tick(step / 10, 500.0 + step / 10)
+    beats = [beat for frame in frames if isinstance(beat := wire.decode_feed(frame), FeedBeat)]
+    assert [round(beat.now_ct) for beat in beats] == [0, 1, 2, 3]
+    assert all((beat.epoch, beat.seq) == ("epoch", 1) for beat in beats)
+    assert beats[0].at == 500.0
+
+
+def test_kinds_and_removal() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    feed.set("host/a", host("a", 1))
+    feed.set("unit/w-0", UnitRow("w-0", "w", "sidecar", UnitState.READY))
+    assert list(feed.rows(["unit"])) == ["unit/w-0"]
+    assert [key for key, _ in feed.snapshot(["host"])[0]] == ["host/a"]
+    assert feed.remove("host/a")
+    assert not feed.remove("host/a")
+    assert feed.get("host/a") is None
+    assert list(feed.rows()) == ["unit/w-0"]
+    (gone,) = (row for frame in frames if isinstance(row := wire.decode_feed(frame), FeedRow))
+    assert gone.key == "host/a"
+    assert bytes(gone.value) == b"\xc0"
+
+
+KEYS = st.sampled_from(["host/a", "host/b", "host/c", "host/d"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), KEYS, st.integers(0, 3), st.booleans()),
+        st.tuples(st.just("remove"), KEYS),
+        st.tuples(st.just("tick"), st.sampled_from([0.0, 0.1, 0.3, 0.6, 2.0])),
+        st.tuples(st.just("join")),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.sets(st.integers(0, 80)), st.sets(st.integers(0, 80)))
+def test_any_subscriber_ends_with_the_publishers_rows(
+    steps: list[tuple[object, ...]], dropped: set[int], delayed: set[int]
+) -> None:
+    """Frames are dropped at will; others pile up and are delivered late, after a snapshot was taken meanwhile."""
+    readers: list[tuple[Reader, list[bytes]]] = []
+    count = 0
+
+    def publish(frame: bytes) -> None:
+        nonlocal count
+        count += 1
+        for _, pipe in readers:
+            if count not in dropped:
+                pipe.append(frame)
+
+    def deliver() -> None:
+        for reader, pipe in readers:
+            if count not in delayed:
+                while pipe:
+                    reader.receive(pipe.pop(0))
+
+    feed = Feed("e", publish)
+    now = 0.0
+    for step in steps:
+        match step:
+            case ("set", str(key), int(value), bool(urgent)):
+                feed.set(key, host(key, value), urgent=urgent)
+            case ("remove", str(key)):
+                feed.remove(key)
+            case ("tick", float(gap)):
+                now += gap
+                feed.tick(now, now)
+            case ("join",):
+                readers.append((Reader(feed), []))
+        deliver()
+    dropped.clear()
+    delayed.clear()
+    for _ in range(3):
+        now += 1.1
+        feed.tick(now, now)
+        deliver()
+    for reader, _ in readers:
+        assert reader.rows == feed.rows()
+        assert reader.seq == feed.seq
+
+
+def test_a_reader_that_misses_nothing_takes_one_snapshot() -> None:
+    pipe: list[bytes] = []
+    feed = Feed("e", pipe.append)
+    feed.set("host/a", host("a", 0))
+    reader = Reader(feed)
+    for step in range(50):
+        feed.set(f"host/{step % 7}", host("x", step))
+        feed.tick(step / 5, 0.0)
+    feed.tick(100.0, 0.0)
+    for frame in pipe:
+        reader.receive(frame)
+    assert reader.snapshots == 1
+    assert reader.rows == feed.rows()
+
+
+def test_a_quiet_tick_costs_nothing_per_key() -> None:
+    """Counted, not timed: with ten thousand rows and one change, one row is encoded and sent."""
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    for number in range(10_000):
+        feed.set(f"host/{number}", host(str(number), 0))
+    feed.tick(0.0, 0.0)
+    frames.clear()
+    feed.set("host/77", host("77", 1))
+    feed.tick(10.0, 0.0)
+    assert len(frames) == 2
+    assert not feed._changed
+    assert not feed._held

@@ -1,0 +1,333 @@
+"""The journal keeps every acknowledged batch, whatever happens to its disk and its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.control.journal import Batch, Journal
+from agentrl.errors import DiskError, VersionMismatchError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+def batch(*puts: tuple[str, str, bytes | None]) -> Batch:
+    return Batch(puts=list(puts))
+
+
+def test_a_batch_is_there_after_reopening(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    both = batch(("slot", "web-0", b"a"), ("slot", "web-1", b"b"))
+    both.event("audit", "1", 5.0, b"x")
+    journal.commit(both)
+    journal.close()
+    journal = Journal.open(path, at=2.0)
+    assert journal.all("slot") == {"web-0": b"a", "web-1": b"b"}
+    assert journal.get("slot", "web-1") == b"b"
+    assert journal.get("slot", "web-9") is None
+    assert [event.id for event in journal.events()] == ["1"]
+    assert journal.damage == ""
+    assert path.stat().st_mode & 0o077 == 0
+    journal.close()
+
+
+def test_the_last_put_of_a_key_counts(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    journal.commit(batch(("slot", "a", b"1"), ("slot", "a", None), ("slot", "b", None), ("slot", "b", b"2")))
+    assert journal.all("slot") == {"b": b"2"}
+    journal.close()
+
+
+def test_events_come_oldest_first_and_only_the_newest_of_them(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    many = Batch()
+    for number in range(10):
+        many.event("audit" if number % 2 else "incident", str(number), float(number), b"")
+    journal.commit(many)
+    assert [event.id for event in journal.events(limit=3)] == ["7", "8", "9"]
+    assert [event.id for event in journal.events(("audit",), after_at=3.0)] == ["5", "7", "9"]
+    journal.commit(Batch(events=[("incident", "0", 20.0, b"again")]))
+    assert journal.events(limit=1)[0].body == b"again"
+    assert len(journal.events()) == 10
+    journal.close()
+
+
+def test_pruning_goes_in_bites_and_keeps_the_newest(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    many = Batch()
+    for number in range(100):
+        many.event("audit", str(number), float(number), b"")
+    journal.commit(many)
+    bites = []
+    while removed := journal.prune(before_at=80.0, keep_newest=50, bite=15):
+        bites.append(removed)
+    assert max(bites) <= 15
+    assert [event.at for event in journal.events()] == [float(at) for at in range(80, 100)]
+    while journal.prune(before_at=0.0, keep_newest=5):
+        pass
+    assert [event.at for event in journal.events()] == [95.0, 96.0, 97.0, 98.0, 99.0]
+    journal.close()
+
+
+def test_another_schema_is_refused_with_both_versions(path: Path) -> None:
+    Journal.open(path, at=1.0).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 7")
+    db.close()
+    with pytest.raises(VersionMismatchError, match=r"schema version 7.*version 1"):
+        Journal.open(path, at=1.0)
+
+
+def test_somebody_elses_database_is_refused_and_not_touched(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE recipes (name)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(VersionMismatchError, match="no journal"):
+        Journal.open(path, at=1.0)
+    assert path.read_bytes() == before
+
+
+def filled(path: Path, rows: int = 2000) -> None:
+    journal = Journal.open(path, at=1.0)
+    for part in range(0, rows, 100):
+        journal.commit(batch(*(("slot", f"web-{part + n:05}", bytes(200)) for n in range(100))))
+    journal.close()
+
+
+def damage_pages(path: Path, *pages: int) -> None:
+    with path.open("r+b") as file:
+        for page in pages:
+            file.seek(page * 4096)
+            file.write(os.urandom(4096))
+
+
+def test_a_damaged_file_is_kept_and_its_readable_rows_live_on(path: Path) -> None:
+    filled(path)
+    pages = path.stat().st_size // 4096
+    damage_pages(path, pages // 2)
+    journal = Journal.open(path, at=1_700_000_000.0)
+    kept = path.with_name("journal.sqlite.corrupt-20231114T221320Z")
+    assert kept.exists()
+    assert str(kept) in journal.damage
+    saved = journal.all("slot")
+    assert 1000 < len(saved) < 2000, "a page in the middle costs its own rows, not those on either side"
+    assert {"web-00000", "web-01999"} <= saved.keys()
+    assert set(saved.values()) == {bytes(200)}
+    journal.commit(batch(("slot", "web-00000", b"new")))
+    journal.close()
+    again = Journal.open(path, at=1_700_000_001.0)
+    assert again.damage == ""
+    assert again.get("slot", "web-00000") == b"new"
+    again.close()
+
+
+def test_a_file_that_is_no_database_any_more_is_kept_and_said(path: Path) -> None:
+    filled(path, 100)
+    damage_pages(path, 0)
+    journal = Journal.open(path, at=0.0)
+    assert "0 entries" in journal.damage
+    assert journal.all("slot") == {}
+    assert path.with_name("journal.sqlite.corrupt-19700101T000000Z").exists()
+    journal.close()
+
+
+def test_a_changed_byte_in_a_row_is_not_carried_over(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    journal.commit(batch(*(("slot", f"web-{n}", f"body {n} of a slot".encode() * 8) for n in range(500))))
+    journal.close()
+    raw = path.read_bytes()
+    place = raw.index(b"body 77 of")
+    # Damage that SQLite itself sees, somewhere else, sends the whole file through the salvage.
+    pages = len(raw) // 4096
+    wrong = next(page for page in range(pages - 1, 0, -1) if abs(page * 4096 - place) > 3 * 4096)
+    path.write_bytes(raw[:place] + b"BODY" + raw[place + 4 :])
+    damage_pages(path, wrong)
+    journal = Journal.open(path, at=0.0)
+    assert journal.damage
+    bodies = journal.all("slot")
+    assert "web-77" not in bodies
+    assert "web-76" in bodies
+    journal.close()
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_a_swap_that_was_cut_off_is_finished_by_the_next_opening(path: Path, moved: int) -> None:
+    filled(path, 100)
+    good = path.read_bytes()
+    rebuilt = path.with_name("journal.sqlite.rebuilt")
+    rebuilt.write_bytes(good)
+    damage_pages(path, 0, 1)
+    path.with_name("journal.sqlite-wal").write_bytes(b"a log of the damaged file")
+    for suffix in ("-wal", "")[:moved]:
+        path.with_name(f"journal.sqlite{suffix}").rename(path.with_name(f"journal.sqlite.corrupt-x{suffix}"))
+    journal = Journal.open(path, at=0.0)
+    assert len(journal.all("slot")) == 100
+    assert not rebuilt.exists()
+    journal.close()
+
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from agentrl.control.journal import Batch, Journal
+from agentrl.errors import DiskError
+journal = Journal.open(Path(sys.argv[1]), at=1.0)
+mode = sys.argv[2]
+count = 0
+if mode == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, resource.RLIM_INFINITY))
+while True:
+    try:
+        journal.commit(Batch([("slot", f"{count:06}", bytes(3000)), ("last", "count", str(count).encode())]))
+    except DiskError as full:
+        print("full", full.message, flush=True)
+        break
+    print(count, flush=True)
+    count += 1
+assert journal.get("last", "count") == str(count - 1).encode()
+assert f"{count:06}" not in journal.all("slot")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+if mode == "limit":
+    journal.commit(Batch([("slot", f"{count:06}", b"after")]))
+    print("after", count, flush=True)
+"""
+
+
+def run_child(path: Path, mode: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(path), mode], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_file_size_limit_is_a_sentence_and_a_retry_works(path: Path) -> None:
+    child = run_child(path, "limit")
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 0, said
+    *numbers, full, after = said.splitlines()
+    assert full.startswith("full The journal")
+    assert len(numbers) > 5
+    journal = Journal.open(path, at=2.0)
+    assert len(journal.all("slot")) == len(numbers) + 1
+    assert journal.get("slot", after.split()[1].zfill(6)) == b"after"
+    journal.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting wants root")
+def test_a_full_disk_is_a_sentence_and_a_retry_works(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs here: {mounted.stderr.decode()}")
+    try:
+        ballast = small / "ballast"
+        ballast.write_bytes(bytes(100_000))
+        journal = Journal.open(small / "journal.sqlite", at=1.0)
+        written = fill(journal)
+        journal.commit(Batch())
+        ballast.unlink()
+        journal.commit(batch(("slot", "after", b"x")))
+        assert len(journal.all("slot")) == written + 1
+        journal.close()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def fill(journal: Journal) -> int:
+    """Write until the disk is full; answers how many batches were acknowledged."""
+    count = 0
+
+    def until_full() -> None:
+        nonlocal count
+        while count < 10_000:
+            journal.commit(batch(("slot", f"{count}", bytes(3000))))
+            count += 1
+
+    with pytest.raises(DiskError, match="full") as refused:
+        until_full()
+    assert refused.value.hint
+    return count
+
+
+def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="cannot be"):
+        Journal.open(tmp_path / "none" / "journal.sqlite", at=1.0)
+
+
+def test_another_program_that_holds_it_is_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.control.journal.BUSY_TIMEOUT_S", 0.05)
+    journal = Journal.open(path, at=1.0)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DiskError, match="another program holds it"):
+        journal.commit(batch(("slot", "a", b"1")))
+    other.execute("ROLLBACK")
+    other.close()
+    journal.commit(batch(("slot", "a", b"2")))
+    assert journal.get("slot", "a") == b"2"
+    journal.close()
+
+
+def test_an_error_in_the_middle_leaves_nothing_of_the_batch(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    journal.commit(batch(("slot", "a", b"old")))
+    broken = Batch([("slot", "a", b"new")], [("audit", "1", "no time", None)])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        journal.commit(broken)
+    assert journal.get("slot", "a") == b"old"
+    journal.commit(batch(("slot", "a", b"newer")))
+    journal.close()
+
+
+@pytest.mark.parametrize("enough", [1, 40, 150])
+def test_kill_9_loses_no_acknowledged_commit(path: Path, enough: int) -> None:
+    child = run_child(path, "endless")
+    assert child.stdout is not None
+    acknowledged = [child.stdout.readline() for _ in range(enough)]
+    os.kill(child.pid, signal.SIGKILL)
+    acknowledged += child.stdout.readlines()
+    child.stdout.close()
+    child.wait()
+    numbers = [int(line) for line in acknowledged if line.endswith("\n")]
+    journal = Journal.open(path, at=2.0)
+    assert journal.damage == ""
+    there = journal.all("slot").keys()
+    assert {f"{number:06}" for number in numbers} <= there
+    assert len(there) <= len(numbers) + 1, "at most the one that was under way"
+    assert journal.get("last", "count") == str(len(there) - 1).encode(), "a batch is whole"
+    journal.close()
+
+
+OPENER = """
+import sys
+from pathlib import Path
+from agentrl.control.journal import Batch, Journal
+sys.stdin.readline()
+journal = Journal.open(Path(sys.argv[1]), at=1.0)
+journal.commit(Batch([("slot", sys.argv[2], b"x")]))
+journal.close()
+"""
+
+
+def test_many_that_open_a_new_journal_at_once_all_succeed(path: Path) -> None:
+    children = [
+        subprocess.Popen([sys.executable, "-c", OPENER, str(path), str(n)], stdin=subprocess.PIPE, text=True)
+        for n in range(6)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.close()
+    for child in children:
+        assert child.wait(timeout=60) == 0
+    journal = Journal.open(path, at=1.0)
+    assert len(journal.all("slot")) == 6
+    journal.close()

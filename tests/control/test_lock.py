@@ -1,0 +1,146 @@
+"""One coordinator per state directory, and a sign for those elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.control.lock import NETWORK_FILE_SYSTEMS, RunDirSign, StateLock, elsewhere, file_system_of, read_sign
+from agentrl.errors import ConfigError, ConflictError
+
+HOLD = """
+import sys
+from pathlib import Path
+from agentrl.control.lock import StateLock
+lock = StateLock.acquire(Path(sys.argv[1]), host="here", at=1.0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def hold(state_dir: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(state_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_the_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
+    child = hold(tmp_path)
+    try:
+        with pytest.raises(ConflictError, match=f"pid {child.pid} on host here"):
+            StateLock.acquire(tmp_path, host="here", at=2.0)
+    finally:
+        child.communicate()
+
+
+def test_kill_9_gives_the_lock_back(tmp_path: Path) -> None:
+    child = hold(tmp_path)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    StateLock.acquire(tmp_path, host="here", at=2.0).release()
+
+
+def test_a_child_of_the_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = StateLock.acquire(tmp_path, host="here", at=1.0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        lock.release()
+        StateLock.acquire(tmp_path, host="here", at=2.0).release()
+        assert child.poll() is None
+
+
+def test_two_directories_are_two_locks(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first = StateLock.acquire(tmp_path / "a", host="here", at=1.0)
+    StateLock.acquire(tmp_path / "b", host="here", at=1.0).release()
+    first.release()
+
+
+MOUNTS = """\
+21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw
+22 21 0:40 / /home rw shared:2 - nfs4 server:/home rw
+23 22 0:41 / /home/ann/local\\040disk rw - xfs /dev/sdb1 rw
+24 21 0:42 / /mnt rw - fuse.sshfs server:/mnt rw
+25 24 0:43 / /mnt rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lib", "ext4"),
+        ("/home", "nfs4"),
+        ("/home/ann/x", "nfs4"),
+        ("/homes/ann", "ext4"),
+        ("/home/ann/local disk/x", "xfs"),
+        ("/mnt/x", "tmpfs"),
+    ],
+)
+def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+    assert file_system_of(Path(path), MOUNTS) == kind
+
+
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = file_system_of(tmp_path.resolve(), Path("/proc/self/mountinfo").read_text())
+    monkeypatch.setattr("agentrl.control.lock.NETWORK_FILE_SYSTEMS", NETWORK_FILE_SYSTEMS | {here})
+    with pytest.raises(ConfigError, match=f"network file system \\({here}\\)"):
+        StateLock.acquire(tmp_path, host="here", at=1.0)
+    assert not (tmp_path / "lock").exists()
+
+
+def sign(run_dir: Path, host: str = "far", boot: str = "boot-far", uuid: str = "uuid-1") -> RunDirSign:
+    return RunDirSign(run_dir, host, boot, "my-run", uuid)
+
+
+def test_a_fresh_sign_from_another_host_refuses(tmp_path: Path) -> None:
+    assert elsewhere(tmp_path, "boot-here", 100.0, 30.0) is None
+    assert sign(tmp_path).refresh(100.0) == ""
+    sentence = elsewhere(tmp_path, "boot-here", 112.0, 30.0)
+    assert sentence is not None
+    assert "my-run is up on host far" in sentence
+    assert "12 s ago" in sentence
+    assert elsewhere(tmp_path, "boot-here", 131.0, 30.0) is None, "stale"
+    assert elsewhere(tmp_path, "boot-far", 112.0, 30.0) is None, "the same host"
+
+
+def test_a_sign_from_the_future_counts_as_fresh(tmp_path: Path) -> None:
+    sign(tmp_path).refresh(5000.0)
+    sentence = elsewhere(tmp_path, "boot-here", 100.0, 30.0)
+    assert sentence is not None
+    assert "4900 s ahead" in sentence
+
+
+def test_another_run_of_the_same_host_in_the_same_directory(tmp_path: Path) -> None:
+    sign(tmp_path).refresh(100.0)
+    assert elsewhere(tmp_path, "boot-far", 101.0, 30.0, uuid="uuid-1") is None
+    sentence = elsewhere(tmp_path, "boot-far", 101.0, 30.0, uuid="uuid-2")
+    assert sentence is not None
+    assert "another run" in sentence
+
+
+def test_a_broken_sign_is_no_sign(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.json").write_bytes(b"\xff{")
+    assert elsewhere(tmp_path, "boot-here", 1.0, 30.0) is None
+
+
+def test_a_sign_that_cannot_be_written_is_only_a_sentence(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert "cannot be written" in sign(gone).refresh(1.0)
+    sign(gone).remove()
+
+
+def test_only_ones_own_sign_is_removed(tmp_path: Path) -> None:
+    sign(tmp_path).refresh(1.0)
+    sign(tmp_path, uuid="uuid-2").remove()
+    assert read_sign(tmp_path) is not None
+    sign(tmp_path).remove()
+    assert read_sign(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,387 @@
+"""The default rules: each speaks when it should, with evidence and a command, and a healthy run is silent."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from agentrl.config.alerts import Rule
+from agentrl.control.alerts import AlertEngine, Notification, World
+from agentrl.control.metric_rules import metric_rules, metrics_read
+from agentrl.control.metrics import Metrics
+from agentrl.control.rules import default_rules
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
+from agentrl.protocol.rows import AlertRow, HostRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.supervision.waits import UnitFacts, explain
+
+AT = 1_700_000_000.0
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def unit(name: str = "web-0", state: UnitState = UnitState.READY, **more: object) -> UnitRow:
+    return UnitRow(name, name.rpartition("-")[0], "sidecar", state, host="a", incarnation=1, ready_at=AT, **more)  # type: ignore[arg-type]
+
+
+def host(**more: object) -> HostRow:
+    facts = HostFacts(memory_bytes=64 * GIB)
+    return replace(HostRow("a", "up", facts=facts, units=3, disk_free_bytes=100 * GIB), **more)
+
+
+def world(*units: UnitRow, on: HostRow | None = None, metrics: Metrics | None = None, **more: object) -> World:
+    on = on or host()
+    run = RunRow("my-run", "uuid", "running", **more)  # type: ignore[arg-type]
+    return World(run, {one.unit: one for one in units}, {on.host: on}, (), metrics or Metrics())
+
+
+def firing(of: World, for_s: float = 120.0) -> list[AlertRow]:
+    """What fires when the world stays as it is."""
+    engine = AlertEngine(default_rules())
+    engine.evaluate(of, 0.0, AT)
+    engine.evaluate(of, for_s, AT + for_s)
+    return engine.rows()
+
+
+def dead(**more: object) -> dict[str, object]:
+    return {"last_exit": ExitStatus(signal=9), "restarts": 4, **more}
+
+
+CASES: dict[str, tuple[World, Severity, str, str]] = {
+    "unit-fatal:web-0": (
+        world(unit(state=UnitState.FATAL, reason="6 deaths in 300 s", **dead())),
+        Severity.PAGE,
+        "signal 9",
+        "agentrl logs web-0 --previous",
+    ),
+    "unit-restarting:web-0": (
+        world(unit(**dead(deaths_in_window=3))),
+        Severity.WARNING,
+        "3 lately",
+        "agentrl logs web-0 --previous",
+    ),
+    "unit-never-ready:web-0": (
+        world(replace(unit(state=UnitState.STARTING, **dead()), ready_at=0.0, incarnation=3)),
+        Severity.WARNING,
+        "starting",
+        "agentrl logs web-0 --previous",
+    ),
+    "unit-lost:web-0": (
+        world(unit(state=UnitState.LOST, reason="its host is silent", pid=77)),
+        Severity.WARNING,
+        "pid 77: its host is silent",
+        "agentrl status",
+    ),
+    "unit-hung:web-0": (
+        world(unit(state=UnitState.SUSPECT, reason="silent for 9 s", phase="step")),
+        Severity.WARNING,
+        "phase step",
+        "agentrl stacks",
+    ),
+    "unit-pending:web-0": (
+        world(unit(state=UnitState.PENDING, reason="no host has 4 GPUs")),
+        Severity.WARNING,
+        "no host has 4 GPUs",
+        "agentrl why",
+    ),
+    "host-silent:a": (world(on=host(state="silent")), Severity.WARNING, "3 units", "agentrl status"),
+    "host-lost:a": (world(on=host(state="lost")), Severity.PAGE, "agent pid", "agentrl drain --host a"),
+    "host-disk-low:a": (
+        world(on=host(disk_free_bytes=GIB)),
+        Severity.WARNING,
+        "alert below 2.0 GiB",
+        "agentrl doctor",
+    ),
+    "host-cannot-write:a": (
+        world(on=host(disk_full="logs cannot be written")),
+        Severity.PAGE,
+        "logs cannot be written",
+        "agentrl doctor",
+    ),
+    "host-strays:a": (
+        world(on=host(strays=(ProcessInfo(5, "sleep 9", why="mark"),))),
+        Severity.WARNING,
+        "pid 5 sleep 9 (mark)",
+        "agentrl events --kind incident",
+    ),
+    "journal-full:my-run": (
+        world(journal_full="the disk is full"),
+        Severity.PAGE,
+        "the disk is full",
+        "agentrl doctor",
+    ),
+}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_each_rule_speaks_with_evidence_and_a_command(id: str) -> None:
+    sick, severity, evidence, suggest = CASES[id]
+    (row,) = firing(sick)
+    assert (row.id, row.severity, row.suggest) == (id, severity, suggest)
+    assert any(evidence in line for line in row.evidence), row.evidence
+    assert row.subject in row.sentence or row.rule == "journal-full"
+
+
+def test_every_suggestion_is_a_real_command() -> None:
+    verbs = {spec.cli.split()[0] for spec in COMMANDS.values()} | {"doctor"}
+    for _, _, _, suggest in CASES.values():
+        program, verb, *_ = suggest.split()
+        assert program == "agentrl"
+        assert verb in verbs
+
+
+def test_every_default_rule_has_a_case_here() -> None:
+    tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress"}
+    assert {rule.name for rule in default_rules()} == tested
+
+
+def test_rules_can_be_switched_off() -> None:
+    assert "unit-fatal" not in {rule.name for rule in default_rules(disable=("unit-fatal",))}
+
+
+@pytest.mark.parametrize(
+    "well",
+    [
+        world(unit(state=UnitState.PENDING, reason="paused", paused=True)),
+        world(replace(unit(state=UnitState.PENDING), desired=False)),
+        world(unit(state=UnitState.STOPPED)),
+        world(unit(deaths_in_window=2)),
+        world(on=host(disk_free_bytes=0)),
+        world(replace(unit(state=UnitState.STARTING), ready_at=0.0)),
+    ],
+)
+def test_what_is_no_trouble_is_silent(well: World) -> None:
+    assert firing(well) == []
+
+
+def test_short_troubles_of_a_kind_that_heals_by_itself_are_silent() -> None:
+    for state in (UnitState.SUSPECT, UnitState.PENDING):
+        assert firing(world(unit(state=state)), for_s=15.0) == []
+    assert firing(world(on=host(state="silent")), for_s=5.0) == []
+
+
+def test_a_disk_that_wavers_around_the_threshold_is_one_alert() -> None:
+    engine = AlertEngine(default_rules())
+    notes: list[Notification] = []
+    for step in range(400):
+        free = int((1.9 if step % 2 else 2.1) * GIB) if step > 2 else GIB
+        notes += engine.evaluate(world(on=host(disk_free_bytes=free)), step * 20.0, AT + step).notify
+    assert [note.what for note in notes] == ["firing"]
+    for step in range(400, 403):
+        notes += engine.evaluate(world(on=host(disk_free_bytes=4 * GIB)), step * 20.0, AT + step).notify
+    assert [note.what for note in notes] == ["firing", "resolved"]
+
+
+# ---- waits ----
+
+
+def test_a_wait_that_lasts_too_long_shows_its_chain() -> None:
+    facts = {
+        "trainer-0": UnitFacts("trainer-0", "trainer", UnitState.READY, waits=(Wait("judge-0", age_s=312.0),)),
+        "judge-0": UnitFacts("judge-0", "judge", UnitState.READY),
+    }
+    stuck = World(RunRow("my-run", "u", "running"), chains=explain(facts))
+    (row,) = firing(stuck)
+    assert row.id == "no-progress:judge-0"
+    assert row.evidence[0] == "trainer-0 ← judge-0, 312 s: judge-0 is at work"
+    assert row.suggest == "agentrl why"
+    young = World(RunRow("my-run", "u", "running"), chains=explain(facts, no_progress_s=400.0))
+    assert firing(young) == []
+
+
+# ---- memory ----
+
+
+def hours(of: Callable[[float], float], count: float) -> Iterator[tuple[float, Metrics]]:
+    """One sample every ten seconds; yields every ten minutes."""
+    metrics = Metrics()
+    for step in range(int(count * 360)):
+        now = step * 10.0
+        metrics.memory("web-0", 1, int(of(now / 3600)), now)
+        if step % 60 == 0:
+            yield now, metrics
+
+
+def memory_alerts(of: Callable[[float], float], count: float) -> list[tuple[float, AlertRow]]:
+    engine = AlertEngine(default_rules())
+    found: list[tuple[float, AlertRow]] = []
+    for now, metrics in hours(of, count):
+        outcome = engine.evaluate(world(unit(), metrics=metrics), now, AT + now)
+        found += [(now / 3600, note.alert) for note in outcome.notify if note.what == "firing"]
+    return found
+
+
+def noise() -> float:
+    return random.uniform(-20, 20) * MIB
+
+
+def test_a_leak_is_found_with_its_slope() -> None:
+    random.seed(1)
+    ((hour, row),) = memory_alerts(lambda t: GIB + 200 * MIB * t + noise(), 8)
+    assert hour < 2
+    assert "per hour" in row.sentence
+    assert any("64.0 GiB left" in line for line in row.evidence)
+    assert row.suggest == "agentrl restart web-0"
+
+
+def test_a_slow_leak_is_found_within_hours() -> None:
+    random.seed(2)
+    ((hour, _),) = memory_alerts(lambda t: GIB + 40 * MIB * t + random.uniform(-5, 5) * MIB, 12)
+    assert hour < 6
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        lambda t: 2 * GIB + noise(),
+        lambda t: 4 * GIB * (1 - math.exp(-t * 3)) + GIB + noise(),
+        lambda t: GIB + 150 * MIB * math.log1p(t * 20) + noise(),
+        lambda t: GIB + 400 * MIB * (t * 3 % 1) + noise(),
+        lambda t: GIB + (300 * MIB if t > 5 else 0) + noise(),
+        lambda t: GIB + 100 * MIB * math.sin(t * 2) + noise(),
+        lambda t: 8 * GIB - 200 * MIB * t + noise(),
+    ],
+    ids=["flat", "warm-up", "cache", "saw-tooth", "step", "tide", "shrinks"],
+)
+def test_other_shapes_of_memory_are_silent(healthy: Callable[[float], float]) -> None:
+    random.seed(3)
+    assert memory_alerts(healthy, 30) == []
+
+
+def test_a_new_life_begins_from_nothing() -> None:
+    metrics = Metrics()
+    for step in range(120):
+        metrics.memory("web-0", 1, GIB + step * 50 * MIB, step * 60.0)
+    assert metrics.memory_slope("web-0") == pytest.approx(50 * 60 * MIB, rel=0.01)
+    metrics.memory("web-0", 2, GIB, 7200.0)
+    assert metrics.memory_trend("web-0") is None
+    assert metrics.memory_slope("web-0") == 0.0
+
+
+# ---- a healthy run ----
+
+
+def test_a_healthy_run_is_silent_for_days() -> None:
+    random.seed(4)
+    rules = [Rule(name="queue", metric="queue", of="web", above=100.0, for_s=30.0)]
+    metrics = Metrics(metrics_read(rules))
+    engine = AlertEngine([*default_rules(), *metric_rules(rules)])
+    names = [f"web-{slot}" for slot in range(5)]
+    for step in range(2 * 24 * 60):
+        now = step * 60.0
+        for name in names:
+            metrics.memory(name, 1, int(GIB + noise()), now)
+            metrics.update(name, 1, {"queue": random.uniform(0, 99)}, now)
+        # A unit is suspect for a moment now and then, one dies once a day, and is pending and starting again.
+        states = dict.fromkeys(names, UnitState.READY)
+        if step % 50 == 0:
+            states["web-1"] = UnitState.SUSPECT
+        if step % 1440 == 7:
+            states["web-2"] = UnitState.STARTING
+        units = (unit(name, states[name], deaths_in_window=int(step % 1440 in range(7, 12))) for name in names)
+        facts = {
+            "web-0": UnitFacts("web-0", "web", UnitState.READY, waits=(Wait("web-1", age_s=random.uniform(0, 200)),)),
+            "web-1": UnitFacts("web-1", "web", states["web-1"]),
+        }
+        calm = World(
+            RunRow("my-run", "u", "running"),
+            {one.unit: one for one in units},
+            {"a": host(disk_free_bytes=int(random.uniform(4, 90) * GIB))},
+            explain(facts),
+            metrics,
+        )
+        outcome = engine.evaluate(calm, now, AT + now)
+        assert outcome.notify == [], (now, outcome.notify)
+        assert engine.rows() == []
+
+
+# ---- a run's own rules ----
+
+
+def own(**more: object) -> Rule:
+    fields: dict[str, object] = {"name": "tool-errors", "metric": "error_share", "of": "web", **more}
+    return Rule.model_validate(fields)
+
+
+class Judged:
+    """A rule of one's own, on the numbers of two units."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.metrics = Metrics(metrics_read([rule]))
+        self.engine = AlertEngine(metric_rules([rule]))
+        self.now = 0.0
+
+    def after(self, seconds: float, **values: float) -> list[AlertRow]:
+        self.now += seconds
+        for slot, value in values.items():
+            self.metrics.update(f"web-{slot[-1]}", 1, {"error_share": value}, self.now)
+        look = world(unit("web-0", rss_bytes=5 * GIB), unit("web-1"), metrics=self.metrics)
+        self.engine.evaluate(look, self.now, AT + self.now)
+        return self.engine.rows()
+
+
+def test_a_rule_of_ones_own_pages_with_evidence_and_a_command() -> None:
+    rule = own(
+        above=0.5,
+        clear=0.2,
+        for_s=20.0,
+        severity="page",
+        sentence="The tools of {subject} fail: {value} {unknown}",
+        suggest="agentrl restart {subject}",
+    )
+    judged = Judged(rule)
+    assert judged.after(1.0, w0=0.6, w1=0.1) == []
+    judged.after(10.0, w0=0.7, w1=0.1)
+    (row,) = judged.after(10.0, w0=0.8, w1=0.1)
+    assert (row.id, row.severity) == ("tool-errors:web-0", Severity.PAGE)
+    assert row.sentence == "The tools of web-0 fail: 0.8 {unknown}"
+    assert row.suggest == "agentrl restart web-0"
+    assert row.evidence == (
+        "error_share = 0.8 (alert above 0.5 for 20 s, ends at 0.2)",
+        "in the last 20 s: least 0.6, mean 0.7, most 0.8",
+    )
+    assert len(judged.after(30.0, w0=0.3, w1=0.1)) == 1, "not clear yet"
+    judged.after(1.0, w0=0.1, w1=0.1)
+    assert judged.after(30.0, w0=0.1, w1=0.1) == []
+
+
+def test_below_and_a_single_unit() -> None:
+    judged = Judged(own(below=0.5, of="web-1"))
+    assert [row.subject for row in judged.after(1.0, w0=0.1, w1=0.1)] == ["web-1"]
+    assert judged.engine.rows()[0].sentence == "error_share of web-1 is 0.1, below 0.5."
+
+
+def test_what_the_host_agent_measures_can_be_judged_too() -> None:
+    judged = Judged(own(metric="rss_bytes", above=4.0 * GIB))
+    assert [row.subject for row in judged.after(1.0)] == ["web-0"]
+
+
+def test_a_number_that_is_not_reported_any_more_says_nothing() -> None:
+    judged = Judged(own(above=0.5))
+    assert len(judged.after(1.0, w0=0.9)) == 1
+    judged.after(70.0)
+    assert judged.after(20.0) == []
+
+
+def test_numbers_are_bounded_and_finite() -> None:
+    metrics = Metrics(["loss"])
+    metrics.update("web-0", 1, {"loss": math.nan, "grad": math.inf, "ok": 1.0}, 0.0)
+    assert metrics.values("web-0") == {"ok": 1.0}
+    metrics.update("web-0", 1, {f"m{n}": 1.0 for n in range(10_000)}, 1.0)
+    assert len(metrics.values("web-0")) == 500
+    for step in range(5000):
+        metrics.update("web-1", 1, {"loss": float(step), "other": 1.0}, float(step))
+    assert len(metrics.history("web-1", "loss")[0]) <= 675
+    assert metrics.history("web-1", "loss")[1][-1] == 4999.0
+    assert metrics.shown("web-1") == {"loss": 4999.0}
+    metrics.update("web-1", 2, {"loss": 1.0}, 6000.0)
+    metrics.update("web-1", 1, {"loss": 7.0}, 6001.0)
+    assert metrics.values("web-1") == {"loss": 1.0}, "late news of a former life"
+    metrics.name(["other"])
+    assert metrics.history("web-1", "loss") == ([], [])
+    metrics.forget("web-1")
+    assert metrics.shown("web-1") == {}

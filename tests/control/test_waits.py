@@ -1,0 +1,222 @@
+"""Who waits for whom: the culprit at the end of each chain, named with a reason."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.protocol.messages import Wait
+from agentrl.protocol.rows import UnitState
+from agentrl.supervision.waits import UnitFacts, explain
+
+
+def unit(name: str, *waits: Wait | str, state: UnitState = UnitState.READY, **more: object) -> UnitFacts:
+    told = tuple(wait if isinstance(wait, Wait) else Wait(wait, age_s=10.0) for wait in waits)
+    return UnitFacts(name, name.rpartition("-")[0], state, waits=told, **more)  # type: ignore[arg-type]
+
+
+def world(*units: UnitFacts) -> dict[str, UnitFacts]:
+    return {one.name: one for one in units}
+
+
+def only(units: dict[str, UnitFacts], **more: float):  # type: ignore[no-untyped-def]
+    (chain,) = explain(units, **more)
+    return chain
+
+
+def test_nobody_waits() -> None:
+    assert explain(world(unit("web-0"), unit("web-1", state=UnitState.FATAL))) == []
+
+
+def test_a_chain_ends_at_the_one_that_hangs() -> None:
+    chain = only(
+        world(
+            unit("trainer-0", Wait("sampler-1", "batch", age_s=300.0), report_age_s=12.0),
+            unit("sampler-1", Wait("judge-0", "score", age_s=290.0)),
+            unit("judge-0", state=UnitState.SUSPECT, silent_s=30.0),
+        )
+    )
+    assert chain.culprit == "judge-0"
+    assert chain.sentence == ("trainer-0 ← sampler-1 ← judge-0, 312 s: judge-0 hangs: nothing was heard of it for 30 s")
+    assert [(link.who, link.on, link.what, link.age_s, link.overdue) for link in chain.links] == [
+        ("trainer-0", "sampler-1", "batch", 312.0, True),
+        ("sampler-1", "judge-0", "score", 290.0, False),
+    ]
+
+
+def test_what_is_broken_is_named_with_its_reason() -> None:
+    cases = {
+        "is fatal": unit("judge-0", state=UnitState.FATAL, reason="6 deaths"),
+        "is lost": unit("judge-0", state=UnitState.LOST),
+        "waits to be restarted (restart in 4 s)": unit("judge-0", state=UnitState.BACKOFF, next_what="restart in 4 s"),
+        "process is stopped": unit("judge-0", stopped=True),
+        "is paused": unit("judge-0", paused=True),
+        "is stopped": unit("judge-0", state=UnitState.STOPPED),
+        "is being stopped for 7 s": unit("judge-0", state=UnitState.STOPPING, age_s=7.0),
+        "40 s beyond the deadline of its phase step": unit("judge-0", phase="step", phase_over_s=40.0),
+        "is suspect": unit("judge-0", state=UnitState.SUSPECT),
+        "is starting for 3 s": unit("judge-0", state=UnitState.STARTING, age_s=3.0),
+        "is at work (phase step), last progress 2 s ago": unit("judge-0", phase="step", progress_age_s=2.0),
+    }
+    for words, judge in cases.items():
+        chain = only(world(unit("trainer-0", "judge-0"), judge))
+        assert chain.culprit == "judge-0"
+        assert words in chain.because
+        assert words in chain.sentence
+
+
+def test_a_broken_one_is_found_behind_others_that_are_merely_slow() -> None:
+    """The first wait of a unit need not be the one that holds it up."""
+    chains = explain(
+        world(
+            unit("a-0", Wait("busy-0", age_s=90.0), Wait("b-0", age_s=80.0)),
+            unit("b-0", Wait("busy-0", age_s=70.0), Wait("dead-0", age_s=60.0)),
+            unit("busy-0", progress_age_s=1.0),
+            unit("dead-0", state=UnitState.FATAL),
+        )
+    )
+    by_culprit = {chain.culprit: chain for chain in chains}
+    assert by_culprit["dead-0"].sentence.startswith("a-0 ← b-0 ← dead-0, 80 s")
+    assert {link.who for link in by_culprit["busy-0"].links} == {"a-0", "b-0"}
+
+
+def test_two_that_wait_on_each_other_are_named_as_a_circle() -> None:
+    chain = only(world(unit("b-0", "a-0"), unit("a-0", "b-0"), unit("c-0", "b-0")))
+    assert chain.because == "a circle of waits: a-0 ← b-0 ← a-0"
+    assert chain.culprit == "a-0"
+    assert {link.who for link in chain.links} == {"a-0", "b-0", "c-0"}
+
+
+def test_a_unit_that_waits_for_itself_is_a_circle() -> None:
+    assert only(world(unit("a-0", "a-0"))).because == "a circle of waits: a-0 ← a-0"
+
+
+def test_a_broken_member_breaks_the_circle() -> None:
+    chain = only(world(unit("a-0", "b-0"), unit("b-0", "a-0", silent_s=9.0)))
+    assert chain.culprit == "b-0"
+    assert "hangs" in chain.because
+
+
+def test_a_group_stands_for_its_least_healthy_unit() -> None:
+    chain = only(
+        world(
+            unit("trainer-0", "judge"),
+            unit("judge-0"),
+            unit("judge-1", state=UnitState.BACKOFF),
+            unit("judge-2", state=UnitState.STARTING),
+        )
+    )
+    assert chain.culprit == "judge-1"
+
+
+def test_a_resource_in_words_is_the_end_when_no_unit_stands_for_it() -> None:
+    chain = only(world(unit("trainer-0", Wait("batch", age_s=4.0))))
+    assert chain.culprit == "batch"
+    assert "no unit of the run" in chain.sentence
+
+
+def test_a_unit_that_was_not_started_waits_for_the_groups_before_it() -> None:
+    chain = only(
+        world(
+            unit("web-0", state=UnitState.PENDING, after=("db",), age_s=33.0),
+            unit("db-0", state=UnitState.FATAL, reason="no such program"),
+        )
+    )
+    assert chain.sentence == "web-0 ← db-0, 33 s: db-0 is fatal and will not be started again: no such program"
+    ready = world(unit("web-0", state=UnitState.PENDING, after=("db",)), unit("db-0"))
+    assert explain(ready) == []
+
+
+def test_many_behind_one_culprit_are_one_chain() -> None:
+    units = world(*(unit(f"sampler-{n}", "judge-0") for n in range(200)), unit("judge-0", state=UnitState.LOST))
+    chain = only(units)
+    assert len(chain.links) == 200
+    assert chain.sentence.endswith("; 199 more wait behind it")
+    assert len(chain.sentence) < 200
+
+
+def test_waiting_is_late_by_the_limit_of_who_waits_or_else_by_no_progress() -> None:
+    def late(wait: Wait, judge: UnitFacts) -> bool:
+        return bool(only(world(unit("a-0", wait), judge), no_progress_s=100.0).links[0].overdue)
+
+    idle, busy = unit("judge-0", progress_age_s=500.0), unit("judge-0", progress_age_s=3.0)
+    assert not late(Wait("judge-0", age_s=99.0), idle)
+    assert late(Wait("judge-0", age_s=101.0), idle)
+    assert not late(Wait("judge-0", age_s=101.0), busy), "it gets on, so nothing is stuck"
+    assert late(Wait("judge-0", age_s=31.0, at_most_s=30.0), busy), "a limit is a limit"
+    assert not late(Wait("judge-0", age_s=500.0, at_most_s=900.0), idle)
+
+
+def test_somebody_beyond_its_phase_because_it_waits_is_not_the_culprit() -> None:
+    chain = only(world(unit("a-0", "b-0", phase_over_s=5.0), unit("b-0", state=UnitState.FATAL)))
+    assert chain.culprit == "b-0"
+    chain = only(world(unit("a-0", "b-0", phase="step", phase_over_s=5.0), unit("b-0", progress_age_s=1.0)))
+    assert chain.culprit == "a-0"
+    assert chain.sentence.startswith("a-0 is 5 s beyond the deadline of its phase step; its last word was")
+
+
+# ---- any graph ----
+
+NAMES = [f"{letter}-{slot}" for letter in string.ascii_lowercase[:5] for slot in range(2)]
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> dict[str, UnitFacts]:
+    found: list[UnitFacts] = []
+    for name in draw(st.lists(st.sampled_from(NAMES), unique=True)):
+        waits = draw(st.lists(st.sampled_from([*NAMES, *"abcde", "batch", "task g1"]), max_size=4))
+        found.append(
+            UnitFacts(
+                name,
+                name[0],
+                draw(st.sampled_from(UnitState)),
+                waits=tuple(Wait(on, age_s=draw(st.floats(0, 1000))) for on in waits),
+                after=tuple(draw(st.lists(st.sampled_from("abcde"), max_size=2))),
+                silent_s=draw(st.sampled_from([0.0, 0.0, 30.0])),
+                stopped=draw(st.booleans()) and draw(st.booleans()),
+                phase_over_s=draw(st.sampled_from([0.0, 0.0, 5.0])),
+                progress_age_s=draw(st.sampled_from([None, 1.0, 900.0])),
+            )
+        )
+    return world(*found)
+
+
+def waits_of(units: dict[str, UnitFacts]) -> Iterable[str]:
+    return (name for name, facts in units.items() if facts.waits)
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds())
+def test_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
+    chains = explain(units)
+    links = [link for chain in chains for link in chain.links]
+    assert set(waits_of(units)) <= {link.who for link in links}, "whoever waits occurs"
+    assert sum(len(facts.waits) for facts in units.values()) <= len(links), "each wait occurs"
+    assert len({chain.culprit for chain in chains}) == len(chains), "one chain per culprit"
+    for chain in chains:
+        assert chain.because
+        assert chain.culprit in chain.sentence
+        assert chain.culprit in {name for link in chain.links for name in (link.who, link.on)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds())
+def test_a_circle_is_one_and_everything_else_ends_at_somebody_who_can_be_named(units: dict[str, UnitFacts]) -> None:
+    for chain in explain(units):
+        if chain.because.startswith("a circle of waits: "):
+            names = chain.because.removeprefix("a circle of waits: ").split(" ← ")
+            pairs = {(link.who, link.on) for link in chain.links}
+            assert names[0] == names[-1]
+            assert "…" in names or set(itertools.pairwise(names)) <= pairs
+
+
+def test_large_graphs_are_quick() -> None:
+    line = {f"n-{n}": unit(f"n-{n}", f"n-{n + 1}") for n in range(5000)}
+    chain = only(line)
+    assert chain.culprit == "n-5000"
+    assert len(chain.links) == 5000
+    assert " ← … ← " in chain.sentence
