@@ -123,6 +123,22 @@ class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     agent_version: str = ""
 
 
+class KnobDeclaration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A knob that a unit owns: it applies the value and previews it."""
+
+    name: str
+    kind: str
+    """float, int, bool, str, choice."""
+    default: float | int | str | bool | None
+    help: str = ""
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    boundary: str = "now"
+    scientific: bool = False
+
+
 # ---- unit -> coordinator ----
 
 
@@ -140,6 +156,8 @@ class UnitHello(Message, tag="unit_hello", frozen=True):
     version: str = ""
     knobs: tuple[str, ...] = ()
     """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
+    declared: tuple[KnobDeclaration, ...] = ()
+    """The declarations of those knobs."""
 
 
 class Beat(Message, tag="beat", frozen=True):

@@ -52,6 +52,8 @@ class Lifecycle:
         self.out.append(Persist("slot", slot.unit))
         self.out.append(Publish("unit", slot.unit))
         self._dirty.add(slot.unit)
+        if slot.state is S.PENDING:
+            self._pending.add(slot.unit)
 
     def touch_all(self) -> None:
         """Something changed that may concern every unit."""
@@ -313,6 +315,8 @@ class Lifecycle:
             if slot.state is not S.STOPPING:
                 self.move(slot, S.STOPPING, f"{slot.reason}; {exit}", now)
                 self.set_timer(slot, now + self.times.kill_again_s)
+        elif slot.state is S.LOST and (not self.runs(slot) or self.outdated(slot)):
+            pass  # It was about to stop when its host fell silent; `tree_gone` concludes.
         elif slot.state is not S.STOPPING:
             self._judge(slot, exit, now, dice)
         self.touch(slot)
@@ -323,7 +327,7 @@ class Lifecycle:
         if slot.tree_gone:
             return
         slot.tree_gone = True
-        if slot.state is S.STOPPING:
+        if slot.state in (S.STOPPING, S.LOST):
             if slot.stopping_because:
                 self._judge(slot, slot.last_exit or UNKNOWN_EXIT, now, dice, swept)
             elif self.runs(slot):

@@ -126,9 +126,8 @@ class Supervisor:
     def _found(self, slot: Slot, entry: UnitOnHost, now: float, dice: float) -> None:
         """The host's ledger has the present incarnation."""
         if slot.tree_gone:
-            # Its end is known already; the agent only has not been told that it may forget.
-            verb = Forget if entry.group_empty or entry.exit is not None else KillTree
-            self._life.out.append(verb(slot.host, slot.unit, slot.incarnation))
+            # Its end is known already, or it was replaced: what the host has of it is a ghost.
+            self._found_stranger(slot.host, slot, entry)
             return
         slot.pid, slot.start_ticks, slot.spawned = entry.pid, entry.start_ticks, entry.pid > 0
         if entry.exit is None:
@@ -323,10 +322,7 @@ class Supervisor:
         slot = self._present(event)
         if slot is None:
             return
-        if slot.state is S.STARTING:
-            slot.stopping_because = f"never came up: {event.because}"
-            self._life.kill(slot, slot.stopping_because, now)
-        elif slot.state is S.DRAINING:
+        if slot.state is S.DRAINING:
             self._life.kill(slot, f"killed while draining: {event.because}", now)
         else:
             self._life.hang(slot, event.because, now)

@@ -51,14 +51,15 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
     for slot in life.state.of_group(spec.name):
         if not slot.wanted:
             continue
-        slot.desired_by = by
-        if slot.held or slot.state is UnitState.FATAL or (not was_up and slot.done):
+        if not was_up or slot.held or slot.state is UnitState.FATAL:
             _fresh_budget(slot)
         elif not same:
             # Another spec is another life; a finished job runs again, because it is another job.
             slot.generation += 1
             slot.done = False
-        slot.stop_now = slot.patient = False
+        else:
+            continue
+        slot.desired_by = by
         life.touch(slot)
 
 
@@ -67,10 +68,6 @@ def scale(life: Lifecycle, event: events.Scaled) -> None:
     group.spec = msgspec.structs.replace(group.spec, count=event.count)
     life.out += [Persist("group", event.group), Publish("group", event.group)]
     _resize(life, event.group, event.count, event.by, event.idle)
-    for slot in life.state.of_group(event.group):
-        if slot.wanted:
-            slot.desired_by = event.by
-            life.touch(slot)
 
 
 def _resize(life: Lifecycle, name: str, count: int, by: str, idle: frozenset[str]) -> None:

@@ -22,7 +22,7 @@ RECONNECT_MAX_MS = 1000
 UNANSWERED_S = 30
 """After so long without an answer from the network a tcp connection counts as broken."""
 VAGUE_FAILURES = 3
-"""A handshake that fails without a reason may be a coordinator that dies; so many in a row are a wrong key."""
+"""One handshake that fails without a reason may be a coordinator that dies; so many at the start are a wrong key."""
 
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -135,15 +135,15 @@ class Connection:
     def _on_failed_handshake(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._on_refused(f"The coordinator at {self.address} does not know this key, or it was revoked.")
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._key:
-            self._on_refused(f"The coordinator at {self.address} admits nobody without a key.")
-        elif not self._was_connected:
-            self._vague_failures += 1
-            if self._vague_failures == VAGUE_FAILURES:
-                self._on_refused(
-                    f"No handshake with {self.address}: another coordinator than the one that this key is for answers "
-                    "there, or something that is none."
-                )
+            return
+        self._vague_failures += 1
+        if self._was_connected or self._vague_failures != VAGUE_FAILURES:
+            return
+        if self._key:
+            reason = "another coordinator than the one that this key is for answers there, or something that is none"
+        else:
+            reason = "a coordinator that admits nobody without a key answers there, or something that is none"
+        self._on_refused(f"No handshake with {self.address}: {reason}.")
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:

@@ -42,6 +42,10 @@ class Hub:
         for address in self._addresses:
             self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
 
+    def listen(self, address: str) -> None:
+        """Bind one more address, behind the gate, while the hub is open."""
+        self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
+
     @property
     def peers(self) -> int:
         """How many peers are connected that said something."""

@@ -44,6 +44,10 @@ class Publisher:
         for address in self._addresses:
             self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
 
+    def listen(self, address: str) -> None:
+        """Bind one more address, behind the gate, while the publisher is open."""
+        self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
+
     @property
     def has_subscribers(self) -> bool:
         return any(outlet.subscribed for outlet in self._outlets)

@@ -185,5 +185,5 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -70,6 +70,7 @@ class World:
         self.incidents: list[do.Report] = []
         self.told: list[do.Tell] = []
         self.started: list[tuple[str, int]] = []
+        self.ordered: set[tuple[str, int]] = set()
         self.log: list[do.Instruction] = []
         self.all_stopped = 0
         for host in self.hosts.values():
@@ -92,16 +93,31 @@ class World:
                     self._persist(kind, key, gone)
                 case do.StartTimer(unit, at):
                     self.timers.append((at, unit))
-                case do.Spawn() | do.Signal() | do.KillTree() | do.Forget():
-                    host = self.hosts[instruction.host]
-                    if host.linked:
-                        host.orders.append(instruction)
+                case do.Spawn(_, unit, incarnation):
+                    self._check_alone(unit, incarnation)
+                    self._order(instruction.host, instruction)
+                case do.Signal() | do.KillTree() | do.Forget():
+                    self._order(instruction.host, instruction)
                 case do.Report():
                     self.incidents.append(instruction)
                 case do.Tell():
                     self.told.append(instruction)
                 case do.AllStopped():
                     self.all_stopped += 1
+
+    def _order(self, host: str, order: do.Instruction) -> None:
+        if self.hosts[host].linked:
+            self.hosts[host].orders.append(order)
+
+    def _check_alone(self, unit: str, incarnation: int) -> None:
+        """When a spawn is decided, no other life of the unit is on any host that can be reached."""
+        if (unit, incarnation) in self.ordered:
+            return
+        self.ordered.add((unit, incarnation))
+        others = [
+            (h.name, p.incarnation) for h in self.hosts.values() if h.linked for p in h.live() if p.unit == unit
+        ]
+        assert not others, f"{unit}.{incarnation} is started while {others} live on reachable hosts"
 
     def _persist(self, kind: str, key: str, gone: bool) -> None:
         state = self.supervisor.state
@@ -169,14 +185,6 @@ class World:
         key = (unit, incarnation)
         if key not in host.ledger:
             assert key not in self.started, f"{key} was started a second time"
-            others = [
-                (h.name, p.incarnation)
-                for h in self.hosts.values()
-                if h.linked
-                for p in h.live()
-                if p.unit == unit and p.incarnation != incarnation
-            ]
-            assert not others, f"{key} was started while {others} live on reachable hosts"
             self.started.append(key)
             host.ledger[key] = Process(unit, incarnation)
         if host.ledger[key].exit is None:

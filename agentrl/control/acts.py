@@ -1,0 +1,186 @@
+"""Commands that change desired state.
+
+Invariants: `preview` never changes anything and raises what the execution would raise; `execute` may be done twice (the
+coordinator died in between) without doing more than once; every act says which units have to come to what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.control import effects
+from agentrl.control.asks import Asks
+from agentrl.control.context import Context
+from agentrl.control.desired import specs_of
+from agentrl.control.operations import Goal, Operation, Want
+from agentrl.control.settings import Settings
+from agentrl.errors import ConflictError
+from agentrl.protocol import commands
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.messages import KnobPreviewed
+from agentrl.protocol.rows import KnobValue, UnitState
+from agentrl.supervision import events
+from agentrl.supervision.transitions import WITH_PROCESS
+
+Goals = dict[str, Goal]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One command: what it would do, and how it is done. `execute` answers None if it ends the operation itself."""
+
+    preview: Callable[[Any], Effect]
+    execute: Callable[[Operation, Any], Goals | None]
+
+
+class Acts:
+    """Acts on units and on the run."""
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        self._context = context
+        self._settings = settings
+        state = context.state
+        self.table: dict[str, Act] = {
+            "apply": Act(self._preview_apply, self._apply),
+            "down": Act(lambda args: effects.of_down(state, args), self._down),
+            "scale": Act(lambda args: self._scale_effect(args)[0], self._scale),
+            "drain": Act(lambda args: effects.of_drain(state, args), self._drain),
+            "restart": Act(lambda args: effects.of_restart(state, args)[0], self._restart),
+            "stop": Act(lambda args: effects.of_stop(state, args), self._stop),
+            "pause": Act(lambda args: effects.of_pause(state, args.target, True), self._pause),
+            "resume": Act(lambda args: effects.of_pause(state, args.target, False), self._resume),
+            "force_stopped": Act(lambda args: effects.of_force(state, args), self._force),
+        }
+
+    # ---- up and down ----
+
+    def _preview_apply(self, args: commands.Apply) -> Effect:
+        if self._context.ending:
+            raise ConflictError(
+                f"The run {self._context.run.name} is going down.", hint="Try again in a moment: `agentrl up`."
+            )
+        config = self._settings.config_of(args)
+        return effects.of_plan(self._context.supervisor.plan(self._specs(config)))
+
+    def _specs(self, config: Any) -> Any:
+        run = self._context.run
+        return specs_of(config, run_dir=run.run_dir, state_dir=self._settings.state_dir)
+
+    def _apply(self, operation: Operation, args: commands.Apply) -> Goals:
+        config = self._settings.config_of(args)
+        specs = self._specs(config)
+        plan = self._context.supervisor.plan(specs)
+        slots = self._context.state.slots
+        before = {unit: slot.incarnation for unit, slot in slots.items()}
+        goals = {unit: Goal(Want.UP, before.get(unit, 0)) for unit in (*plan.started, *plan.changed)}
+        goals |= {unit: Goal(Want.ENDED, before[unit]) for unit in plan.stopped}
+        goals |= {unit: Goal(Want.UP, shared=True) for unit in plan.kept}
+        self._settings.adopt(config, args, operation.who)
+        self._context.happened(events.Applied(specs=specs, by=operation.id))
+        return goals
+
+    def _down(self, operation: Operation, args: commands.Down) -> None:
+        operation.by_itself = True
+        self._context.happened(events.DownWanted(by=operation.id, at_once=args.now))
+
+    # ---- units ----
+
+    def _scale_effect(self, args: commands.Scale) -> tuple[Effect, int]:
+        return effects.of_scale(self._context.state, args, self._context.board.idle(args.group))
+
+    def _scale(self, operation: Operation, args: commands.Scale) -> Goals:
+        effect, count = self._scale_effect(args)
+        slots = self._context.state.slots
+        goals = {u: Goal(Want.UP, slots[u].incarnation if u in slots else 0) for u in effect.starts}
+        goals |= {u: Goal(Want.ENDED, slots[u].incarnation) for u in effect.drains}
+        idle = self._context.board.idle(args.group)
+        self._context.happened(events.Scaled(group=args.group, count=count, by=operation.id, idle=idle))
+        return goals
+
+    def _drain(self, operation: Operation, args: commands.DrainUnits) -> Goals:
+        context = self._context
+        if args.host:
+            there = [s for s in context.state.slots.values() if s.host == args.host and s.state in WITH_PROCESS]
+            context.happened(events.HostDrained(host=args.host, by=operation.id, draining=not args.cancel))
+            return {} if args.cancel else {s.unit: Goal(Want.ENDED, s.incarnation) for s in there}
+        if args.cancel:
+            context.happened(events.DrainCancelled(unit=args.unit, by=operation.id))
+            return {}
+        incarnation = context.state.slots[args.unit].incarnation
+        because = f"drained by {operation.who}"
+        context.happened(events.StopWanted(unit=args.unit, by=operation.id, because=because, patient=True))
+        return {args.unit: Goal(Want.ENDED, incarnation)}
+
+    def _restart(self, operation: Operation, args: commands.Restart) -> Goals:
+        _, units = effects.of_restart(self._context.state, args)
+        slots = self._context.state.slots
+        goals = {unit: Goal(Want.UP, slots[unit].incarnation) for unit in units}
+        self._context.happened(events.RestartWanted(units=units, by=operation.id, at_once=args.now))
+        return goals
+
+    def _stop(self, operation: Operation, args: commands.Stop) -> Goals:
+        incarnation = self._context.state.slots[args.unit].incarnation
+        because = f"stopped by {operation.who}"
+        self._context.happened(events.StopWanted(unit=args.unit, by=operation.id, because=because, now=args.now))
+        return {args.unit: Goal(Want.ENDED, incarnation)}
+
+    def _pause(self, operation: Operation, args: commands.Pause) -> Goals:
+        self._context.happened(events.Paused(target=args.target, paused=True, by=operation.id))
+        return {}
+
+    def _resume(self, operation: Operation, args: commands.Resume) -> Goals:
+        self._context.happened(events.Paused(target=args.target, paused=False, by=operation.id))
+        return {}
+
+    def _force(self, operation: Operation, args: commands.ForceStopped) -> Goals:
+        self._context.happened(events.DeathVouched(unit=args.unit, incarnation=args.incarnation, by=operation.id))
+        return {}
+
+
+class KnobActs:
+    """Tuning. A knob that a unit owns is previewed by that unit."""
+
+    def __init__(self, context: Context, settings: Settings, asks: Asks) -> None:
+        self._context = context
+        self._settings = settings
+        self._asks = asks
+        self.table: dict[str, Act] = {
+            "tune": Act(lambda args: context.knobs.preview(args.name, args.value), self._tune),
+            "undo_tune": Act(lambda args: self._preview_undo(args, None), self._undo),
+        }
+
+    async def asked_preview(self, name: str, args: Any) -> Effect:
+        """The effect, with the words of the unit that owns the knob."""
+        knobs = self._context.knobs
+        value = args.value if name == "tune" else knobs.undo_value(args.name)
+        told = await self._ask_owner(args.name, value)
+        return knobs.preview(args.name, value, told)
+
+    async def _ask_owner(self, name: str, value: KnobValue) -> KnobPreviewed | None:
+        owner = self._context.knobs.declaration(name).owner
+        for slot in self._context.state.of_group(owner) if owner else ():
+            if slot.state is UnitState.READY and self._context.peers.is_heard(slot.unit):
+                return await self._asks.unit(slot.unit, slot.incarnation, name, value)
+        return None
+
+    def _preview_undo(self, args: commands.UndoTune, told: KnobPreviewed | None) -> Effect:
+        return self._context.knobs.preview(args.name, self._context.knobs.undo_value(args.name), told)
+
+    def _tune(self, operation: Operation, args: commands.Tune) -> Goals:
+        change = self._context.knobs.tune(
+            args.name,
+            args.value,
+            seen_revision=args.seen_revision,
+            who=operation.who,
+            at=self._context.clock.now(),
+            note=args.note,
+        )
+        return self._settings.knob_changed(operation, args.name, change)
+
+    def _undo(self, operation: Operation, args: commands.UndoTune) -> Goals:
+        change = self._context.knobs.undo(
+            args.name, seen_revision=args.seen_revision, who=operation.who, at=self._context.clock.now()
+        )
+        return self._settings.knob_changed(operation, args.name, change)

@@ -1,0 +1,66 @@
+"""The coordinator keeps the host agent of its own host alive, as the agent keeps the coordinator.
+
+Invariants: an agent that lives is never doubled (it holds a lock); its death is seen at once (pidfd), its absence after
+a grace; a new one adopts all units, so nothing else is done about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from agentrl.control.context import Context
+from agentrl.errors import AgentrlError
+from agentrl.host.claim import read_agent_file
+from agentrl.placement.local import LocalPlacement
+
+log = logging.getLogger(__name__)
+
+
+class AgentWatch:
+    def __init__(self, context: Context, state_dir: Path) -> None:
+        self._context = context
+        self._state_dir = state_dir
+        self._placement = LocalPlacement(state_dir, Path(context.run.run_dir), context.run.uuid)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause_s = 0.0
+        while True:
+            known = read_agent_file(self._state_dir, self._context.host)
+            if known is not None and known.identity.alive():
+                await _death_of(known.pid)
+                pause_s = 0.0
+                if self._context.ending:
+                    return
+                log.warning("the host agent (process %d) is gone; starting another", known.pid)
+            await asyncio.sleep(pause_s)
+            times = self._context.supervisor.times
+            pause_s = min(max(pause_s * 2, times.agent_restart_s), times.backoff_max_s)
+            try:
+                await asyncio.to_thread(self._placement.ensure, [self._context.host])
+            except AgentrlError as failed:
+                log.error("the host agent cannot be started: %s", failed)
+
+
+def _resolve(gone: asyncio.Future[None]) -> None:
+    if not gone.done():
+        gone.set_result(None)
+
+
+async def _death_of(pid: int) -> None:
+    """Returns when the process has ended. Not being its parent, we learn that and nothing more."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(handle, _resolve, gone)
+    try:
+        await gone
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,259 @@
+"""What is known of every unit and host beside the supervisor's own state, and the rows that show all of it.
+
+Invariants: rows are built here and nowhere else; small changes of measurements are not news (the feed of two hundred
+units has to fit 20 kB/s).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from agentrl.config.paths import RunFile
+from agentrl.protocol import messages, rows
+from agentrl.protocol.rows import UnitState
+from agentrl.supervision.liveness import Leases
+from agentrl.supervision.slots import GroupState, HostState, Slot, State
+from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.waits import UnitFacts
+
+CPU_NEWS = 5.0
+"""Percentage points by which CPU use must differ to be shown anew."""
+MEMORY_NEWS = 0.02
+"""Share by which memory must differ to be shown anew."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """The newest account and measurements of one incarnation."""
+
+    incarnation: int = 0
+    report: messages.UnitReport = field(default_factory=messages.UnitReport)
+    reported: float = 0.0
+    stats: messages.UnitStats | None = None
+    slope: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HostFactsNow:
+    stats: messages.HostStats | None = None
+    agent_pid: int = 0
+    agent_start_ticks: int = 0
+
+
+class Board:
+    """Facts by unit and host."""
+
+    def __init__(self, state: State, leases: Leases) -> None:
+        self.state = state
+        self.leases = leases
+        self._units: dict[str, Facts] = {}
+        self.hosts: dict[str, HostFactsNow] = {}
+
+    def facts(self, slot: Slot) -> Facts:
+        """Those of the present incarnation; a new life begins with none."""
+        found = self._units.get(slot.unit)
+        if found is None or found.incarnation != slot.incarnation:
+            found = self._units[slot.unit] = Facts(slot.incarnation)
+        return found
+
+    def measured(self, slot: Slot, stats: messages.UnitStats, slope: float) -> bool:
+        """Take in measurements; True if they are news."""
+        facts = self.facts(slot)
+        shown = facts.stats
+        facts.slope = slope
+        if shown is not None and not _is_news(shown, stats):
+            return False
+        facts.stats = stats
+        return True
+
+    def idle(self, group: str) -> frozenset[str]:
+        """Units that speak and are in no phase: stopping them interrupts nothing."""
+        return frozenset(
+            s.unit
+            for s in self.state.of_group(group)
+            if s.spec is not None and s.spec.speaks and not self.facts(s).report.phase
+        )
+
+    # ---- rows ----
+
+    def unit_row(self, slot: Slot, paused: bool) -> rows.UnitRow:
+        facts, lease = self.facts(slot), self.leases.get(slot.unit)
+        report, stats = facts.report, facts.stats
+        alive = slot.state in WITH_PROCESS
+        group = self.state.groups.get(slot.group)
+        next_what, next_at = _what_next(slot)
+        phase_ends = lease.phase_ends if lease is not None and alive else None
+        return rows.UnitRow(
+            unit=slot.unit,
+            group=slot.group,
+            role=group.spec.role.value if group else "",
+            state=slot.state,
+            reason=slot.reason,
+            since_at=slot.since,
+            desired=slot.wanted and not slot.held and self.state.run.up,
+            incarnation=slot.incarnation,
+            host=slot.host,
+            pid=slot.pid if alive else 0,
+            ready_at=slot.ready_since if alive else 0.0,
+            next_at=next_at,
+            next_what=next_what,
+            restarts=slot.restarts,
+            deaths_in_window=len(slot.deaths),
+            last_exit=slot.last_exit,
+            status=report.status if alive else "",
+            phase=report.phase if alive else "",
+            phase_since_at=lease.phase_began if lease is not None and alive and report.phase else 0.0,
+            phase_deadline_at=phase_ends or 0.0,
+            progress=lease.progress if lease is not None else 0,
+            progress_at=lease.progressed if lease is not None else 0.0,
+            heard_at=facts.reported,
+            waits=report.waits if alive else (),
+            weights=report.weights,
+            paused=paused,
+            cpu_percent=stats.cpu_percent if stats and alive else 0.0,
+            rss_bytes=stats.rss_bytes if stats and alive else 0,
+            rss_slope_bytes_per_h=facts.slope if alive else 0.0,
+            processes=stats.processes if stats and alive else 0,
+            metrics=facts.metrics,
+        )
+
+    def group_row(self, group: GroupState) -> rows.GroupRow:
+        wanted = [s for s in self.state.of_group(group.spec.name) if s.wanted]
+        states = Counter(s.state.value for s in wanted)
+        ready = states.pop(UnitState.READY.value, 0)
+        return rows.GroupRow(
+            name=group.spec.name,
+            role=group.spec.role.value,
+            desired=group.spec.count,
+            ready=ready,
+            other=dict(sorted(states.items())),
+            paused=group.paused or self.state.run.paused,
+            command=" ".join(group.spec.command),
+        )
+
+    def host_row(self, host: HostState) -> rows.HostRow:
+        now = self.hosts.get(host.host, HostFactsNow())
+        stats = now.stats
+        draining = host.host in self.state.run.draining_hosts
+        units = sum(s.host == host.host and s.state in WITH_PROCESS for s in self.state.slots.values())
+        return rows.HostRow(
+            host=host.host,
+            state="lost" if not host.connected else "draining" if draining else "up",
+            since_at=host.since,
+            facts=host.facts,
+            agent_pid=now.agent_pid,
+            units=units,
+            cpu_percent=round(stats.cpu_percent / CPU_NEWS) * CPU_NEWS if stats else 0.0,
+            memory_used_bytes=(stats.memory_used_bytes >> 26) << 26 if stats else 0,
+            disk_free_bytes=(stats.disk_free_bytes >> 26) << 26 if stats else 0,
+            disk_full=stats.disk_full if stats else "",
+            draining=draining,
+            strays=stats.strays if stats else (),
+        )
+
+    def run_row(self, run_file: RunFile, life: RunLife) -> rows.RunRow:
+        state, reason = self._run_state()
+        return rows.RunRow(
+            name=run_file.name,
+            uuid=run_file.uuid,
+            state=state,
+            reason=reason,
+            desired="up" if self.state.run.up else "down",
+            paused=self.state.run.paused,
+            run_dir=str(run_file.run_dir),
+            started_at=run_file.created_at,
+            coordinator_started_at=life.started,
+            coordinator_pid=life.pid,
+            config_source=life.config_source,
+            journal_full=life.journal_full,
+            segment=life.segment,
+        )
+
+    def _run_state(self) -> tuple[str, str]:
+        wanted = [s for s in self.state.slots.values() if s.wanted]
+        if not self.state.run.up:
+            left = [s.unit for s in self.state.slots.values() if not s.tree_gone]
+            return ("stopping", f"{len(left)} units have not ended") if left else ("stopped", "")
+        bad = [s for s in wanted if not s.held and s.state in _TROUBLE]
+        if bad:
+            worst = min(bad, key=lambda s: (list(_TROUBLE).index(s.state), s.unit))
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            return "degraded", f"{worst.unit} is {worst.state.value}: {worst.reason}{more}"
+        if wanted and all(s.done for s in wanted):
+            return "completed", "every job is done"
+        coming = [s.unit for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
+        if coming:
+            return "starting", f"{len(coming)} units are not ready yet"
+        return "running", ""
+
+    # ---- waits ----
+
+    def wait_facts(self, now: float, paused: dict[str, bool]) -> dict[str, UnitFacts]:
+        return {
+            s.unit: self._wait_facts(s, now, paused.get(s.unit, False)) for s in self.state.slots.values() if s.wanted
+        }
+
+    def _wait_facts(self, slot: Slot, now: float, paused: bool) -> UnitFacts:
+        facts, lease = self.facts(slot), self.leases.get(slot.unit)
+        group = self.state.groups.get(slot.group)
+        ends = lease.phase_ends if lease is not None else None
+        silent = now - lease.heard if lease is not None else 0.0
+        next_what, next_at = _what_next(slot)
+        return UnitFacts(
+            name=slot.unit,
+            group=slot.group,
+            state=slot.state,
+            reason=slot.reason,
+            age_s=max(0.0, now - slot.since),
+            waits=facts.report.waits,
+            report_age_s=max(0.0, now - facts.reported) if facts.reported else 0.0,
+            after=group.spec.after if group else (),
+            # In a phase silence is allowed; elsewhere two missed beats are worth a word.
+            silent_s=silent if lease is not None and ends is None and silent >= self.leases.suspect_after_s else 0.0,
+            stopped=slot.stopped_process,
+            paused=paused,
+            phase=facts.report.phase,
+            phase_over_s=max(0.0, now - ends) if ends is not None else 0.0,
+            progress_age_s=now - lease.progressed if lease is not None else None,
+            next_what=f"{next_what} in {max(0.0, next_at - now):.0f} s" if next_what else "",
+        )
+
+
+@dataclass(slots=True)
+class RunLife:
+    """What the run's row shows of the coordinator itself."""
+
+    started: float
+    pid: int
+    config_source: str = ""
+    journal_full: str = ""
+    segment: int = 0
+
+
+_TROUBLE = {UnitState.FATAL: 0, UnitState.LOST: 1, UnitState.BACKOFF: 2, UnitState.SUSPECT: 3}
+
+
+def _what_next(slot: Slot) -> tuple[str, float]:
+    """What will happen to the unit by itself, and when."""
+    if not slot.timer:
+        return "", 0.0
+    what = {
+        UnitState.STARTING: "is given up unless ready",
+        UnitState.BACKOFF: "restart",
+        UnitState.DRAINING: "SIGTERM",
+        UnitState.STOPPING: "SIGKILL",
+        UnitState.SUSPECT: "is replaced unless well",
+        UnitState.READY: "is replaced unless it continues",
+    }.get(slot.state, "")
+    return (what, slot.timer) if what else ("", 0.0)
+
+
+def _is_news(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
+    return (
+        abs(now.cpu_percent - shown.cpu_percent) >= CPU_NEWS
+        or abs(now.rss_bytes - shown.rss_bytes) > MEMORY_NEWS * max(shown.rss_bytes, 1 << 20)
+        or now.processes != shown.processes
+        or (now.state == "T") != (shown.state == "T")
+    )

@@ -1,0 +1,115 @@
+"""What the parts of a coordinator share. Made once, by `coordinator.build`.
+
+Invariant: a part knows this and nothing of the other parts; whatever one needs of another is bound in `coordinator`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agentrl.config.paths import RunFile
+from agentrl.config.run import RunConfig
+from agentrl.control.board import Board, RunLife
+from agentrl.control.clock import Clock
+from agentrl.control.executor import Executor
+from agentrl.control.feed import Feed
+from agentrl.control.journal import Journal
+from agentrl.control.keyring import Keyring
+from agentrl.control.knobs import KnobRegistry
+from agentrl.control.metrics import Metrics
+from agentrl.control.operations import Operations
+from agentrl.control.peers import Peers
+from agentrl.protocol.rows import AuditRow
+from agentrl.protocol.wire import encode
+from agentrl.supervision import events
+from agentrl.supervision.liveness import Leases
+from agentrl.supervision.slots import State
+from agentrl.supervision.supervisor import Supervisor
+
+
+@dataclass
+class Context:
+    run: RunFile
+    epoch: str
+    secret: bytes
+    """From which the fencing tokens of all incarnations are derived."""
+    host: str
+    clock: Clock
+    life: RunLife
+    state: State
+    supervisor: Supervisor
+    leases: Leases
+    """Of units."""
+    host_leases: Leases
+    board: Board
+    journal: Journal
+    executor: Executor
+    feed: Feed
+    operations: Operations
+    knobs: KnobRegistry
+    keyring: Keyring
+    metrics: Metrics
+    peers: Peers
+    config: RunConfig | None = None
+    ending: bool = False
+    """`down` has stopped everything and is scanning; too late for `up`."""
+    audited: int = 0
+    """Changes that were noted in this epoch."""
+    dice: random.Random = field(default_factory=random.Random)
+
+    def happened(self, event: events.Event) -> None:
+        """Tell the supervisor; what it instructs is carried out at the end of this turn of the loop."""
+        rolled = msgspec.structs.replace(event, dice=self.dice.random())
+        self.executor.add(self.supervisor.handle(rolled, self.clock.now()))
+
+    # ---- rows ----
+
+    def show_unit(self, unit: str, *, urgent: bool = True) -> None:
+        slot = self.state.slots.get(unit)
+        if slot is None or (not slot.wanted and slot.tree_gone):
+            self.feed.remove(f"unit/{unit}")
+            self.leases.end(unit)
+            self.metrics.forget(unit)
+        else:
+            self.feed.set(f"unit/{unit}", self.board.unit_row(slot, self.supervisor.paused(unit)), urgent=urgent)
+        if slot is not None and urgent:
+            self.show_group(slot.group)
+            self.show_run()
+
+    def show_group(self, name: str) -> None:
+        group = self.state.groups.get(name)
+        if group is None or group.removed:
+            self.feed.remove(f"group/{name}")
+        else:
+            self.feed.set(f"group/{name}", self.board.group_row(group))
+
+    def show_host(self, name: str) -> None:
+        host = self.state.hosts.get(name)
+        if host is not None:
+            self.feed.set(f"host/{name}", self.board.host_row(host))
+
+    def show_run(self) -> None:
+        self.life.segment = self.knobs.segment
+        self.life.journal_full = self.executor.full
+        self.feed.set("run", self.board.run_row(self.run, self.life))
+
+    def show_knob(self, name: str) -> None:
+        self.feed.set(f"knob/{name}", self.knobs.row(name), urgent=True)
+
+    # ---- leases ----
+
+    def lease_unit(self, unit: str) -> None:
+        self.leases.begin(unit, self.clock.now())
+
+    def lease_host(self, host: str) -> None:
+        self.host_leases.begin(host, self.clock.now())
+
+    def audit(self, who: str, command: str, what: str, *, operation: str = "", note: str = "") -> None:
+        """Who changed what; kept in the journal."""
+        now = self.clock.now()
+        self.audited += 1
+        row = AuditRow(self.audited, now, who, command, what, operation, note)
+        self.executor.event("audit", f"{self.epoch}-{self.audited}", now, encode(row))

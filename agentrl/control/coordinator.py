@@ -1,0 +1,267 @@
+"""The coordinator: brings its parts together and turns.
+
+Invariants: it holds the lock of the state directory before it opens anything else; it is ready to be killed at any
+moment; whatever it learns goes through the supervisor, and whatever it does comes from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from pathlib import Path
+
+from agentrl import __version__
+from agentrl.config.paths import RunFile, read_run
+from agentrl.config.run import RunConfig
+from agentrl.config.times import SupervisionTimes
+from agentrl.control import recovery, whereabouts
+from agentrl.control.acts import Act, Acts, KnobActs
+from agentrl.control.agent_watch import AgentWatch
+from agentrl.control.alerting import Alerting
+from agentrl.control.asks import Asks
+from agentrl.control.board import Board, RunLife
+from agentrl.control.clients_desk import ClientsDesk
+from agentrl.control.clock import Clock
+from agentrl.control.context import Context
+from agentrl.control.ending import Ending
+from agentrl.control.executor import Executor
+from agentrl.control.feed import Feed
+from agentrl.control.hosts_desk import HostsDesk
+from agentrl.control.journal import Journal
+from agentrl.control.key_acts import KeyActs
+from agentrl.control.keyring import Keyring
+from agentrl.control.knobs import KnobRegistry
+from agentrl.control.lock import RunDirSign, StateLock
+from agentrl.control.metrics import Metrics
+from agentrl.control.operations import Operation, Operations
+from agentrl.control.peers import Peers
+from agentrl.control.performing import Performer
+from agentrl.control.queries import Queries
+from agentrl.control.settings import Settings
+from agentrl.control.stacks import Stacks
+from agentrl.control.switchboard import Switchboard
+from agentrl.control.turning import Turning
+from agentrl.control.units_desk import UnitsDesk
+from agentrl.errors import ConfigError
+from agentrl.protocol.wire import encode
+from agentrl.supervision.liveness import Leases
+from agentrl.supervision.supervisor import Supervisor
+from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.transport import addresses
+from agentrl.transport.hub import Hub
+from agentrl.transport.publisher import Publisher
+from agentrl.transport.zap import Gate
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """One life of a run's coordinator: `await serve()` until it is over."""
+
+    def __init__(self, state_dir: Path, *, clock: Clock | None = None) -> None:
+        self._state_dir = state_dir
+        self._clock = clock or Clock()
+        self._over = asyncio.Event()
+        run = read_run(state_dir)
+        if run is None or run.broken:
+            raise ConfigError(
+                f"{state_dir} is not the state directory of a run: {run.broken if run else 'it has no run.json.'}",
+                hint="`agentrl up` makes one.",
+            )
+        self._run = run
+        host = socket.gethostname()
+        self._lock = StateLock.acquire(state_dir, host=host, at=self._clock.now())
+        self._keyring = Keyring.open(state_dir)
+        self._gate = Gate(self._keyring.server_keys(), self._key_name)
+        self._feed_out = Publisher(addresses.feed_address(run.uuid), gate=self._gate)
+        self._metrics_out = Publisher(addresses.metrics_address(run.uuid), gate=self._gate)
+        journal = Journal.open(state_dir / "journal.sqlite", at=self._clock.now())
+        self._context = self._make_context(run, host, journal)
+        self._wire(run)
+
+    def _key_name(self, public: str) -> str | None:
+        found = self._keyring.lookup(public)
+        return found[0] if found is not None else None
+
+    # ---- putting it together ----
+
+    def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
+        pid, self._start_ticks, self._boot_id = whereabouts.own_identity()
+        times = SupervisionTimes()
+        state = recovery.load_state(journal)
+        leases = Leases(times.suspect_after_s, times.dead_after_s)
+        epoch = secrets.token_hex(8)
+        return Context(
+            run=run,
+            epoch=epoch,
+            secret=recovery.run_secret(journal),
+            host=host,
+            clock=self._clock,
+            life=RunLife(started=self._clock.now(), pid=pid),
+            state=state,
+            supervisor=Supervisor(state, times),
+            leases=leases,
+            host_leases=Leases(times.host_silent_after_s, times.host_silent_after_s),
+            board=Board(state, leases),
+            journal=journal,
+            executor=Executor(journal, state, lambda instruction: self._performer.perform(instruction)),
+            feed=Feed(epoch, self._feed_out.publish),
+            operations=Operations(state, self._operation_changed),
+            knobs=KnobRegistry(),
+            keyring=self._keyring,
+            metrics=Metrics(),
+            peers=Peers(),
+        )
+
+    def _wire(self, run: RunFile) -> None:
+        context = self._context
+        asks = Asks(context.peers)
+        units = UnitsDesk(context, asks, self._metrics_out)
+        hosts = HostsDesk(context, asks, self._metrics_out)
+        self._settings = Settings(context, self._state_dir)
+        self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
+        self._alerting = Alerting(context, self._queries.chains)
+        ending = Ending(context, asks, self._over.set)
+        self._performer = Performer(context, hosts.incident, ending.all_stopped)
+        knob_acts = KnobActs(context, self._settings, asks)
+        acts = self._acts(knob_acts, Stacks(context, asks))
+        previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
+        self._clients = ClientsDesk(context, self._queries.handlers, acts, previews)
+        switchboard = Switchboard(context, units, hosts, self._clients)
+        address = addresses.hub_address(run.uuid)
+        self._hub = Hub(address, gate=self._gate, on_message=switchboard.on_message, on_gone=switchboard.on_gone)
+        self._performer.hub_address = address
+        context.peers.hub = self._hub
+        context.executor.on_full = context.show_run
+        self._settings.on_config += [self._alerting.configure, self._listen]
+        self._sign = RunDirSign(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
+
+    def _acts(self, knob_acts: KnobActs, stacks: Stacks) -> dict[str, Act]:
+        alerting = self._alerting
+        return {
+            **Acts(self._context, self._settings).table,
+            **knob_acts.table,
+            **KeyActs(self._context, self._rebind).table,
+            "acknowledge": Act(alerting.preview_acknowledge, alerting.acknowledge),
+            "silence": Act(alerting.preview_silence, alerting.silence),
+            "test_alert": Act(lambda args: stacks.preview(args), alerting.test),
+            "stacks": Act(stacks.preview, stacks.collect),
+        }
+
+    def _rebind(self) -> None:
+        self._feed_out.rebind()
+        self._metrics_out.rebind()
+
+    # ---- life ----
+
+    async def serve(self) -> None:
+        """Until `down` has ended, or `stop` is called."""
+        self._open()
+        turning = Turning(self._context, self._sign, self._alerting.tick)
+        watch = AgentWatch(self._context, self._state_dir)
+        tasks = [
+            asyncio.create_task(turning.run(), name="turning"),
+            asyncio.create_task(watch.run(), name="agent watch"),
+        ]
+        try:
+            await self._over.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._close()
+
+    def stop(self) -> None:
+        """Leave; the units live on."""
+        self._over.set()
+
+    def _open(self) -> None:
+        context = self._context
+        self._gate.start()
+        self._hub.start()
+        self._feed_out.start()
+        self._metrics_out.start()
+        context.operations.restore(recovery.load_operations(context.journal))
+        self._settings.restore()
+        self._alerting.restore()
+        for operation in context.operations.live():
+            context.feed.set(f"op/{operation.id}", operation.row(), urgent=True)
+        for knob in context.knobs.names():
+            context.show_knob(knob)
+        now = context.clock.now()
+        self._expect_the_living()
+        context.executor.add(context.supervisor.resume(now))
+        self._clients.begin_again()
+        context.show_run()
+        self._tell_where()
+        if context.journal.damage:
+            log.critical("%s", context.journal.damage)
+        log.info("the coordinator of %s is up (epoch %s)", context.run.name, context.epoch)
+
+    def _expect_the_living(self) -> None:
+        """Units and hosts that lived when the last coordinator died have to be heard within their usual time."""
+        for slot in self._context.state.slots.values():
+            if slot.state not in WITH_PROCESS:
+                continue
+            self._context.lease_host(slot.host)
+            if slot.spec is not None and slot.spec.speaks and slot.came_up:
+                self._context.lease_unit(slot.unit)
+
+    def _listen(self, config: RunConfig) -> None:
+        """Open the sockets for other hosts, once there is a configuration that wants them."""
+        listen = config.coordinator.listen
+        if not listen or self._performer.listen_address:
+            if listen and listen != self._performer.listen_address:
+                log.warning("coordinator.listen takes effect with the next start of the coordinator")
+            return
+        hub, feed, metrics = addresses.tcp_triplet(listen)
+        self._hub.listen(hub)
+        self._feed_out.listen(feed)
+        self._metrics_out.listen(metrics)
+        self._performer.listen_address = listen
+        self._tell_where()
+
+    def _tell_where(self) -> None:
+        run = self._run
+        whereabouts.Whereabouts(
+            pid=self._context.life.pid,
+            start_ticks=self._start_ticks,
+            boot_id=self._boot_id,
+            host=self._context.host,
+            run=run.uuid,
+            name=run.name,
+            address=addresses.hub_address(run.uuid),
+            feed=addresses.feed_address(run.uuid),
+            metrics=addresses.metrics_address(run.uuid),
+            listen=self._performer.listen_address,
+            public=self._keyring.server_keys().public,
+            started_at=self._context.life.started,
+            version=__version__,
+        ).write(self._state_dir)
+
+    def _close(self) -> None:
+        self._context.executor.flush()
+        self._clients.close()
+        self._alerting.close()
+        self._performer.close()
+        self._hub.close()
+        self._feed_out.close()
+        self._metrics_out.close()
+        self._gate.close()
+        self._sign.remove()
+        whereabouts.remove(self._state_dir)
+        self._context.journal.close()
+        self._lock.release()
+
+    def _operation_changed(self, operation: Operation) -> None:
+        context = self._context
+        context.executor.put("operation", operation.id, encode(operation))
+        context.feed.set(f"op/{operation.id}", operation.row(), urgent=True)
+        if operation.state.ended:
+            context.executor.event("operation", operation.id, operation.accepted_at, encode(operation.row()))
+        for id in context.operations.forgotten:
+            context.executor.put("operation", id, None)
+            context.feed.remove(f"op/{id}")
+        context.operations.forgotten.clear()

@@ -1,0 +1,132 @@
+"""What a command would do now. Used for previews, for consent, and once more at execution.
+
+Invariant: an effect is computed from present desired and actual state without changing either; it raises the same
+errors that the execution would raise.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
+from agentrl.protocol import commands
+from agentrl.protocol.danger import Effect
+from agentrl.supervision.choices import victims
+from agentrl.supervision.plans import Plan, new_units
+from agentrl.supervision.slots import Slot, State
+from agentrl.supervision.transitions import WITH_PROCESS
+
+MOST_UNITS = 10_000
+"""More units in one group than this are a slip of the finger."""
+
+
+def of_plan(plan: Plan) -> Effect:
+    return Effect(
+        starts=plan.started,
+        drains=(*plan.stopped, *plan.changed),
+        changes=tuple(f"{unit} is replaced: its definition changed" for unit in plan.changed) + plan.notes,
+    )
+
+
+def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[Effect, int]:
+    """The effect, and the absolute count."""
+    group = state.groups.get(args.group)
+    if group is None or group.removed:
+        raise unknown("group", args.group, (g for g, s in state.groups.items() if not s.removed))
+    if (args.to is None) == (args.by is None):
+        raise UsageError("scale wants a number of units, or a difference such as +1.")
+    count = args.to if args.to is not None else group.spec.count + (args.by or 0)
+    if not 0 <= count <= MOST_UNITS:
+        raise RefusedError(f"{args.group} cannot have {count} units; 0 to {MOST_UNITS} are possible.")
+    members = [s for s in state.of_group(args.group) if s.wanted]
+    going = tuple(s.unit for s in victims(members, len(members) - count, idle))
+    coming = tuple(new_units({s.unit for s in members}, args.group, count - len(members)))
+    return Effect(starts=coming, drains=going), count
+
+
+def of_drain(state: State, args: commands.DrainUnits) -> Effect:
+    if bool(args.unit) == bool(args.host):
+        raise UsageError("drain wants a unit or a host, one of them.")
+    if args.host:
+        if args.host not in state.hosts:
+            raise unknown("host", args.host, state.hosts)
+        there = tuple(s.unit for s in state.slots.values() if s.host == args.host and s.state in WITH_PROCESS)
+        return Effect(changes=(f"host {args.host} takes units again",)) if args.cancel else Effect(drains=there)
+    slot = present(state, args.unit, args.incarnation)
+    if args.cancel:
+        return Effect(changes=(f"{slot.unit} goes on",))
+    return Effect(drains=(slot.unit,)) if slot.state in WITH_PROCESS else Effect()
+
+
+def of_stop(state: State, args: commands.Stop) -> Effect:
+    slot = present(state, args.unit, args.incarnation)
+    if slot.tree_gone:
+        return Effect() if slot.held else Effect(changes=(f"{slot.unit} is not started any more",))
+    return Effect(kills=(slot.unit,)) if args.now else Effect(drains=(slot.unit,))
+
+
+def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str, ...]]:
+    """The effect, and the units concerned."""
+    units = targets(state, args.target)
+    if args.incarnation:
+        present(state, args.target, args.incarnation)
+    alive = tuple(u for u in units if state.slots[u].state in WITH_PROCESS)
+    kills, drains = (alive, ()) if args.now else ((), alive)
+    return Effect(starts=units, drains=drains, kills=kills), units
+
+
+def of_down(state: State, args: commands.Down) -> Effect:
+    alive = tuple(s.unit for s in state.slots.values() if not s.tree_gone)
+    return Effect(kills=alive) if args.now else Effect(drains=alive)
+
+
+def of_pause(state: State, target: str, paused: bool) -> Effect:
+    word = "take no new work" if paused else "take work again"
+    if target == "run":
+        return Effect(changes=() if state.run.paused is paused else (f"all units {word}",))
+    if target in state.groups:
+        return Effect(changes=() if state.groups[target].paused is paused else (f"the units of {target} {word}",))
+    slot = present(state, target, 0)
+    return Effect(changes=() if slot.paused is paused else (f"{slot.unit} is to {word}",))
+
+
+def of_force(state: State, args: commands.ForceStopped) -> Effect:
+    slot = present(state, args.unit, args.incarnation)
+    if slot.state != "lost":
+        raise RefusedError(
+            f"{args.unit} is {slot.state.value}, not lost; only a lost unit can be declared dead.",
+            hint=f"`agentrl stop {args.unit}` stops it.",
+        )
+    return Effect(loses=(f"if {slot.name} on {slot.host} still lives, two of it will run",))
+
+
+def targets(state: State, target: str) -> tuple[str, ...]:
+    """A unit, or all wanted units of a group."""
+    if target in state.groups and not state.groups[target].removed:
+        return tuple(s.unit for s in state.of_group(target) if s.wanted)
+    return (present(state, target, 0).unit,)
+
+
+def present(state: State, unit: str, incarnation: int) -> Slot:
+    """The slot, if it exists and still lives the life that the caller saw."""
+    slot = state.slots.get(unit)
+    if slot is None or (not slot.wanted and slot.tree_gone):
+        known = [u for u, s in state.slots.items() if s.wanted]
+        raise unknown("unit", unit, (*known, *state.groups))
+    if incarnation and incarnation != slot.incarnation:
+        raise ConflictError(
+            f"{unit} is {slot.name} now, not {unit}.{incarnation}; nothing was done to it.",
+            hint="Look again (`agentrl status`) and repeat the command if you still want it.",
+        )
+    return slot
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        hint = f"Did you mean {close[0]}?"
+    else:
+        hint = f"Known: {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}." if names else "There is none."
+    return UnknownNameError(f"There is no {what} {name!r}.", hint=hint)

@@ -1,0 +1,92 @@
+"""The end of a run: after the last unit ended, prove on every host that nothing is left, and go.
+
+Invariant: `down` succeeds only with a proof from every host of the run; what could not be proven is said by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from agentrl.control.asks import Asks
+from agentrl.control.context import Context
+from agentrl.control.operations import Operation
+from agentrl.errors import AgentrlError
+from agentrl.protocol import commands, messages
+from agentrl.protocol.messages import ProcessInfo
+from agentrl.protocol.rows import OperationState, UnitState
+from agentrl.protocol.wire import decode_as
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 0.4
+"""How long the end stays on the feed before the coordinator goes."""
+
+
+class Ending:
+    def __init__(self, context: Context, asks: Asks, leave: Callable[[], None]) -> None:
+        self._context = context
+        self._asks = asks
+        self._leave = leave
+        self._task: asyncio.Task[None] | None = None
+
+    def all_stopped(self) -> None:
+        """The supervisor says that no unit is left."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._end(), name="end of the run")
+
+    async def _end(self) -> None:
+        context = self._context
+        if context.state.run.up:
+            return
+        context.ending = True
+        lines: list[str] = []
+        unproven = [
+            f"{slot.name} was lost with host {slot.host}; nobody can say whether it lives"
+            for slot in context.state.slots.values()
+            if slot.state is UnitState.LOST
+        ]
+        hosts = sorted({*context.peers.hosts(), *(h.host for h in context.state.hosts.values())})
+        for host in hosts:
+            await self._prove(host, lines, unproven)
+        downs = [op for op in context.operations.live() if op.command == "down"]
+        for operation in downs:
+            self._conclude(operation, lines, unproven)
+        context.executor.flush()
+        context.feed.tick(context.clock.now(), context.clock.now())
+        await asyncio.sleep(FAREWELL_S)
+        if any(_keeps(op) for op in downs):
+            context.ending = False
+            return
+        for host in context.peers.hosts():
+            context.peers.tell_host(host, messages.AgentExit())
+        self._leave()
+
+    async def _prove(self, host: str, lines: list[str], unproven: list[str]) -> None:
+        try:
+            first = await self._asks.host(host, messages.ScanRun(kill=True), messages.ScanReport)
+            report = await self._asks.host(host, messages.ScanRun(), messages.ScanReport) if first.found else first
+        except AgentrlError as failed:
+            unproven.append(f"host {host}: {failed}")
+            return
+        lines += [f"{host}: ended {_words(each)}" for each in first.killed]
+        unproven += [f"host {host}: still there: {_words(each)}" for each in report.found if each not in first.killed]
+        lines.append(f"{host}: {report.examined} processes examined, none of the run is left")
+        if report.unproven:
+            lines.append(f"{host}: not provable: {report.unproven}")
+
+    def _conclude(self, operation: Operation, lines: list[str], unproven: list[str]) -> None:
+        operation.lines = [*lines, *(f"NOT PROVEN: {sentence}" for sentence in unproven)]
+        state = OperationState.FAILED if unproven else OperationState.SUCCEEDED
+        self._context.operations.finish(operation, state, self._context.clock.now(), "; ".join(unproven))
+
+
+def _keeps(operation: Operation) -> bool:
+    return decode_as(commands.Down, msgspec.Raw(operation.args)).keep_coordinator
+
+
+def _words(process: ProcessInfo) -> str:
+    return f"{process.pid} ({process.command}), {process.why or process.incarnation}"

@@ -1,0 +1,122 @@
+"""Carries out what the supervisor instructs.
+
+Invariants: what has to be written down is durable before anything else of the same turn is done; if it cannot be
+written, nothing that follows is done until it can, and meanwhile no command is accepted; one turn of the event loop is
+one transaction, however many events it brought.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from agentrl.control.journal import Batch, Journal
+from agentrl.errors import DiskError
+from agentrl.supervision import instructions as do
+from agentrl.supervision.slots import State
+
+RETRY_S = 1.0
+log = logging.getLogger(__name__)
+
+KIND_RUN, KIND_GROUP, KIND_SLOT = "run", "group", "slot"
+
+
+class Executor:
+    """Collects instructions during a turn of the loop; writes and performs them at its end."""
+
+    def __init__(self, journal: Journal, state: State, perform: Callable[[do.Instruction], None]) -> None:
+        self._journal = journal
+        self._state = state
+        self._perform = perform
+        self._loop = asyncio.get_running_loop()
+        self._todo: list[do.Instruction] = []
+        self._puts: dict[tuple[str, str], bytes | None] = {}
+        self._events: list[tuple[str, str, float, bytes]] = []
+        self._after: list[Callable[[], None]] = []
+        self._scheduled: asyncio.Handle | None = None
+        self.full = ""
+        """A sentence while the journal cannot be written."""
+        self.on_full: Callable[[], None] = lambda: None
+        self.commit_s = 0.0
+        """How long the last commit took."""
+
+    def add(self, instructions: list[do.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, do.Persist):
+                # Encoded at the end of the turn: only the last state of a turn is worth a write.
+                self._puts[instruction.kind, instruction.key] = b"" if not instruction.gone else None
+            else:
+                self._todo.append(instruction)
+        self._schedule()
+
+    def put(self, kind: str, key: str, body: bytes | None) -> None:
+        self._puts[kind, key] = body
+        self._schedule()
+
+    def withdraw(self, kind: str, key: str) -> None:
+        """Take back a put that could not be written."""
+        self._puts.pop((kind, key), None)
+
+    def event(self, kind: str, id: str, at: float, body: bytes) -> None:
+        self._events.append((kind, id, at, body))
+        self._schedule()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Done once everything of this turn is durable."""
+        self._after.append(act)
+        self._schedule()
+
+    def flush(self) -> None:
+        """Write, then perform. Also called directly where a command must be durable before its answer."""
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        if self._puts or self._events:
+            began = self._loop.time()
+            try:
+                self._journal.commit(self._batch())
+            except DiskError as failed:
+                self._wait_for_room(failed)
+                return
+            self.commit_s = self._loop.time() - began
+            self._puts.clear()
+            self._events.clear()
+        if self.full:
+            log.warning("the journal can be written again")
+            self.full = ""
+            self.on_full()
+        todo, self._todo = self._todo, []
+        for instruction in todo:
+            self._perform(instruction)
+        after, self._after = self._after, []
+        for act in after:
+            act()
+
+    def _schedule(self) -> None:
+        if self._scheduled is None:
+            self._scheduled = self._loop.call_soon(self.flush)
+
+    def _wait_for_room(self, failed: DiskError) -> None:
+        self._scheduled = self._loop.call_later(RETRY_S, self.flush)
+        if self.full != failed.message:
+            log.error("%s Nothing new is started or accepted until it can be written.", failed.message)
+            self.full = failed.message
+            self.on_full()
+
+    def _batch(self) -> Batch:
+        batch = Batch()
+        for (kind, key), body in self._puts.items():
+            batch.put(kind, key, self._encoded(kind, key) if body == b"" else body)
+        for kind, id, at, body in self._events:
+            batch.event(kind, id, at, body)
+        return batch
+
+    def _encoded(self, kind: str, key: str) -> bytes | None:
+        state = self._state
+        if kind == KIND_RUN:
+            return msgspec.msgpack.encode(state.run)
+        thing = state.groups.get(key) if kind == KIND_GROUP else state.slots.get(key)
+        return msgspec.msgpack.encode(thing) if thing is not None else None

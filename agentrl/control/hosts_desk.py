@@ -1,0 +1,164 @@
+"""What host agents say.
+
+Invariant: a host's word about a process is taken for the incarnation that it names and for no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from agentrl import __version__
+from agentrl.control.asks import Asks
+from agentrl.control.board import HostFactsNow
+from agentrl.control.context import Context
+from agentrl.control.peers import Kind, Known
+from agentrl.errors import ExitCode
+from agentrl.protocol import messages
+from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome
+from agentrl.protocol.rows import IncidentRow
+from agentrl.protocol.wire import encode
+from agentrl.supervision import events
+from agentrl.supervision import instructions as do
+from agentrl.transport.hub import Peer
+from agentrl.transport.publisher import Publisher
+
+INCIDENTS_SHOWN = 50
+"""Incidents in the feed; the journal has them all."""
+log = logging.getLogger(__name__)
+
+
+class HostsDesk:
+    def __init__(self, context: Context, asks: Asks, metrics_out: Publisher) -> None:
+        self._context = context
+        self._asks = asks
+        self._metrics_out = metrics_out
+        self._shown: deque[str] = deque()
+        self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
+        """Last log lines of incarnations that ended, until their incident is written."""
+
+    def hello(self, peer: Peer, hello: messages.HostHello) -> None:
+        context = self._context
+        if refusal := self._refusal(hello):
+            context.peers.send(peer, refusal)
+            return
+        context.peers.welcome(peer, Known(Kind.HOST, hello.host))
+        context.lease_host(hello.host)
+        context.board.hosts[hello.host] = HostFactsNow(
+            agent_pid=hello.agent_pid, agent_start_ticks=hello.agent_start_ticks
+        )
+        times = context.supervisor.times
+        context.peers.send(
+            peer,
+            Welcome(
+                epoch=context.epoch,
+                run=context.run.uuid,
+                run_name=context.run.name,
+                now_ct=context.clock.now(),
+                heartbeat_s=times.heartbeat_s,
+                server_version=__version__,
+            ),
+        )
+        for entry in hello.inventory:
+            if entry.tail:
+                self._tails[entry.unit, entry.incarnation] = entry.tail
+            elif entry.exit is None and context.supervisor.is_present(entry.unit, entry.incarnation):
+                self._lease_if_it_speaks(entry.unit)
+        context.happened(events.HostConnected(host=hello.host, facts=hello.facts, inventory=hello.inventory))
+        log.info("host %s is here with %d ledger entries", hello.host, len(hello.inventory))
+
+    def _refusal(self, hello: messages.HostHello) -> Refused | None:
+        run = self._context.run
+        if hello.major != PROTOCOL_MAJOR:
+            return Refused(
+                ExitCode.VERSION,
+                f"The agent speaks protocol {hello.major} (agentrl {hello.facts.agent_version}), "
+                f"the coordinator {PROTOCOL_MAJOR} (agentrl {__version__}).",
+                "Use the same version on both sides.",
+            )
+        if hello.run != run.uuid:
+            return Refused(ExitCode.VERSION, f"This is run {run.name} ({run.uuid}), not {hello.run}.", final=True)
+        return None
+
+    def _lease_if_it_speaks(self, unit: str) -> None:
+        """It lives: from now on it has to say so itself."""
+        slot = self._context.state.slots[unit]
+        if slot.spec is not None and slot.spec.speaks and slot.came_up:
+            self._context.lease_unit(unit)
+
+    def message(self, known: Known, message: messages.FromHost) -> None:
+        context = self._context
+        match message:
+            case messages.Spawned(unit, incarnation, pid, ticks):
+                context.happened(events.Spawned(unit=unit, incarnation=incarnation, pid=pid, start_ticks=ticks))
+            case messages.SpawnFailed(unit, incarnation, reason, final):
+                context.happened(events.SpawnFailed(unit=unit, incarnation=incarnation, reason=reason, final=final))
+            case messages.Exited(unit, incarnation, exit, tail):
+                self._tails[unit, incarnation] = tail
+                if context.supervisor.is_present(unit, incarnation):
+                    context.leases.end(unit)
+                context.happened(events.Exited(unit=unit, incarnation=incarnation, exit=exit))
+            case messages.GroupEmpty(unit, incarnation, swept):
+                context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation, swept=swept))
+            case messages.Probed(unit, incarnation, kind, ok, detail):
+                context.happened(
+                    events.ProbeChanged(unit=unit, incarnation=incarnation, kind=kind, ok=ok, detail=detail)
+                )
+            case messages.ProcessState(unit, incarnation, stopped):
+                context.happened(events.ProcessStopped(unit=unit, incarnation=incarnation, stopped=stopped))
+            case messages.HostStats():
+                self._stats(known.name, message)
+            case messages.Scraped(unit, incarnation, values):
+                self._scraped(unit, incarnation, values)
+            case messages.Answer():
+                self._asks.answered(message.ask, message)
+
+    def _stats(self, host: str, stats: messages.HostStats) -> None:
+        context, now = self._context, self._context.clock.now()
+        facts = context.board.hosts.setdefault(host, HostFactsNow())
+        facts.stats = stats
+        for each in stats.units:
+            slot = context.state.slots.get(each.unit)
+            if slot is None or slot.incarnation != each.incarnation:
+                continue
+            context.metrics.memory(each.unit, each.incarnation, each.rss_bytes, now)
+            if context.board.measured(slot, each, context.metrics.memory_slope(each.unit)):
+                context.show_unit(each.unit, urgent=False)
+        context.show_host(host)
+
+    def _scraped(self, unit: str, incarnation: int, values: dict[str, float]) -> None:
+        context, now = self._context, self._context.clock.now()
+        slot = context.state.slots.get(unit)
+        if slot is None or slot.incarnation != incarnation:
+            return
+        context.metrics.update(unit, incarnation, values, now)
+        context.board.facts(slot).metrics = context.metrics.shown(unit)
+        self._metrics_out.publish(encode(messages.MetricBatch(unit, now, values)))
+        context.show_unit(unit, urgent=False)
+
+    def incident(self, report: do.Report) -> None:
+        """Write down an unplanned end with all evidence there is."""
+        context, now = self._context, self._context.clock.now()
+        slot = context.state.slots[report.unit]
+        last = context.board.facts(slot).report
+        row = IncidentRow(
+            id=f"{report.unit}.{report.incarnation}",
+            unit=report.unit,
+            incarnation=report.incarnation,
+            at=now,
+            what=f"{report.unit}.{report.incarnation} {report.what}",
+            exit=report.exit,
+            host=report.host,
+            phase=last.phase,
+            status=last.status,
+            tail=self._tails.pop((report.unit, report.incarnation), ()),
+            versions={"agentrl": __version__},
+            done=report.done,
+            swept=report.swept,
+        )
+        log.warning("%s; %s", row.what, row.done)
+        context.executor.event("incident", row.id, now, encode(row))
+        context.feed.set(f"incident/{row.id}", row, urgent=True)
+        self._shown.append(row.id)
+        if len(self._shown) > INCIDENTS_SHOWN:
+            context.feed.remove(f"incident/{self._shown.popleft()}")

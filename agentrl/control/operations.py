@@ -1,0 +1,173 @@
+"""Accepted commands and what becomes of them. Accepted is not done.
+
+Invariants: an id is accepted once, whoever repeats it; a command is durable before it is accepted, and one that was
+accepted but not yet begun when the coordinator died is begun again by the next; an operation ends as soon as its goal
+is reached, cannot be reached any more, was superseded by a later wish, or its deadline has passed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState
+from agentrl.supervision.slots import Slot, State
+
+KEEP_ENDED = 200
+"""Ended operations that are remembered, so that a repeated id is known."""
+
+
+class Want(enum.StrEnum):
+    UP = "up"
+    """Ready (or a job that is done), in an incarnation later than `than`."""
+    ENDED = "ended"
+    """Nothing left of incarnation `than` and earlier ones."""
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """What one unit has to come to."""
+
+    want: Want
+    than: int = 0
+    shared: bool = False
+    """The unit was on its way already when the operation was accepted: it may be the aim of several."""
+
+
+class Operation(msgspec.Struct):
+    """One accepted command, as it is kept in the journal."""
+
+    id: str
+    command: str
+    args: bytes
+    summary: str
+    who: str
+    state: OperationState
+    accepted_at: float
+    deadline: float
+    ended_at: float = 0.0
+    reason: str = ""
+    goals: dict[str, Goal] = {}
+    waiting_for: tuple[str, ...] = ()
+    result: dict[str, KnobValue] = {}
+    lines: list[str] = []
+    effect: Effect = Effect()
+    """What was previewed when it was accepted."""
+    by_itself: bool = False
+    """Ends by `finish` rather than by its goals."""
+
+    def row(self) -> OperationRow:
+        return OperationRow(
+            id=self.id,
+            command=self.command,
+            summary=self.summary,
+            who=self.who,
+            state=self.state,
+            accepted_at=self.accepted_at,
+            ended_at=self.ended_at,
+            reason=self.reason,
+            waiting_for=self.waiting_for,
+            result=self.result,
+            lines=tuple(self.lines),
+        )
+
+
+class Operations:
+    """All operations that are under way, and the last that ended."""
+
+    def __init__(self, state: State, changed: Callable[[Operation], None]) -> None:
+        self._state = state
+        self._changed = changed
+        self._by_id: dict[str, Operation] = {}
+        self.forgotten: list[str] = []
+        """Ids that were dropped; whoever persists operations empties this."""
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._by_id
+
+    def get(self, id: str) -> Operation | None:
+        return self._by_id.get(id)
+
+    def all(self) -> Iterable[Operation]:
+        return self._by_id.values()
+
+    def live(self) -> list[Operation]:
+        return [op for op in self._by_id.values() if not op.state.ended]
+
+    def restore(self, operations: Iterable[Operation]) -> None:
+        self._by_id = {op.id: op for op in sorted(operations, key=lambda op: op.accepted_at)}
+
+    def add(self, operation: Operation) -> None:
+        self._by_id[operation.id] = operation
+        ended = [op.id for op in self._by_id.values() if op.state.ended]
+        for id in ended[: max(0, len(ended) - KEEP_ENDED)]:
+            del self._by_id[id]
+            self.forgotten.append(id)
+        self._changed(operation)
+
+    def begin(self, operation: Operation, goals: dict[str, Goal]) -> None:
+        operation.goals = goals
+        operation.state = OperationState.RUNNING
+        self._changed(operation)
+
+    def finish(self, operation: Operation, state: OperationState, now: float, reason: str = "") -> None:
+        if operation.state.ended:
+            return
+        operation.state, operation.reason, operation.ended_at = state, reason, now
+        operation.waiting_for = ()
+        self._changed(operation)
+
+    def review(self, now: float) -> None:
+        """Compare every running operation with what is."""
+        for operation in self.live():
+            if operation.state is not OperationState.RUNNING:
+                continue
+            if not operation.by_itself:
+                self._review_goals(operation, now)
+            if not operation.state.ended and now > operation.deadline:
+                waiting = "; ".join(operation.waiting_for) or "its end"
+                late = now - operation.accepted_at
+                self.finish(operation, OperationState.FAILED, now, f"not done after {late:.0f} s: waits for {waiting}")
+
+    def _review_goals(self, operation: Operation, now: float) -> None:
+        waiting: list[str] = []
+        broken: list[str] = []
+        for unit, goal in operation.goals.items():
+            slot = self._state.slots.get(unit)
+            if slot is not None and _superseded(operation.id, slot, goal):
+                reason = f"{unit} was given another aim by operation {slot.desired_by}"
+                self.finish(operation, OperationState.SUPERSEDED, now, reason)
+                return
+            verdict = _compare(slot, goal)
+            if verdict == "broken" and slot is not None:
+                broken.append(f"{unit} is fatal: {slot.reason}")
+            elif verdict == "waiting" and slot is not None:
+                waiting.append(f"{unit} is {slot.state.value} ({slot.reason})")
+        if waiting:
+            if tuple(waiting) != operation.waiting_for:
+                operation.waiting_for = tuple(waiting)
+                self._changed(operation)
+        elif broken:
+            self.finish(operation, OperationState.FAILED, now, "; ".join(broken))
+        else:
+            self.finish(operation, OperationState.SUCCEEDED, now)
+
+
+def _superseded(operation: str, slot: Slot, goal: Goal) -> bool:
+    """Whether somebody wants something else of the unit by now."""
+    if slot.desired_by == operation:
+        return False
+    return not goal.shared or (goal.want is Want.UP and (not slot.wanted or bool(slot.held)))
+
+
+def _compare(slot: Slot | None, goal: Goal) -> str:
+    if slot is None:
+        return "reached"
+    if goal.want is Want.ENDED:
+        return "reached" if slot.incarnation > goal.than or slot.tree_gone else "waiting"
+    if slot.state is UnitState.FATAL:
+        return "broken"
+    later = slot.incarnation > goal.than
+    return "reached" if later and (slot.state is UnitState.READY or slot.done) else "waiting"

@@ -1,0 +1,103 @@
+"""The hands of the supervisor: instructions become messages, timers and rows.
+
+Invariant: an instruction that cannot be carried out now (its host is away) is dropped: hosts say everything again when
+they come back, and the supervisor instructs anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agentrl.control.context import Context
+from agentrl.control.units_desk import token_of
+from agentrl.protocol import messages
+from agentrl.protocol.rows import UnitState
+from agentrl.supervision import events
+from agentrl.supervision import instructions as do
+
+SECOND_CHANCE_S = 1.0
+
+
+class Performer:
+    def __init__(
+        self, context: Context, incident: Callable[[do.Report], None], all_stopped: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._incident = incident
+        self._all_stopped = all_stopped
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.hub_address = ""
+        self.listen_address = ""
+
+    def perform(self, instruction: do.Instruction) -> None:
+        context = self._context
+        match instruction:
+            case do.Publish(kind, key):
+                self._publish(kind, key)
+            case do.Spawn(host, unit, incarnation):
+                self._spawn(host, unit, incarnation)
+            case do.Signal(host, unit, incarnation, number, leader_only):
+                context.peers.tell_host(host, messages.SignalUnit(unit, incarnation, number, leader_only))
+            case do.KillTree(host, unit, incarnation):
+                context.peers.tell_host(host, messages.KillTree(unit, incarnation))
+            case do.Forget(host, unit, incarnation):
+                context.peers.tell_host(host, messages.Forget((f"{unit}.{incarnation}",)))
+            case do.Tell(unit, incarnation, message):
+                context.peers.tell_unit(unit, incarnation, message)
+            case do.StartTimer(unit, at):
+                self._start_timer(unit, at)
+            case do.Report():
+                self._incident(instruction)
+            case do.AllStopped():
+                self._all_stopped()
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _publish(self, kind: str, key: str) -> None:
+        match kind:
+            case "unit":
+                self._context.show_unit(key)
+            case "group":
+                self._context.show_group(key)
+            case "host":
+                self._context.show_host(key)
+            case _:
+                self._context.show_run()
+
+    def _spawn(self, host: str, unit: str, incarnation: int) -> None:
+        context = self._context
+        slot = context.state.slots.get(unit)
+        if slot is None or slot.spec is None or slot.incarnation != incarnation:
+            return
+        context.leases.end(unit)
+        context.peers.tell_host(
+            host,
+            messages.Spawn(
+                unit=unit,
+                incarnation=incarnation,
+                token=token_of(context.secret, slot.name),
+                spec=slot.spec,
+                # Elsewhere the agent hands on the address that it found the coordinator at itself.
+                coordinator=self.hub_address if host == context.host else "",
+            ),
+        )
+
+    def _start_timer(self, unit: str, at: float, *, again: bool = False) -> None:
+        if known := self._timers.pop(unit, None):
+            known.cancel()
+        delay = SECOND_CHANCE_S if again else max(0.0, at - self._context.clock.now())
+        self._timers[unit] = asyncio.get_running_loop().call_later(delay, self._fire, unit, at, again)
+
+    def _fire(self, unit: str, at: float, again: bool) -> None:
+        self._timers.pop(unit, None)
+        slot = self._context.state.slots.get(unit)
+        late = self._context.clock.now() - at
+        # A coordinator that was stopped itself may have the good news waiting in its sockets: read them first.
+        patient = slot is not None and slot.state in (UnitState.STARTING, UnitState.DRAINING)
+        if patient and not again and late > self._context.supervisor.times.late_after_s:
+            self._start_timer(unit, at, again=True)
+            return
+        self._context.happened(events.TimerFired(unit=unit, at=at))

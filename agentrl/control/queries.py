@@ -1,0 +1,117 @@
+"""Answers to questions. Nothing here changes anything.
+
+Invariant: a viewer may ask all of them but for the list of keys; answers fit into one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from agentrl.control import effects
+from agentrl.control.asks import Asks
+from agentrl.control.context import Context
+from agentrl.control.journal import JournalEvent
+from agentrl.control.knobs import KnobChange
+from agentrl.errors import UnknownNameError
+from agentrl.protocol import commands, messages
+from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, KnobRow, OperationRow
+from agentrl.protocol.wire import decode_row, raw
+from agentrl.supervision.waits import explain
+
+Handler = Callable[[Any], Any | Awaitable[Any]]
+
+MOST_EVENTS = 2000
+_KINDS = {"knob": "audit"}
+"""Knob changes are audit rows of the command `tune`."""
+
+
+class Queries:
+    def __init__(self, context: Context, asks: Asks, alerts: Callable[[bool], list[AlertRow]]) -> None:
+        self._context = context
+        self._asks = asks
+        self._alerts = alerts
+        self.handlers: dict[str, Handler] = {
+            "status": self._status,
+            "why": lambda args: WhyReport(tuple(self.chains())),
+            "show_operation": self._operation,
+            "events": self._events,
+            "read_logs": self._logs,
+            "knobs": self._knobs,
+            "knob_history": self._knob_history,
+            "alerts": lambda args: self._alerts(args.all),
+            "list_keys": lambda args: context.keyring.rows(),
+        }
+
+    def _status(self, args: commands.Status) -> StatusReport:
+        rows = self._context.feed.rows
+        live = [row for row in rows(("op",)).values() if isinstance(row, OperationRow) and not row.state.ended]
+        return StatusReport(
+            run=raw(self._context.feed.get("run")),
+            groups=_raws(rows(("group",))),
+            units=_raws(dict(sorted(rows(("unit",)).items(), key=_natural))),
+            hosts=_raws(rows(("host",))),
+            alerts=tuple(raw(row) for row in self._alerts(False)),
+            operations=tuple(raw(row) for row in live),
+        )
+
+    def chains(self) -> list[WaitChain]:
+        context = self._context
+        paused = {unit: context.supervisor.paused(unit) for unit in context.state.slots}
+        facts = context.board.wait_facts(context.clock.now(), paused)
+        return explain(facts, context.supervisor.times.no_progress_s)
+
+    def _operation(self, args: commands.ShowOperation) -> OperationRow:
+        operation = self._context.operations.get(args.id)
+        if operation is not None:
+            return operation.row()
+        found = [e for e in self._context.journal.events(("operation",), limit=MOST_EVENTS) if e.id == args.id]
+        if not found:
+            raise UnknownNameError(f"There is no operation {args.id!r}.", hint="`agentrl events` lists them.")
+        row = decode_row(found[-1].body)
+        assert isinstance(row, OperationRow)
+        return row
+
+    def _events(self, args: commands.Events) -> list[AnyRow]:
+        self._context.executor.flush()
+        kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
+        found = self._context.journal.events(kinds, args.after_at, min(args.limit, MOST_EVENTS))
+        rows = [_row_of(event) for event in found]
+        if args.kinds and "audit" not in args.kinds:
+            rows = [r for r in rows if not isinstance(r, AuditRow) or r.command in ("tune", "undo_tune")]
+        return rows
+
+    async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
+        slot = effects.present(self._context.state, args.unit, 0)
+        incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
+        if incarnation < 1 or not slot.host:
+            raise UnknownNameError(f"{args.unit} has had no such life yet, so there is no log of it.")
+        question = messages.ReadLog(args.unit, incarnation, args.offset, min(args.limit, 1 << 20))
+        return await self._asks.host(slot.host, question, messages.LogChunk)
+
+    def _knobs(self, args: commands.Knobs) -> list[KnobRow]:
+        return [self._context.knobs.row(args.name)] if args.name else self._context.knobs.rows()
+
+    def _knob_history(self, args: commands.KnobHistory) -> list[AuditRow]:
+        return [audit_of(change) for change in self._context.knobs.history(args.name)]
+
+
+def audit_of(change: KnobChange) -> AuditRow:
+    return AuditRow(change.revision, change.at, change.who, change.how, change.sentence(), note=change.note)
+
+
+def _row_of(event: JournalEvent) -> AnyRow:
+    return decode_row(event.body)
+
+
+def _raws(rows: dict[str, AnyRow]) -> tuple[msgspec.Raw, ...]:
+    return tuple(raw(row) for row in rows.values())
+
+
+def _natural(item: tuple[str, AnyRow]) -> tuple[str, int]:
+    """`web-2` before `web-10`."""
+    group, _, number = item[0].rpartition("-")
+    return group, int(number) if number.isdecimal() else 0

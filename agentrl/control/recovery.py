@@ -1,0 +1,55 @@
+"""What a coordinator remembers of its predecessors.
+
+Invariant: everything that was durable is there again; what cannot be read is said loudly and left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TypeVar
+
+import msgspec
+
+from agentrl.control.executor import KIND_GROUP, KIND_RUN, KIND_SLOT
+from agentrl.control.journal import Batch, Journal
+from agentrl.control.operations import Operation
+from agentrl.supervision.slots import GroupState, RunState, Slot, State
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def load_state(journal: Journal) -> State:
+    """Desired state and slots."""
+    runs = _read(journal, KIND_RUN, RunState)
+    return State(
+        run=runs.get("", RunState()),
+        groups=_read(journal, KIND_GROUP, GroupState),
+        slots=_read(journal, KIND_SLOT, Slot),
+    )
+
+
+def load_operations(journal: Journal) -> list[Operation]:
+    return list(_read(journal, "operation", Operation).values())
+
+
+def run_secret(journal: Journal) -> bytes:
+    """From which fencing tokens are derived; made once per run."""
+    known = journal.get("secret", "")
+    if known is None:
+        known = secrets.token_bytes(32)
+        batch = Batch()
+        batch.put("secret", "", known)
+        journal.commit(batch)
+    return known
+
+
+def _read(journal: Journal, kind: str, of: type[T]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for key, body in journal.all(kind).items():
+        try:
+            found[key] = msgspec.msgpack.decode(body, type=of)
+        except msgspec.DecodeError as broken:
+            log.error("what the journal has of %s %s cannot be read: %s", kind, key, broken)
+    return found

@@ -1,0 +1,143 @@
+"""What the configuration and the knobs set in the coordinator itself.
+
+Invariants: the configuration that is in force is in the journal, so that the next coordinator has it; a supervision
+time is what its knob says, and the file's value only moves the knob when the file itself changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.config.knobs import supervision_knobs, times_with
+from agentrl.config.plain import config_from_plain, config_to_plain
+from agentrl.config.run import RunConfig
+from agentrl.config.times import SupervisionTimes
+from agentrl.control.context import Context
+from agentrl.control.knobs import KnobChange
+from agentrl.control.operations import Goal, Operation
+from agentrl.errors import ConfigError, ConflictError
+from agentrl.protocol import commands, messages
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.wire import decode_as
+
+log = logging.getLogger(__name__)
+
+PREFIX = "supervision."
+
+
+class StoredConfig(msgspec.Struct):
+    plain: dict[str, Any]
+    source: str = ""
+    given: tuple[str, ...] = ()
+
+
+class Settings:
+    def __init__(self, context: Context, state_dir: Path) -> None:
+        self._context = context
+        self.state_dir = state_dir
+        self.stored = StoredConfig({})
+        self.on_config: list[Callable[[RunConfig], None]] = []
+        """Parts that want to know of a new configuration."""
+        self._declare_own_knobs()
+
+    # ---- configuration ----
+
+    def config_of(self, args: commands.Apply) -> RunConfig:
+        """The configuration in a command, checked once more: the caller may be older or hostile."""
+        config = config_from_plain(
+            {key: decode_as(object, value) for key, value in args.config.items()}, where=args.source
+        )
+        if config.name != self._context.run.name:
+            raise ConflictError(
+                f"This is the coordinator of run {self._context.run.name}, not of {config.name}.",
+                hint="Each run has a coordinator of its own.",
+            )
+        return config
+
+    def adopt(self, config: RunConfig, args: commands.Apply, who: str) -> None:
+        """This configuration is in force from now on."""
+        self.stored = StoredConfig(config_to_plain(config), args.source, args.given)
+        self._context.executor.put("config", "", msgspec.msgpack.encode(self.stored))
+        self._context.life.config_source = args.source
+        now = self._context.clock.now()
+        for knob in supervision_knobs():
+            value = getattr(config.supervision, knob.name.removeprefix(PREFIX))
+            self._context.knobs.apply_file_value(knob.name, value, who=who, at=now)
+            self._knob_moved(knob.name)
+        self._in_force(config)
+
+    def restore(self) -> None:
+        """What the last coordinator had."""
+        body = self._context.journal.get("config", "")
+        for complaint in self._context.knobs.restore(self._context.journal.all("knob")):
+            log.warning("%s", complaint)
+        if body is not None:
+            self.stored = decode_as(StoredConfig, body)
+            self._context.life.config_source = self.stored.source
+            try:
+                self._in_force(config_from_plain(self.stored.plain, where="the journal"))
+            except ConfigError as broken:
+                log.error("The configuration in the journal does not fit this version: %s", broken)
+        self._take_times()
+
+    def _in_force(self, config: RunConfig) -> None:
+        self._context.config = config
+        self._take_times()
+        for listener in self.on_config:
+            listener(config)
+
+    # ---- knobs ----
+
+    def _declare_own_knobs(self) -> None:
+        for knob in supervision_knobs():
+            self._context.knobs.declare(knob, self._preview_of(knob.name))
+
+    def _preview_of(self, name: str) -> Callable[[KnobValue], Effect]:
+        def preview(value: KnobValue) -> Effect:
+            times_with(self._context.supervisor.times, name, value)  # refuses times that contradict each other
+            return Effect()
+
+        return preview
+
+    def _take_times(self) -> None:
+        """Supervision times are what their knobs say."""
+        knobs = self._context.knobs
+        plain = {name: knobs.value(PREFIX + name) for name in SupervisionTimes.model_fields}
+        try:
+            times = SupervisionTimes.model_validate(plain)
+        except ValueError as contradiction:
+            log.error("The supervision times contradict each other and stay as they were: %s", contradiction)
+            return
+        self._context.supervisor.times = times
+        leases, hosts = self._context.leases, self._context.host_leases
+        leases.suspect_after_s, leases.dead_after_s = times.suspect_after_s, times.dead_after_s
+        hosts.suspect_after_s = hosts.dead_after_s = times.host_silent_after_s
+
+    def knob_changed(self, operation: Operation, name: str, change: KnobChange | None) -> dict[str, Goal]:
+        """A knob was tuned or undone."""
+        if change is not None:
+            self._knob_moved(name)
+            self._context.audit(
+                operation.who, operation.command, change.sentence(), operation=operation.id, note=change.note
+            )
+            owner = self._context.knobs.declaration(name).owner
+            if not owner:
+                self._take_times()
+            for slot in self._context.state.of_group(owner) if owner else ():
+                told = messages.SetKnob(name, change.new, change.revision)
+                self._context.peers.tell_unit(slot.unit, slot.incarnation, told)
+            operation.result = {"old": change.old, "new": change.new, "revision": change.revision}
+        return {}
+
+    def _knob_moved(self, name: str) -> None:
+        self._context.executor.put("knob", name, self._context.knobs.persisted(name))
+        if not self._context.knobs.declaration(name).owner:
+            self._context.knobs.report(name, self._context.knobs.value(name))
+        self._context.show_knob(name)
+        self._context.show_run()

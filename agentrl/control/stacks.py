@@ -1,0 +1,66 @@
+"""The stacks of everything in one file.
+
+Invariant: whoever does not answer is named in the file with the reason; the file is complete when its name is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from agentrl.control.asks import Asks
+from agentrl.control.context import Context
+from agentrl.control.files import replace_file
+from agentrl.control.operations import Operation
+from agentrl.errors import AgentrlError
+from agentrl.protocol import commands, messages
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.rows import OperationState
+
+
+class Stacks:
+    def __init__(self, context: Context, asks: Asks) -> None:
+        self._context = context
+        self._asks = asks
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def preview(self, args: commands.CollectStacks) -> Effect:
+        return Effect()
+
+    def collect(self, operation: Operation, args: commands.CollectStacks) -> None:
+        operation.by_itself = True
+        task = asyncio.create_task(self._collect(operation, args.units), name="stacks")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _collect(self, operation: Operation, units: tuple[str, ...]) -> None:
+        operations, clock = self._context.operations, self._context.clock
+        hosts = sorted({s.host for s in self._context.state.slots.values() if not s.tree_gone and s.host})
+        parts = await asyncio.gather(*(self._of_host(host, units) for host in hosts))
+        text = "\n".join([*parts, f"==== coordinator ====\n{_own_stacks()}"])
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock.now()))
+        path = Path(self._context.run.run_dir) / "stacks" / f"all-{stamp}.txt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode(errors="replace"), mode=0o600, durable=False)
+        except (AgentrlError, OSError) as failed:
+            operations.finish(operation, OperationState.FAILED, clock.now(), str(failed))
+            return
+        operation.result = {"file": str(path), "units": sum(part.count("==== unit ") for part in parts)}
+        operations.finish(operation, OperationState.SUCCEEDED, clock.now())
+
+    async def _of_host(self, host: str, units: tuple[str, ...]) -> str:
+        try:
+            report = await self._asks.host(host, messages.DumpStacks(units), messages.StackReport)
+        except AgentrlError as failed:
+            return f"==== host {host}: {failed} ===="
+        return "\n".join(f"==== unit {name} on {host} ====\n{text}" for name, text in sorted(report.stacks.items()))
+
+
+def _own_stacks() -> str:
+    return "\n".join(
+        f"thread {ident}\n{''.join(traceback.format_stack(frame))}" for ident, frame in sys._current_frames().items()
+    )

@@ -1,0 +1,110 @@
+"""Every message that arrives: who sent it, and which desk takes it.
+
+Invariants: nothing that arrives can stop the coordinator: what cannot be read is refused or dropped with a line in the
+log; a peer that has not said hello is asked who it is; what a peer may say depends on what it said it is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from agentrl.control.clients_desk import ClientsDesk
+from agentrl.control.context import Context
+from agentrl.control.hosts_desk import HostsDesk
+from agentrl.control.peers import Kind, Known
+from agentrl.control.units_desk import UnitsDesk
+from agentrl.errors import ExitCode, ProtocolError
+from agentrl.protocol import messages
+from agentrl.protocol.messages import Permission, Refused, ToCoordinator, WhoAreYou
+from agentrl.protocol.wire import decode_to_coordinator
+from agentrl.supervision import events
+from agentrl.transport.hub import Peer
+
+log = logging.getLogger(__name__)
+
+
+class Switchboard:
+    def __init__(self, context: Context, units: UnitsDesk, hosts: HostsDesk, clients: ClientsDesk) -> None:
+        self._context = context
+        self._units = units
+        self._hosts = hosts
+        self._clients = clients
+
+    def on_message(self, peer: Peer, frame: bytes) -> None:
+        try:
+            message = decode_to_coordinator(frame)
+        except ProtocolError as broken:
+            log.warning("%r sent what cannot be read: %s", peer, broken)
+            self._context.peers.send(peer, Refused(ExitCode.REFUSED, broken.message, "Use the same version."))
+            return
+        known = self._context.peers.get(peer)
+        # The most frequent message by far comes first.
+        if type(message) is messages.Beat and known is not None and known.kind is Kind.UNIT:
+            self._beat(peer, known, message)
+            return
+        try:
+            self._route(peer, known, message)
+        except Exception:
+            # The boundary of a message: one peer's message must not be everybody's end.
+            log.exception("a %s of %r failed", type(message).__name__, peer)
+
+    def on_gone(self, peer: Peer) -> None:
+        self._context.peers.gone(peer)
+
+    def _beat(self, peer: Peer, known: Known, beat: messages.Beat) -> None:
+        if peer.local or self._trusted(peer):
+            self._units.beat(peer, known.name, beat)
+
+    def _trusted(self, peer: Peer) -> bool:
+        """Whether a peer may speak as a unit or a host."""
+        if peer.local:
+            return True
+        return self._context.keyring.permission(peer.key_name or "") in (Permission.UNIT, Permission.ADMIN)
+
+    def _route(self, peer: Peer, known: Known | None, message: ToCoordinator) -> None:
+        if isinstance(message, messages.ClientHello):
+            self._clients.hello(peer, message)
+        elif isinstance(message, messages.UnitHello | messages.HostHello):
+            if not self._trusted(peer):
+                refusal = "This key may not register units or hosts."
+                self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, "It needs the permission unit."))
+            elif isinstance(message, messages.UnitHello):
+                self._units.hello(peer, message)
+            else:
+                self._hosts.hello(peer, message)
+        elif known is None:
+            self._context.peers.send(peer, WhoAreYou())
+        elif known.kind is Kind.CLIENT:
+            if isinstance(message, messages.Request):
+                self._clients.request(peer, known, message)
+        elif not self._trusted(peer):
+            refusal = f"The key {peer.key_name} was revoked."
+            self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, final=True))
+        elif known.kind is Kind.UNIT:
+            self._from_unit(known, message)
+        else:
+            self._from_host(known, message)
+
+    def _from_unit(self, known: Known, message: ToCoordinator) -> None:
+        if not self._context.supervisor.is_present(known.name, known.incarnation):
+            return
+        match message:
+            case messages.UnitReport():
+                self._units.report(known, message)
+            case messages.UnitMetrics(values):
+                self._units.metrics(known, values)
+            case messages.Bye():
+                self._units.bye(known, message)
+            case messages.KnobPreviewed():
+                self._units.previewed(message)
+            case _:
+                log.warning("%s sent a %s, which is not for units", known.name, type(message).__name__)
+
+    def _from_host(self, known: Known, message: ToCoordinator) -> None:
+        context = self._context
+        context.host_leases.beat(known.name, context.clock.now())
+        host = context.state.hosts.get(known.name)
+        if host is not None and not host.connected:
+            context.happened(events.HostHeard(host=known.name))
+        if isinstance(message, messages.FromHost) and not isinstance(message, messages.HostBeat):
+            self._hosts.message(known, message)

@@ -1,0 +1,156 @@
+"""What units say, and what their silence says.
+
+Invariants: only the present incarnation with the right token is listened to; any other is told to end; a heartbeat
+costs one dictionary lookup and a few assignments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+
+from agentrl import __version__
+from agentrl.config.knobs import Knob
+from agentrl.control.asks import Asks
+from agentrl.control.context import Context
+from agentrl.control.peers import Kind, Known
+from agentrl.errors import ConfigError, ExitCode
+from agentrl.protocol import messages
+from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome
+from agentrl.protocol.rows import KnobValue, UnitState
+from agentrl.protocol.wire import encode
+from agentrl.supervision import events
+from agentrl.supervision.slots import Slot
+from agentrl.transport.hub import Peer
+from agentrl.transport.publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+
+def token_of(secret: bytes, incarnation: str) -> str:
+    """The fencing token of an incarnation; nobody without the run's secret can make one."""
+    return hmac.new(secret, incarnation.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+class UnitsDesk:
+    def __init__(self, context: Context, asks: Asks, metrics_out: Publisher) -> None:
+        self._context = context
+        self._asks = asks
+        self._metrics_out = metrics_out
+
+    def hello(self, peer: Peer, hello: messages.UnitHello) -> None:
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            log.warning("%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
+            self._context.peers.send(peer, refusal)
+            return
+        self._context.peers.welcome(peer, Known(Kind.UNIT, hello.unit, hello.incarnation))
+        self._context.lease_unit(hello.unit)
+        slot = self._context.state.slots[hello.unit]
+        self._declare(slot, hello.declared)
+        self._context.peers.send(peer, self._welcome(slot))
+        self._context.happened(events.UnitReady(unit=hello.unit, incarnation=hello.incarnation, ready=hello.ready))
+        if slot.state is UnitState.DRAINING:
+            # It may have missed the order while its coordinator was away.
+            self._context.peers.send(peer, messages.Drain(max(0.0, slot.timer - self._context.clock.now())))
+
+    def _refusal(self, hello: messages.UnitHello) -> Refused | None:
+        run = self._context.run
+        if hello.major != PROTOCOL_MAJOR:
+            what = f"The unit speaks protocol {hello.major} (agentrl {hello.version}), "
+            return Refused(
+                ExitCode.VERSION,
+                what + f"the coordinator {PROTOCOL_MAJOR} (agentrl {__version__}).",
+                "Use the same version on both sides.",
+            )
+        if hello.run != run.uuid:
+            return Refused(ExitCode.VERSION, f"This is run {run.name} ({run.uuid}), not {hello.run}.", final=True)
+        name = f"{hello.unit}.{hello.incarnation}"
+        if not hmac.compare_digest(token_of(self._context.secret, name), hello.token):
+            return Refused(ExitCode.REFUSED, f"The token of {name} is wrong.", final=True)
+        if not self._context.supervisor.is_present(hello.unit, hello.incarnation):
+            return Refused(ExitCode.CONFLICT, f"{name} was replaced or is not wanted any more.", final=True)
+        return None
+
+    def _welcome(self, slot: Slot) -> Welcome:
+        context, times = self._context, self._context.supervisor.times
+        return Welcome(
+            epoch=context.epoch,
+            run=context.run.uuid,
+            run_name=context.run.name,
+            now_ct=context.clock.now(),
+            heartbeat_s=times.heartbeat_s,
+            orphan_lease_s=slot.spec.orphan_lease_s if slot.spec else 600.0,
+            permission=messages.Permission.UNIT,
+            server_version=__version__,
+            knobs=self._knobs_of(slot.group),
+            paused=context.supervisor.paused(slot.unit),
+        )
+
+    # ---- knobs of units ----
+
+    def _declare(self, slot: Slot, declared: tuple[messages.KnobDeclaration, ...]) -> None:
+        known = set(self._context.knobs.names())
+        for each in declared:
+            if each.name in known:
+                continue
+            try:
+                knob = Knob(owner=slot.group, **{f: getattr(each, f) for f in each.__struct_fields__})
+            except (ConfigError, ValueError, TypeError) as wrong:
+                log.warning("%s declares the knob %s wrongly: %s", slot.unit, each.name, wrong)
+                continue
+            if complaint := self._context.knobs.declare(knob):
+                log.warning("%s", complaint)
+            self._context.show_knob(each.name)
+
+    def _knobs_of(self, group: str) -> dict[str, KnobValue]:
+        knobs = self._context.knobs
+        return {name: knobs.value(name) for name in knobs.names() if knobs.declaration(name).owner == group}
+
+    # ---- the rest ----
+
+    def beat(self, peer: Peer, lease: str, beat: Beat) -> None:
+        now = self._context.clock.now()
+        self._context.leases.beat(lease, now, progress=beat.progress, loop_lag_s=beat.loop_lag_s)
+        if beat.ack:
+            self._context.peers.send(peer, BeatAck(beat.seq, now))
+
+    def report(self, known: Known, report: messages.UnitReport) -> None:
+        context, now = self._context, self._context.clock.now()
+        slot = context.state.slots[known.name]
+        facts = context.board.facts(slot)
+        was = facts.report
+        facts.report, facts.reported = report, now
+        context.leases.phase(known.name, now, phase=report.phase, age_s=report.phase_age_s, at_most_s=report.at_most_s)
+        unit, incarnation = known.name, known.incarnation
+        if report.ready and slot.state is UnitState.STARTING:
+            context.happened(events.UnitReady(unit=unit, incarnation=incarnation))
+        lease = context.leases.get(known.name)
+        if slot.state is UnitState.STARTING and lease is not None and lease.phase_ends is not None:
+            context.happened(events.StartExtended(unit=unit, incarnation=incarnation, until=lease.phase_ends))
+        if report.extend_stop_s is not None and report.extend_stop_s != was.extend_stop_s:
+            context.happened(events.StopExtended(unit=unit, incarnation=incarnation, by_s=report.extend_stop_s))
+        for name, value in report.knobs.items():
+            if context.knobs.report(name, value):
+                context.show_knob(name)
+        context.show_unit(known.name, urgent=False)
+
+    def metrics(self, known: Known, values: dict[str, float]) -> None:
+        context, now = self._context, self._context.clock.now()
+        slot = context.state.slots.get(known.name)
+        if slot is None or slot.incarnation != known.incarnation:
+            return
+        context.metrics.update(known.name, known.incarnation, values, now)
+        context.board.facts(slot).metrics = context.metrics.shown(known.name)
+        self._metrics_out.publish(encode(messages.MetricBatch(known.name, now, values)))
+        context.show_unit(known.name, urgent=False)
+
+    def bye(self, known: Known, bye: messages.Bye) -> None:
+        self._context.happened(
+            events.UnitBye(unit=known.name, incarnation=known.incarnation, code=bye.code, reason=bye.reason)
+        )
+        self._context.leases.end(known.name)
+
+    def previewed(self, answer: messages.KnobPreviewed) -> None:
+        self._asks.answered(answer.ask, answer)

@@ -1,0 +1,54 @@
+"""`coordinator.json` in the state directory: where this coordinator is, for clients, agents and `doctor`.
+
+Invariants: it exists only while its coordinator lives, or is recognisably stale (pid, start time and boot id say so);
+it is readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from agentrl.control.files import replace_file
+
+FILE = "coordinator.json"
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    run: str
+    name: str
+    address: str
+    feed: str
+    metrics: str
+    listen: str = ""
+    public: str = ""
+    """The server's public key, where it listens on tcp."""
+    started_at: float = 0.0
+    version: str = ""
+
+    def write(self, state_dir: Path) -> None:
+        replace_file(state_dir / FILE, msgspec.json.format(msgspec.json.encode(self)), mode=0o600, durable=False)
+
+
+def remove(state_dir: Path) -> None:
+    (state_dir / FILE).unlink(missing_ok=True)
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat; the name in field 2 may contain spaces and brackets."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def own_identity() -> tuple[int, int, str]:
+    return os.getpid(), start_ticks(os.getpid()), boot_id()

@@ -1,0 +1,49 @@
+"""The coordinator: `python -m daemons.coordinator --state-dir S`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from agentrl.config.paths import read_run
+from agentrl.control.coordinator import Coordinator
+from agentrl.errors import AgentrlError, ExitCode
+
+
+async def run(state_dir: Path) -> int:
+    coordinator = Coordinator(state_dir)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, coordinator.stop)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    await coordinator.serve()
+    return ExitCode.OK
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m daemons.coordinator", description=__doc__)
+    parser.add_argument("--state-dir", type=Path, required=True)
+    args = parser.parse_args()
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    state_dir = args.state_dir.absolute()
+    known = read_run(state_dir)
+    if known is not None and os.environ.get("AGENTRL_RUN") != known.uuid:
+        # The mark must stand in /proc/PID/environ from the first moment of a process on, so begin once more.
+        environ = {**os.environ, "AGENTRL_RUN": known.uuid}
+        os.execve(sys.executable, [sys.executable, "-m", "daemons.coordinator", *sys.argv[1:]], environ)
+    try:
+        return asyncio.run(run(state_dir))
+    except AgentrlError as failed:
+        print(f"coordinator: {failed}", file=sys.stderr)
+        return failed.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
