@@ -90,6 +90,7 @@ class Agent:
             cgroups=self.cgroups,
             sweeper=Sweeper(attribution),
             send=self.send,
+            on_over=self.check_finished,
         )
         self._answers = Answers(self)
         self._rounds = Rounds(self)

@@ -50,6 +50,8 @@ class Services:
     cgroups: Cgroups
     sweeper: Sweeper
     send: Callable[[Message], object]
+    on_over: Callable[[], None]
+    """Called when nothing of an incarnation is left."""
     heartbeat_s: float = 2.0
 
 
@@ -225,6 +227,7 @@ class Life:
         self._record(group_empty=True)
         self.tree.group.remove()
         self.services.send(GroupEmpty(self.entry.unit, self.entry.incarnation, swept))
+        self.services.on_over()
 
     def _record(self, **changes: object) -> None:
         self.entry = msgspec.structs.replace(self.entry, **changes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -111,3 +113,9 @@ def python(code: str) -> tuple[str, ...]:
 
 
 SLEEP = ("sleep", "1000")
+
+
+def marked_sleeper(home: Home, incarnation: str, *, host: str = "h1") -> subprocess.Popen[bytes]:
+    """A process that carries the marks of a unit without having been started by an agent."""
+    marks = {"AGENTRL_RUN": home.run, "AGENTRL_INCARNATION": incarnation, "AGENTRL_HOST": host}
+    return subprocess.Popen(SLEEP, start_new_session=True, env={**os.environ, **marks})

@@ -1,0 +1,229 @@
+"""An agent dies and another one takes over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agentrl.host import proc, scan
+from agentrl.host.ledger import Entry, Ledger
+from agentrl.protocol.messages import AgentExit, Exited, ExitStatus, GroupEmpty, KillTree, Spawned
+from tests.host.coordinator import Listener, agent_log, end, kill9, listening, start_agent
+from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
+from tests.waiting import aeventually
+
+
+@pytest.fixture
+def swept(bench: Bench) -> Iterator[Bench]:
+    """Nothing of the run outlives the test, whatever the test did to its agents."""
+    yield bench
+    assert not scan.scan(bench.home.run, "h1", kill=True).found
+
+
+def ledger_file(bench: Bench, name: str) -> Path:
+    return bench.home.state_dir / "hosts/h1/ledger" / f"{name}.json"
+
+
+def alive(message: Spawned) -> bool:
+    return proc.Identity(message.pid, message.start_ticks, proc.boot_id()).alive()
+
+
+async def start_units(listener: Listener, count: int) -> list[Spawned]:
+    for slot in range(count):
+        listener.tell(spawn(f"web-{slot}", *SLEEP))
+    return [await listener.sent.one(Spawned, f"web-{slot}") for slot in range(count)]
+
+
+async def test_all_units_survive_a_kill_of_their_agent_and_are_adopted(swept: Bench, tmp_path: Path) -> None:
+    async with listening(swept.home, tmp_path) as listener:
+        first = start_agent(swept.home, listener.address)
+        await listener.hello(first)
+        units = await start_units(listener, 12)
+        kill9(first)
+        assert all(map(alive, units))
+        second = start_agent(swept.home, listener.address)
+        hello = await listener.hello(second)
+        assert {(u.unit, u.pid, u.start_ticks) for u in hello.inventory} == {
+            (u.unit, u.pid, u.start_ticks) for u in units
+        }
+        assert all(u.exit is None for u in hello.inventory)
+        assert all(map(alive, units))
+        # Asked once more for the same incarnation, the new agent knows it.
+        listener.sent.messages.clear()
+        listener.tell(spawn("web-3", *SLEEP))
+        assert (await listener.sent.one(Spawned, "web-3")).pid == units[3].pid
+        # The end of an adopted process is seen, with its status where the kernel tells it.
+        os.kill(units[0].pid, signal.SIGKILL)
+        exited = await listener.sent.one(Exited, "web-0")
+        assert exited.exit.signal == signal.SIGKILL or "not its parent" in exited.exit.unknown
+        listener.tell(KillTree("web-1", 1))
+        await listener.sent.one(GroupEmpty, "web-1")
+        assert not alive(units[1])
+        assert await end(second) == 0
+        assert alive(units[2]), "units outlive an agent that was asked to end"
+
+
+async def test_one_that_ended_unseen_is_said_to_have_an_unknown_status(swept: Bench, tmp_path: Path) -> None:
+    async with listening(swept.home, tmp_path) as listener:
+        first = start_agent(swept.home, listener.address)
+        await listener.hello(first)
+        listener.tell(spawn("web-0", "sh", "-c", "echo last words; exit 5"))
+        known = await listener.sent.one(Exited, "web-0")
+        assert known.exit.code == 5
+        (unit,) = [m for m in await start_units(listener, 2) if m.unit == "web-1"]
+        kill9(first)
+        os.kill(unit.pid, signal.SIGKILL)
+        await aeventually(lambda: not alive(unit))
+        second = start_agent(swept.home, listener.address)
+        hello = await listener.hello(second)
+        entries = {u.unit: u for u in hello.inventory}
+        assert entries["web-0"].exit is not None
+        assert entries["web-0"].exit.code == 5, "a status that was in the ledger stays known"
+        assert entries["web-0"].tail == ("last words",)
+        assert entries["web-1"].exit is not None
+        assert "no host agent was there" in entries["web-1"].exit.unknown
+        await end(second)
+
+
+async def test_an_agent_ends_after_its_units_when_it_is_told_to(swept: Bench, tmp_path: Path) -> None:
+    async with listening(swept.home, tmp_path) as listener:
+        agent = start_agent(swept.home, listener.address)
+        await listener.hello(agent)
+        await start_units(listener, 1)
+        listener.tell(AgentExit())
+        listener.tell(KillTree("web-0", 1))
+        await listener.sent.one(GroupEmpty, "web-0")
+        assert await aeventually(lambda: agent.poll() is not None, within_s=20)
+        assert agent.returncode == 0
+
+
+async def test_a_second_agent_of_the_same_host_is_refused(swept: Bench, tmp_path: Path) -> None:
+    async with listening(swept.home, tmp_path) as listener:
+        first = start_agent(swept.home, listener.address)
+        await listener.hello(first)
+        second = start_agent(swept.home, listener.address)
+        await aeventually(lambda: second.poll() is not None, within_s=30)
+        assert second.returncode == 6
+        assert "A host agent of h1 lives already" in agent_log(swept.home)
+        await end(first)
+
+
+async def test_an_agent_survives_a_coordinator_that_comes_and_goes(swept: Bench, tmp_path: Path) -> None:
+    async with listening(swept.home, tmp_path) as listener:
+        agent = start_agent(swept.home, listener.address)
+        await listener.hello(agent)
+        (unit,) = await start_units(listener, 1)
+    os.kill(unit.pid, signal.SIGTERM)
+    async with listening(swept.home, tmp_path) as listener:
+        hello = await listener.hello(agent)
+
+        def told() -> bool:
+            return any(u.exit is not None and u.exit.signal == signal.SIGTERM for u in hello.inventory) or bool(
+                listener.sent.all(Exited)
+            )
+
+        await aeventually(told)
+        await end(agent)
+
+
+def entry_of(bench: Bench, unit: str, **facts: object) -> Entry:
+    request = spawn(unit, *SLEEP)
+    return Entry(unit=unit, incarnation=1, token="t", spec=request.spec, **facts)  # type: ignore[arg-type]
+
+
+def write_ledger(bench: Bench, *entries: Entry) -> None:
+    ledger = Ledger(bench.home.state_dir / "hosts/h1/ledger")
+    ledger.load()
+    for entry in entries:
+        ledger.intend(entry)
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(SLEEP, start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+async def test_a_pid_that_belongs_to_a_stranger_now_is_left_alone(
+    bench: Bench, stranger: subprocess.Popen[bytes]
+) -> None:
+    identity = proc.identity(stranger.pid)
+    assert identity
+    wrong_start = entry_of(
+        bench, "web-0", pid=stranger.pid, start_ticks=identity.start_ticks - 5, boot_id=identity.boot_id
+    )
+    wrong_boot = entry_of(bench, "web-1", pid=stranger.pid, start_ticks=identity.start_ticks, boot_id="another boot")
+    write_ledger(bench, wrong_start, wrong_boot)
+    async with bench.agent() as agent:
+        await aeventually(lambda: all(life.over for life in agent.lives.values()))
+        agent.receive(KillTree("web-0", 1))
+        inventory = {u.unit: u for u in agent.hello().inventory}
+        assert "belongs to another process now" in inventory["web-0"].exit.unknown  # type: ignore[union-attr]
+        assert "booted" in inventory["web-1"].exit.unknown  # type: ignore[union-attr]
+    assert identity.alive()
+
+
+async def test_an_intent_without_a_pid_is_resolved_by_the_mark(bench: Bench) -> None:
+    process = marked_sleeper(bench.home, "web-0.1")
+    try:
+        write_ledger(bench, entry_of(bench, "web-0"), entry_of(bench, "web-1"))
+        async with bench.agent(use_cgroups=False) as agent:
+            assert agent.lives["web-0.1"].entry.pid == process.pid
+            assert agent.lives["web-0.1"].alive
+            gone = agent.lives["web-1.1"].entry
+            assert gone.exit is not None
+            assert "no process with its mark" in gone.exit.unknown
+            agent.receive(KillTree("web-0", 1))
+            await bench.sent.one(GroupEmpty, "web-0")
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_an_exit_that_was_recorded_before_the_sweep_is_swept_by_the_next_agent(bench: Bench) -> None:
+    leftover = marked_sleeper(bench.home, "web-0.1")
+    identity = proc.identity(leftover.pid)
+    assert identity
+    try:
+        entry = entry_of(bench, "web-0", pid=1, start_ticks=1, boot_id=proc.boot_id())
+        write_ledger(bench, msgspec.structs.replace(entry, exit=ExitStatus(code=1)))
+        async with bench.agent(use_cgroups=False):
+            empty = await bench.sent.one(GroupEmpty, "web-0")
+            assert [info.pid for info in empty.swept] == [leftover.pid]
+            assert not identity.alive()
+    finally:
+        leftover.kill()
+        leftover.wait()
+
+
+def test_a_broken_ledger_file_is_set_aside(bench: Bench) -> None:
+    path = ledger_file(bench, "web-0.1")
+    path.parent.mkdir(parents=True)
+    path.write_text("{ half")
+    ledger = Ledger(path.parent)
+    ledger.load()
+    assert ledger.entries() == ()
+    assert path.with_suffix(".broken").exists()
+
+
+async def test_orphans_of_the_agent_are_reaped(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(
+            spawn("web-0", *python("import os\nfor _ in range(20):\n  if os.fork() == 0: os._exit(7)\nos._exit(4)"))
+        )
+        exited = await bench.sent.one(Exited)
+        assert exited.exit.code == 4, "reaping orphans must not take the status of a known child"
+        mine = os.getpid()
+
+        def no_zombies() -> bool:
+            return not [s for s in proc.all_stats().values() if s.ppid == mine and s.state == "Z"]
+
+        await aeventually(no_zombies)

@@ -1,0 +1,110 @@
+"""The agent keeps one coordinator alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.host import proc
+from agentrl.host.guardian import Guardian
+from agentrl.host.processes import Processes
+from tests.waiting import aeventually
+
+# Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.
+COORDINATOR = """
+import json, os, sys, time
+folder = sys.argv[1]
+open(folder + '/starts', 'a').write('x')
+code = int(open(folder + '/code').read() or 0) if os.path.exists(folder + '/code') else None
+if code is not None: sys.exit(code)
+start = int(open(f'/proc/{os.getpid()}/stat').read().rpartition(')')[2].split()[19])
+boot = open('/proc/sys/kernel/random/boot_id').read().strip()
+json.dump({'pid': os.getpid(), 'start_ticks': start, 'boot_id': boot, 'host': 'h'}, open(folder + '/tmp', 'w'))
+os.replace(folder + '/tmp', folder + '/coordinator.json')
+time.sleep(1000)
+"""
+
+
+@contextlib.asynccontextmanager
+async def guarding(folder: Path, gave_up: list[str]) -> AsyncIterator[Guardian]:
+    processes = Processes()
+    processes.become_parent_of_orphans()
+    guardian = Guardian(
+        processes,
+        folder,
+        folder / "coordinator.log",
+        "run-uuid",
+        on_given_up=gave_up.append,
+        command=(sys.executable, "-c", COORDINATOR, str(folder)),
+    )
+    guardian.start()
+    try:
+        yield guardian
+    finally:
+        guardian.stop()
+        processes.close()
+
+
+def pid_of(folder: Path) -> int:
+    path = folder / "coordinator.json"
+    return int(json.loads(path.read_text())["pid"]) if path.exists() else 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    yield tmp_path
+    if pid := pid_of(tmp_path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_killed_coordinator_is_back_at_once_and_carries_the_mark(folder: Path) -> None:
+    async with guarding(folder, []) as guardian:
+        first = await aeventually(lambda: pid_of(folder))
+        assert first == guardian.pid
+        assert (proc.marks(first) or {})[b"AGENTRL_RUN"] == b"run-uuid"
+        os.kill(first, signal.SIGKILL)
+        second = await aeventually(lambda: pid_of(folder) not in (0, first) and pid_of(folder), within_s=10)
+        assert second == guardian.pid
+
+
+async def test_the_next_agent_adopts_the_living_one_and_restarts_it_when_it_dies(folder: Path) -> None:
+    async with guarding(folder, []):
+        first = await aeventually(lambda: pid_of(folder))
+    async with guarding(folder, []) as guardian:
+        assert guardian.pid == first
+        assert (folder / "starts").read_text() == "x"
+        os.kill(int(first), signal.SIGKILL)
+        await aeventually(lambda: guardian.pid not in (0, first))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(78, "configuration is wrong"), (6, "Another coordinator holds"), (0, "by itself")]
+)
+async def test_what_a_restart_cannot_cure_is_left(folder: Path, code: int, words: str) -> None:
+    (folder / "code").write_text(str(code))
+    gave_up: list[str] = []
+    async with guarding(folder, gave_up) as guardian:
+        await aeventually(lambda: gave_up)
+        assert words in gave_up[0]
+        assert not guardian.keeping
+        assert (folder / "starts").read_text() == "x"
+
+
+async def test_one_that_dies_again_and_again_is_restarted_ever_more_slowly(folder: Path) -> None:
+    (folder / "code").write_text("1")
+    async with guarding(folder, []) as guardian:
+        loop = asyncio.get_running_loop()
+        await aeventually(lambda: (folder / "starts").exists() and len((folder / "starts").read_text()) >= 2)
+        then = loop.time()
+        await aeventually(lambda: len((folder / "starts").read_text()) >= 4)
+        assert loop.time() - then > 1.0
+        assert guardian.keeping

@@ -1,0 +1,173 @@
+"""Readiness, liveness and numbers of foreign processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agentrl.host import proc
+from agentrl.host.probes import Verdict, parse_metrics
+from agentrl.protocol.messages import Exited, Probed, Scraped, Spawned
+from agentrl.protocol.specs import Probe
+from tests.host.harness import SLEEP, Bench, python, spawn
+from tests.waiting import aeventually
+
+QUICK = {"interval_s": 0.05, "timeout_s": 5.0, "failures": 2}
+
+SERVER = """
+import http.server, sys
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = b'# HELP x\\nrequests_total 42\\nqueue{name="a b"} 1.5 1700000000\\nbad nan\\n'
+        self.send_response(200 if self.path.startswith('/ok') else 503)
+        if self.path == '/ok-chunked':
+            self.send_header('Transfer-Encoding', 'chunked'); self.end_headers()
+            self.wfile.write(b'%x\\r\\n%s\\r\\n0\\r\\n\\r\\n' % (len(body), body))
+        else:
+            self.send_header('Content-Length', str(len(body))); self.end_headers(); self.wfile.write(body)
+    def log_message(self, *a): pass
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+async def test_an_http_server_becomes_ready_and_shows_numbers(bench: Bench) -> None:
+    port = free_port()
+    async with bench.tidy_agent() as agent:
+        agent.receive(
+            spawn(
+                "web-0",
+                *python(SERVER),
+                str(port),
+                ready=Probe(http=f"http://127.0.0.1:{port}/ok", **QUICK),
+                live=Probe(tcp=f"127.0.0.1:{port}", **QUICK),
+                metrics=Probe(http=f"http://127.0.0.1:{port}/ok-chunked", **QUICK),
+            )
+        )
+        assert await bench.sent.one(Probed, that=lambda m: m.kind == "ready" and m.ok)
+        assert await bench.sent.one(Probed, that=lambda m: m.kind == "live" and m.ok)
+        scraped = await bench.sent.one(Scraped)
+        assert scraped.values == {"requests_total": 42.0, 'queue{name="a b"}': 1.5}
+        assert agent.hello().inventory[0].ready is True
+        await aeventually(lambda: len(bench.sent.all(Scraped)) > 5)
+        said = [m.ok for m in bench.sent.all(Probed) if m.kind == "ready"]
+        assert said in ([True], [False, True]), "only changes are reported"
+
+
+async def test_exec_readiness_follows_a_file_and_gets_its_placeholders(bench: Bench) -> None:
+    flag = bench.home.run_dir / "flag-0"
+    async with bench.tidy_agent() as agent:
+        command = ("sh", "-c", "test -e {run_dir}/flag-{slot} || { echo not there yet; exit 3; }")
+        agent.receive(spawn("web-0", *SLEEP, ready=Probe(exec=command, **QUICK)))
+        no = await bench.sent.one(Probed)
+        assert not no.ok
+        assert no.detail == "exit 3: not there yet"
+        flag.touch()
+        assert await bench.sent.one(Probed, that=lambda m: m.ok)
+        flag.unlink()
+        await aeventually(lambda: [m.ok for m in bench.sent.all(Probed)] == [False, True, False])
+
+
+async def test_a_probe_command_that_hangs_is_killed_with_its_children(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        probe = Probe(
+            exec=("sh", "-c", "echo $$ >> {run_dir}/pids; sleep 1000 & echo $! >> {run_dir}/pids; wait"),
+            interval_s=0.05,
+            timeout_s=0.3,
+            failures=1,
+        )
+        agent.receive(spawn("web-0", *SLEEP, ready=probe))
+        no = await bench.sent.one(Probed)
+        assert no.detail == "no answer within 0.3 s"
+        agent.lives["web-0.1"].kill_tree()
+        await bench.sent.one(Exited)
+        pids = [int(line) for line in (bench.home.run_dir / "pids").read_text().split()]
+        assert len(pids) >= 2
+        await aeventually(
+            lambda: not any(proc.command(pid).startswith(("sleep 1000", "sh -c echo $$")) for pid in pids)
+        )
+
+
+async def test_a_hung_server_fails_liveness_only_after_it_once_answered(bench: Bench) -> None:
+    port = free_port()
+    async with bench.tidy_agent() as agent:
+        live = Probe(http=f"http://127.0.0.1:{port}/ok", interval_s=0.05, timeout_s=0.3, failures=2)
+        agent.receive(spawn("web-0", *python(SERVER), str(port), live=live, start_deadline_s=1000.0))
+        assert (await bench.sent.one(Probed)).ok, "a slow start is no failure of liveness"
+        os.kill((await bench.sent.one(Spawned)).pid, signal.SIGSTOP)
+        no = await bench.sent.one(Probed, that=lambda m: not m.ok)
+        assert no.kind == "live"
+        assert no.detail == "no answer within 0.3 s"
+
+
+async def test_probes_end_with_their_process(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP, ready=Probe(exec=("true",), **QUICK)))
+        await bench.sent.one(Probed)
+        agent.lives["web-0.1"].kill_tree()
+        await bench.sent.one(Exited)
+        await asyncio.sleep(0)
+        await aeventually(lambda: not [t for t in asyncio.all_tasks() if "probe of web-0.1" in t.get_name()])
+
+
+@asynccontextmanager
+async def rude_server(answer: bytes) -> AsyncIterator[int]:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_an_http_error_is_an_answer_of_no(bench: Bench) -> None:
+    async with rude_server(b"HTTP/1.1 503 busy\r\n\r\n") as port, bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP, ready=Probe(http=f"http://127.0.0.1:{port}/", **QUICK)))
+        no = await bench.sent.one(Probed)
+        assert not no.ok
+        assert no.detail == "HTTP 503"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"garbage\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 200_000],
+    ids=["nothing", "garbage", "no number", "long line"],
+)
+async def test_a_server_that_does_not_speak_http_is_not_ready(bench: Bench, answer: bytes) -> None:
+    async with rude_server(answer) as port, bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP, ready=Probe(http=f"http://127.0.0.1:{port}/", **QUICK)))
+        no = await bench.sent.one(Probed)
+        assert not no.ok
+        assert no.detail
+
+
+async def test_a_chunked_answer_with_a_broken_length_breaks_nothing(bench: Bench) -> None:
+    body = b"HTTP/1.1 200 ok\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    async with rude_server(body) as port, bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP, ready=Probe(http=f"http://127.0.0.1:{port}/", **QUICK)))
+        assert not (await bench.sent.one(Probed)).ok
+
+
+def test_failures_count_only_in_a_row() -> None:
+    verdict = Verdict(failures=3)
+    answers = [True, False, False, True, False, False, False, False, True]
+    assert [verdict.changed_by(ok) for ok in answers] == [True, False, False, False, False, False, True, False, True]
+
+
+def test_metrics_lines() -> None:
+    text = b'# TYPE a counter\na 1\nb{x="1"} 2.5 123\n\nbroken\nc abc\nd +Inf\ne 1e3\n'
+    assert parse_metrics(text) == {"a": 1.0, 'b{x="1"}': 2.5, "e": 1000.0}

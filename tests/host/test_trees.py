@@ -1,0 +1,189 @@
+"""What a unit leaves behind is found and ended, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.host import proc, scan
+from agentrl.host.trees import kill_exactly
+from agentrl.protocol import wire
+from agentrl.protocol.messages import Answer, Ask, Exited, GroupEmpty, HostStats, ScanReport, ScanRun, Spawned
+from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
+from tests.waiting import aeventually, eventually
+
+both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
+
+# Forks twice with a session of its own, clears its environment and lets go of all files: nothing but
+# the cgroup, or its way to the agent as the parent of orphans, tells where it came from.
+HIDE = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(sys.argv[1], 'w').write(str(os.getpid()))
+        null = os.open('/dev/null', os.O_RDWR)
+        for fd in (0, 1, 2): os.dup2(null, fd)
+        os.execve('/bin/sleep', ['sleep', '1000'], {})
+    os._exit(0)
+os.wait()
+"""
+
+
+def hider(stay: bool, *, times: int = 1) -> tuple[str, ...]:
+    hiding = "".join(HIDE.replace("sys.argv[1]", f"sys.argv[1] + '.{n}'") for n in range(times))
+    end = "import time; time.sleep(1000)" if stay else "sys.exit(9)"
+    return (*python(hiding + end), "{run_dir}/hidden")
+
+
+async def hidden(bench: Bench, number: int = 0) -> proc.Identity:
+    path = bench.home.run_dir / f"hidden.{number}"
+    text = await aeventually(lambda: path.exists() and path.read_text())
+    found = proc.identity(int(str(text)))
+    assert found
+    await aeventually(lambda: proc.command(found.pid).startswith("sleep"))
+    return found
+
+
+@both
+async def test_children_that_hide_are_swept_after_their_leader_died(bench: Bench, use_cgroups: bool) -> None:
+    async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
+        agent.receive(spawn("web-0", *hider(stay=True, times=2)))
+        spawned = await bench.sent.one(Spawned)
+        lost = [await hidden(bench, 0), await hidden(bench, 1)]
+        os.kill(spawned.pid, signal.SIGKILL)
+        empty = await bench.sent.one(GroupEmpty)
+        assert {info.pid for info in empty.swept} == {process.pid for process in lost}
+        assert all(info.why and info.command.startswith("sleep") for info in empty.swept)
+        assert not any(process.alive() for process in lost)
+
+
+async def test_without_cgroups_a_hidden_process_that_could_be_anothers_is_left_alone(bench: Bench) -> None:
+    async with bench.tidy_agent(use_cgroups=False) as agent:
+        agent.receive(spawn("other-0", *SLEEP))
+        agent.receive(spawn("web-0", *hider(stay=True)))
+        spawned = await bench.sent.one(Spawned, "web-0")
+        lost = await hidden(bench)
+        for life in agent.lives.values():
+            life.tree.remembered = {}
+        os.kill(spawned.pid, signal.SIGKILL)
+        await bench.sent.one(GroupEmpty, "web-0")
+        # It cannot be told whose it is while another unit lives; the scan of the run still finds it.
+        try:
+            agent.receive(Ask("a", ScanRun()))
+            answer = await bench.sent.one(Answer)
+            found = wire.decode_as(ScanReport, answer.body).found
+            assert lost.pid in {info.pid for info in found}
+        finally:
+            kill_exactly(lost.pid, lost.start_ticks)
+
+
+@both
+async def test_marked_children_in_other_sessions_are_swept(bench: Bench, use_cgroups: bool) -> None:
+    async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
+        agent.receive(spawn("other-0", *SLEEP))
+        other = await bench.sent.one(Spawned, "other-0")
+        agent.receive(
+            spawn("web-0", "sh", "-c", "setsid sleep 1000 & setsid sleep 1001 & sleep 1002 & sleep 0.2; exit 1")
+        )
+        empty = await bench.sent.one(GroupEmpty, "web-0")
+        assert len(empty.swept) == 3
+        assert proc.Identity(other.pid, other.start_ticks, proc.boot_id()).alive()
+        assert len(bench.sent.all(Exited)) == 1
+
+
+async def test_nothing_is_called_empty_while_a_child_goes_on_forking(bench: Bench) -> None:
+    breeder = "import os, time\nwhile True:\n  if os.fork() and os.getppid() >= 1: os._exit(0)\n  os.setsid()"
+    async with bench.tidy_agent(use_cgroups=True) as agent:
+        if not agent.cgroups.can_kill:
+            pytest.skip("no cgroup may be written here")
+        agent.receive(spawn("web-0", "sh", "-c", f'python3 -c "{breeder}" & sleep 0.3; exit 0'))
+        await bench.sent.one(GroupEmpty, "web-0")
+        marked = [
+            pid for pid in proc.all_pids() if (proc.marks(pid) or {}).get(b"AGENTRL_RUN") == bench.home.run.encode()
+        ]
+        assert marked == []
+
+
+async def test_many_deaths_at_once_are_swept_together(bench: Bench) -> None:
+    async with bench.tidy_agent(use_cgroups=False) as agent:
+        for slot in range(20):
+            agent.receive(spawn(f"web-{slot}", "sh", "-c", "setsid sleep 1000 & exec sleep 1001"))
+        for slot in range(20):
+            await bench.sent.one(Spawned, f"web-{slot}")
+        passes = 0
+        take = agent.services.sweeper._take
+
+        async def counted() -> object:
+            nonlocal passes
+            passes += 1
+            return await take()
+
+        agent.services.sweeper._take = counted  # type: ignore[method-assign, assignment]
+        for message in bench.sent.all(Spawned):
+            os.kill(message.pid, signal.SIGKILL)
+        await aeventually(lambda: len(bench.sent.all(GroupEmpty)) == 20)
+        assert passes < 20, "one pass over /proc serves all that wait for one"
+
+
+@pytest.fixture
+def stranger() -> object:
+    process = subprocess.Popen(SLEEP, start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[bytes]) -> None:
+    identity = proc.identity(stranger.pid)
+    assert identity
+    assert not kill_exactly(stranger.pid, identity.start_ticks + 1)
+    assert identity.alive()
+    assert kill_exactly(stranger.pid, identity.start_ticks)
+    eventually(lambda: not identity.alive())
+
+
+async def test_a_stray_is_reported(bench: Bench) -> None:
+    strays = [marked_sleeper(bench.home, "web-9.4"), marked_sleeper(bench.home, "web-9.5", host="h2")]
+    try:
+        async with bench.tidy_agent() as agent:
+            agent.receive(spawn("web-0", *SLEEP))
+            stats = await bench.sent.one(HostStats, that=lambda m: bool(m.strays) and bool(m.units))
+            assert [(info.pid, info.incarnation) for info in stats.strays] == [(strays[0].pid, "web-9.4")]
+    finally:
+        for process in strays:
+            process.kill()
+            process.wait()
+
+
+def test_the_scan_names_what_belongs_to_the_run_and_kills_only_that(
+    bench: Bench, stranger: subprocess.Popen[bytes]
+) -> None:
+    marked = subprocess.Popen(
+        # A child that clears its environment is found by descent.
+        ["sh", "-c", "env -i sleep 1000 & exec sleep 1001"],
+        env={**os.environ, "AGENTRL_RUN": bench.home.run, "AGENTRL_INCARNATION": "web-0.1"},
+    )
+    other_run = subprocess.Popen(SLEEP, env={**os.environ, "AGENTRL_RUN": "another", "AGENTRL_INCARNATION": "web-0.1"})
+    try:
+
+        def both_found() -> bool:
+            return {info.why for info in scan.scan(bench.home.run, "h1").found} == {"mark", "descent"}
+
+        eventually(both_found)
+        command = [sys.executable, "-m", "agentrl.host.scan", bench.home.run, "--kill", "--json"]
+        ended = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert b'"killed":[{' in ended.stdout
+        assert marked.wait(10) == -signal.SIGKILL
+        assert stranger.poll() is None
+        assert other_run.poll() is None
+    finally:
+        for process in (marked, other_run):
+            process.kill()
+            process.wait()
