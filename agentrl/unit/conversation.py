@@ -209,6 +209,7 @@ class Conversation:
                 ready=self._account.ready,
                 version=__version__,
                 knobs=self._told_knobs,
+                declared=self._knobs.declarations,
             )
         ]
 

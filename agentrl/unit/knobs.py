@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.protocol.messages import KnobDeclaration
 from agentrl.protocol.rows import KnobValue
 
 Boundary = Literal["now", "next claim", "next version", "restart"]
@@ -26,19 +27,32 @@ class Preview(NamedTuple):
     """How many things would be lost for good."""
 
 
+class KnobFacts(NamedTuple):
+    """What people and checks need to know of a knob besides its value."""
+
+    help: str = ""
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    scientific: bool = False
+    """Results before and after a change are not comparable."""
+
+
 class Knob(Generic[T]):
     """One knob; made by `unit.knob(...)`."""
 
     def __init__(
         self,
-        name: str,
+        declaration: KnobDeclaration,
         value: T,
         boundary: Boundary,
         preview: Callable[[T], Preview | str] | None,
         on_change: Callable[[T], None] | None,
         in_force_changed: Callable[[], None],
     ) -> None:
-        self.name = name
+        self.name = declaration.name
+        self.declaration = declaration
         self.boundary = boundary
         self._preview = preview
         self._on_change = on_change
@@ -106,18 +120,24 @@ class KnobSet:
     def names(self) -> tuple[str, ...]:
         return tuple(self._knobs)
 
+    @property
+    def declarations(self) -> tuple[KnobDeclaration, ...]:
+        return tuple(knob.declaration for knob in self._knobs.values())
+
     def declare(
         self,
         name: str,
         default: T,
         *,
         boundary: Boundary = "now",
+        facts: KnobFacts | None = None,
         preview: Callable[[T], Preview | str] | None = None,
         on_change: Callable[[T], None] | None = None,
     ) -> Knob[T]:
         if name in self._knobs:
             raise ConfigError(f"The knob {name} is declared twice in this unit.")
-        knob = Knob(name, default, boundary, preview, on_change, self._on_change)
+        declaration = _declaration(name, default, boundary, facts or KnobFacts())
+        knob = Knob(declaration, default, boundary, preview, on_change, self._on_change)
         if name in self._known:
             # Declaring is the restart boundary: this incarnation begins with what was set before it.
             knob._value = knob._pending = knob._fitting(self._known[name])
@@ -143,6 +163,11 @@ class KnobSet:
 
     def in_force(self) -> dict[str, KnobValue]:
         return {name: knob.value for name, knob in self._knobs.items()}
+
+
+def _declaration(name: str, default: float | int | str | bool, boundary: Boundary, facts: KnobFacts) -> KnobDeclaration:
+    kind = "choice" if facts.choices else type(default).__name__
+    return KnobDeclaration(name=name, kind=kind, default=default, boundary=boundary, **facts._asdict())
 
 
 def _when(boundary: Boundary) -> str:

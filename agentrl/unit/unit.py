@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentrl.unit.account import Account
 from agentrl.unit.environment import Environment
-from agentrl.unit.knobs import Boundary, Knob, KnobSet, Preview, T
+from agentrl.unit.knobs import Boundary, Knob, KnobFacts, KnobSet, Preview, T
 from agentrl.unit.orders import Orders
 
 
@@ -167,17 +167,25 @@ class Unit:
         default: T,
         *,
         boundary: Boundary = "now",
+        help: str = "",
+        unit: str = "",
+        minimum: float | None = None,
+        maximum: float | None = None,
+        choices: tuple[str, ...] = (),
+        scientific: bool = False,
         preview: Callable[[T], Preview | str] | None = None,
         on_change: Callable[[T], object] | None = None,
     ) -> Knob[T]:
         """Own a knob. It begins with the value that the run has tuned, else with `default`.
 
         `boundary` says when a new value comes into force: `now`, or when the loop calls `take()` at its next claim or
-        version, or in the next incarnation. `on_change` is told of a value that came into force, `preview` is asked
+        version, or in the next incarnation. Everything up to `scientific` is for people and for the check of values
+        before they come here. `on_change` is told of a value that came into force, `preview` is asked
         what a value would do.
         """
         told = None if on_change is None else lambda value: self._call_back(functools.partial(on_change, value))
-        return self._knobs.declare(name, default, boundary=boundary, preview=preview, on_change=told)
+        facts = KnobFacts(help, unit, minimum, maximum, choices, scientific)
+        return self._knobs.declare(name, default, boundary=boundary, facts=facts, preview=preview, on_change=told)
 
     # ---- inside ----
 

@@ -12,10 +12,17 @@ from agentrl.unit import Unit, run_unit
 
 def main(unit: Unit) -> None:
     options = _options()
-    bound = unit.knob("fake.bound", 4, boundary="next version", preview=lambda new: f"{max(0, 4 - new)} records void")
-    batch = unit.knob("fake.batch", 32, boundary="next claim")
-    noise = unit.knob("fake.noise", 0.0)
-    depth = unit.knob("fake.depth", 2, boundary="restart")
+    bound = unit.knob(
+        "fake.bound",
+        4,
+        boundary="next version",
+        minimum=0,
+        help="how old a record may be",
+        preview=lambda new: f"{max(0, 4 - new)} records void",
+    )
+    batch = unit.knob("fake.batch", 32, boundary="next claim", minimum=1, help="records of one step")
+    noise = unit.knob("fake.noise", 0.0, help="added to the reward", scientific=True)
+    depth = unit.knob("fake.depth", 2, boundary="restart", help="layers")
     version = 0
     unit.ready()
     while not unit.draining and (options.versions == 0 or version < options.versions):

@@ -107,6 +107,10 @@ async def test_knobs_come_into_force_at_their_boundaries(counterpart: Counterpar
     await aeventually(lambda: (counterpart.report.weights or 0) >= 1)
     hello = counterpart.of(messages.UnitHello)[-1]
     assert set(hello.knobs) == {"fake.bound", "fake.batch", "fake.noise", "fake.depth"}
+    declared = {each.name: each for each in hello.declared}
+    assert declared["fake.bound"].default == 4, "the default, not what was tuned"
+    assert (declared["fake.bound"].kind, declared["fake.bound"].boundary) == ("int", "next version")
+    assert declared["fake.noise"].scientific
     assert counterpart.report.knobs == {"fake.bound": 6, "fake.batch": 32, "fake.noise": 0.0, "fake.depth": 3}
     counterpart.tell(messages.SetPaused(True))
     await aeventually(lambda: counterpart.report.phase == "parked")
