@@ -193,9 +193,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_other_schema(db: sqlite3.Connection, path: Path) -> None:
+    # One transaction: somebody else may be creating it right now.
+    db.execute("BEGIN")
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    db.execute("COMMIT")
     if tables and application != APPLICATION_ID:
         raise VersionMismatchError(f"{path} is a database, but no journal of agentrl.", hint="Move it away.")
     if version not in (0, SCHEMA_VERSION):

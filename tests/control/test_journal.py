@@ -326,8 +326,7 @@ def test_many_that_open_a_new_journal_at_once_all_succeed(path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.close()
-    for child in children:
-        assert child.wait(timeout=60) == 0
+    assert [child.wait(timeout=60) for child in children] == [0] * len(children)
     journal = Journal.open(path, at=1.0)
     assert len(journal.all("slot")) == 6
     journal.close()
