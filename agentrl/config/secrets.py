@@ -54,11 +54,6 @@ def resolve_secret(secret: SecretRef | str, environ: Mapping[str, str] | None = 
     raise ConfigError("A secret is given as a reference, env:NAME or file:PATH.")
 
 
-def resolve_env(env: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process, with references among its values replaced by the secrets."""
-    return {name: resolve_secret(value, environ) if is_reference(value) else value for name, value in env.items()}
-
-
 def _read(reference: str, path: Path) -> str:
     try:
         with path.open("rb") as file:

