@@ -2,11 +2,13 @@
 
 Invariants: callbacks run in the loop in which `start` was called; `on_connected` fires on every (re)connection that
 may be used, `on_disconnected` once for each of those; messages that arrived before a disconnection are handed out
-before it is reported; a refused key becomes a sentence.
+before it is reported; a refused key becomes a sentence; whatever ended a connection, it is dialled again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from collections.abc import Callable
 
 import zmq
@@ -19,6 +21,8 @@ from agentrl.transport.monitor import Monitor
 
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
+REDIAL_S = 1.0
+"""The library gives up for good after what it takes for a breach of protocol, a refused key included; we do not."""
 UNANSWERED_S = 30
 """After so long without an answer from the network a tcp connection counts as broken."""
 VAGUE_FAILURES = 3
@@ -30,6 +34,8 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_CONNECTED
 )
 
 
@@ -64,6 +70,7 @@ class Connection:
         self._on_refused = on_refused
         self._vague_failures = 0
         self._was_connected = False
+        self._redial_timer: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._drain: Drain | None = None
         self._monitor: Monitor | None = None
@@ -81,6 +88,7 @@ class Connection:
     def close(self) -> None:
         """Stop; nothing is called any more. May be called from a callback, and twice."""
         self.connected = False
+        self._expect_no_redial()
         if self._monitor:
             self._monitor.close()
         if self._drain and not self._drain.stopped:
@@ -116,17 +124,41 @@ class Connection:
         return True
 
     def _on_event(self, event: int, value: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._was_connected = True
-            self.connected = True
+        if event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECTED):
+            self._expect_no_redial()
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._was_connected = self.connected = True
             self._on_connected()
         elif event == zmq.EVENT_DISCONNECTED:
+            self._expect_redial()
             if self.connected:
                 self._read_the_rest()
                 self.connected = False
                 self._on_disconnected()
         else:
+            self._expect_redial()
             self._on_failed_handshake(event)
+
+    # If the library dials again by itself it says so at once. Where it does not, we do.
+
+    def _expect_redial(self) -> None:
+        if self._redial_timer is None:
+            self._redial_timer = asyncio.get_running_loop().call_later(REDIAL_S, self._redial)
+
+    def _expect_no_redial(self) -> None:
+        if self._redial_timer:
+            self._redial_timer.cancel()
+            self._redial_timer = None
+
+    def _redial(self) -> None:
+        self._redial_timer = None
+        assert self._socket
+        try:
+            self._socket.disconnect(self.address)
+        except zmq.ZMQError as unknown:
+            if unknown.errno != errno.ENOENT:
+                raise
+        self._socket.connect(self.address)
 
     def _read_the_rest(self) -> None:
         while self.connected and self._take(256):
@@ -136,9 +168,10 @@ class Connection:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._on_refused(f"The coordinator at {self.address} does not know this key, or it was revoked.")
             return
-        self._vague_failures += 1
-        if self._was_connected or self._vague_failures != VAGUE_FAILURES:
-            return
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._vague_failures += 1
+            if self._was_connected or self._vague_failures != VAGUE_FAILURES:
+                return
         if self._key:
             reason = "another coordinator than the one that this key is for answers there, or something that is none"
         else:

@@ -68,8 +68,12 @@ class Router:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._socket = gate.context.socket(zmq.ROUTER)
-        self._set_options(gate)
-        self._socket.bind(address)
+        try:
+            self._set_options(gate)
+            self._socket.bind(address)
+        except BaseException:
+            self._socket.close(linger=0)
+            raise
         self._monitor = Monitor(gate.context, self._socket, zmq.EVENT_DISCONNECTED, self._on_disconnected)
         self._drain = Drain(self._socket, self._take)
 
@@ -124,19 +128,30 @@ class Router:
                 part = receive(zmq.NOBLOCK, copy=False)
                 peer = self._recognise(peer, identity, part)
                 frame = part.bytes
+                if peer is None:
+                    self._discard_the_rest()
+                    continue
             else:
                 frame = receive(zmq.NOBLOCK)
             if option(zmq.RCVMORE):
-                while option(zmq.RCVMORE):
-                    receive(zmq.NOBLOCK, copy=False)
+                self._discard_the_rest()
                 continue
             hand_out(peer, frame)
             if drain.stopped:
                 return False
         return True
 
-    def _recognise(self, known: Peer | None, identity: bytes, part: zmq.Frame) -> Peer:
-        key_name = str(part.get(USER_ID)) if self.guarded else None
+    def _discard_the_rest(self) -> None:
+        while self._socket.getsockopt(zmq.RCVMORE):
+            self._socket.recv(zmq.NOBLOCK)
+
+    def _recognise(self, known: Peer | None, identity: bytes, part: zmq.Frame) -> Peer | None:
+        """None for a peer that cannot be told from others: it speaks an old dialect without a handshake, or noise."""
+        try:
+            descriptor = int(part.get(zmq.SRCFD))
+            key_name = str(part.get(USER_ID)) if self.guarded else None
+        except zmq.ZMQError:
+            return None
         if known and known.key_name == key_name:
             return known
         # Whatever ended before this connection began is in the monitor's queue by now. Reading it first keeps a
@@ -145,7 +160,6 @@ class Router:
         if known:
             self._leave(known)
         peer = self._peers[identity] = Peer(self, identity, key_name)
-        descriptor = part.get(zmq.SRCFD)
         former = self._by_fd.pop(descriptor, None)
         if former:
             # Two connections never share a descriptor: that one's end was reported before its first message was read.

@@ -1,0 +1,159 @@
+"""Publishing: nobody slows it down, a loss can be seen, and a revoked key ends its subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import zmq
+
+from agentrl.transport.keys import new_keypair
+from agentrl.transport.publisher import QUEUE_MESSAGES
+from tests.transport.conftest import House
+from tests.waiting import aeventually
+
+
+async def test_all_subscribers_hear_everything_in_order(house: House) -> None:
+    local, remote = house.subscribe(), house.subscribe(house.admit("anna", feed=True))
+    await aeventually(lambda: house.subscriptions == 2)
+    for number in range(1000):
+        house.publisher.publish(b"%d" % number)
+    expected = [b"%d" % number for number in range(1000)]
+    await aeventually(lambda: len(local.got) == len(remote.got) == 1000)
+    assert local.got == remote.got == expected
+
+
+async def test_publisher_knows_whether_anybody_listens(house: House) -> None:
+    assert not house.publisher.has_subscribers
+    house.publisher.publish(b"to nobody")
+    first, second = house.subscribe(), house.subscribe()
+    await aeventually(lambda: house.subscriptions == 2)
+    assert house.publisher.has_subscribers
+    first.link.close()
+    house.publisher.publish(b"still one")
+    await second.hears(b"still one")
+    assert house.publisher.has_subscribers
+    second.link.close()
+    await aeventually(lambda: not house.publisher.has_subscribers)
+
+
+async def test_subscriber_finds_a_publisher_that_was_restarted(house: House) -> None:
+    reader = await house.subscribe().connected()
+    house.close()
+    await aeventually(lambda: reader.story == ["connected", "disconnected"])
+    house.subscriptions = 0
+    house.open()
+    await aeventually(lambda: house.subscriptions == 1)
+    house.publisher.publish(b"again")
+    await reader.hears(b"again")
+    assert reader.story == ["connected", "disconnected", "connected"]
+
+
+async def test_slow_subscriber_loses_and_can_tell_and_nobody_waits(house: House) -> None:
+    context = zmq.Context()
+    slow = context.socket(zmq.SUB)
+    slow.setsockopt(zmq.SUBSCRIBE, b"")
+    slow.setsockopt(zmq.RCVHWM, 10)
+    slow.setsockopt(zmq.RCVBUF, 4096)
+    slow.connect(house.feed_ipc)
+    quick = house.subscribe()
+    await aeventually(lambda: house.subscriptions == 2)
+    count = 3 * QUEUE_MESSAGES
+    padding = bytes(500)
+    longest = 0.0
+    for number in range(count):
+        started = time.monotonic()
+        house.publisher.publish(b"%d " % number + padding)
+        longest = max(longest, time.monotonic() - started)
+        if number % 200 == 0:
+            await aeventually(lambda n=number: len(quick.got) >= n)  # type: ignore[misc]
+    assert longest < 2, "publishing waited for somebody"
+    await aeventually(lambda: len(quick.got) == count)
+    slow.setsockopt(zmq.RCVTIMEO, 500)
+    seen = await asyncio.to_thread(_read_all, slow)
+    assert 0 < len(seen) < count
+    assert seen == sorted(set(seen)), "the order was lost"
+    house.publisher.publish(b"%d " % count)
+    slow.setsockopt(zmq.RCVTIMEO, 10_000)
+    latest = int((await asyncio.to_thread(slow.recv)).split()[0])
+    assert latest == count
+    assert latest != seen[-1] + 1, "the gap must show in the numbers"
+    slow.close(linger=0)
+    context.term()
+
+
+def _read_all(sub: zmq.Socket[bytes]) -> list[int]:
+    seen = []
+    try:
+        while True:
+            seen.append(int(sub.recv().split()[0]))
+    except zmq.Again:
+        return seen
+
+
+async def test_rebind_ends_the_subscriptions_of_a_revoked_key(house: House) -> None:
+    pair = new_keypair()
+    revoked = house.subscribe(house.admit("anna", pair, feed=True))
+    kept = house.subscribe(house.admit("bert", feed=True))
+    local = house.subscribe()
+    await aeventually(lambda: house.subscriptions == 3)
+    del house.keyring[pair.public]
+    house.publisher.publish(b"a connection that stands is not asked again")
+    await revoked.hears(b"a connection that stands is not asked again")
+    house.publisher.rebind()
+    await aeventually(lambda: house.subscriptions == 4 and revoked.refusals)
+    house.publisher.publish(b"secret")
+    await kept.hears(b"secret")
+    await local.hears(b"secret")
+    assert b"secret" not in revoked.got
+    assert local.story == ["connected"]
+
+
+async def test_rebind_again_and_again_loses_the_port_to_nobody(house: House) -> None:
+    kept = house.subscribe(house.admit("bert", feed=True))
+    await aeventually(lambda: house.subscriptions == 1)
+    for _ in range(5):
+        before = house.subscriptions
+        house.publisher.rebind()
+        house.publisher.publish(b"nobody may hear this, and nothing breaks")
+        await aeventually(lambda n=before: house.subscriptions > n)  # type: ignore[misc]
+    house.publisher.publish(b"last")
+    await kept.hears(b"last")
+
+
+@pytest.mark.parametrize("noise", [b"", b"\x01topic", b"\x00topic", b"\x02", b"x" * 1000])
+async def test_noise_from_subscribers_is_ignored(house: House, noise: bytes) -> None:
+    context = zmq.Context()
+    noisy = context.socket(zmq.XSUB)
+    noisy.connect(house.feed_ipc)
+    noisy.send(b"\x01")
+    await aeventually(lambda: house.subscriptions == 1)
+    noisy.send(noise)
+    noisy.send(noise)
+    reader = house.subscribe()
+    await aeventually(lambda: house.subscriptions == 2)
+    house.publisher.publish(b"news")
+    await reader.hears(b"news")
+    noisy.close(linger=0)
+    context.term()
+
+
+async def test_subscriber_in_another_thread(house: House) -> None:
+    got: list[bytes] = []
+
+    async def read() -> None:
+        from agentrl.transport.publisher import Subscriber
+
+        reader = Subscriber(house.feed_ipc, on_message=got.append)
+        reader.start()
+        await aeventually(lambda: got)
+        reader.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(read()))
+    thread.start()
+    await aeventually(lambda: house.subscriptions == 1)
+    house.publisher.publish(b"across threads")
+    await asyncio.to_thread(thread.join)
+    assert got == [b"across threads"]
