@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from agentrl.config.paths import read_run
-from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
+from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host.agent import Agent
 from agentrl.host.claim import Claim
 from agentrl.host.environment import Home
 from agentrl.host.guardian import Guardian
-from agentrl.protocol import messages, wire
+from agentrl.protocol import wire
 from agentrl.transport.addresses import hub_address
 from agentrl.transport.dealer import Dealer
 from agentrl.transport.keys import ClientKey
@@ -33,7 +33,7 @@ async def run(args: argparse.Namespace, home: Home) -> int:
     dealer = Dealer(
         args.coordinator or hub_address(home.run),
         key=ClientKey.load(home.key) if home.key else None,
-        on_message=lambda frame: receive(agent, frame),
+        on_message=lambda frame: agent.receive_frame(frame),
         on_connected=lambda: agent.connected(),
         on_disconnected=lambda: agent.disconnected(),
         on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
@@ -46,15 +46,9 @@ async def run(args: argparse.Namespace, home: Home) -> int:
     agent.start()
     dealer.start()
     if args.with_coordinator:
-        agent.guard(
-            Guardian(
-                agent.processes,
-                home.state_dir,
-                folder / "coordinator.log",
-                home.run,
-                on_given_up=claim.note_coordinator,
-            )
-        )
+        output = folder / "coordinator.log"
+        given_up = claim.note_coordinator
+        agent.guard(Guardian(agent.processes, home.state_dir, output, home.run, on_given_up=given_up))
     log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
     try:
         await agent.finished.wait()
@@ -63,18 +57,6 @@ async def run(args: argparse.Namespace, home: Home) -> int:
         await agent.close()
         claim.release()
     return ExitCode.OK
-
-
-def receive(agent: Agent, frame: bytes) -> None:
-    try:
-        message = wire.decode_from_coordinator(frame)
-    except ProtocolError as broken:
-        log.error("%s", broken)
-        return
-    if isinstance(message, messages.ToHost):
-        agent.receive(message)
-    else:
-        log.error("A host agent has no use for %s.", type(message).__name__)
 
 
 def run_uuid(state_dir: Path) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.errors import AgentrlError, ConfigError, ProtocolError
 from agentrl.host import adoption, cgroups, environment, lives, stats
 from agentrl.host.answers import Answers
 from agentrl.host.guardian import Guardian
@@ -170,6 +170,18 @@ class Agent:
 
     # ---- from the coordinator ----
 
+    def receive_frame(self, frame: bytes) -> None:
+        """One message as it came from a socket."""
+        try:
+            message = wire.decode_from_coordinator(frame)
+        except ProtocolError as broken:
+            log.error("%s", broken)
+            return
+        if isinstance(message, ToHost):
+            self.receive(message)
+        else:
+            log.error("A host agent has no use for %s.", type(message).__name__)
+
     def receive(self, message: ToHost) -> None:
         """Act on one message. Never raises for anything that a coordinator may say."""
         match message:
@@ -287,11 +299,13 @@ class Agent:
 
     async def _answer(self, ask: messages.Ask) -> None:
         try:
-            body = await self._answers.to(ask.what)
+            body = wire.raw(await self._answers.to(ask.what))
+            self.send(messages.Answer(ask.ask, body=body))
         except (AgentrlError, OSError) as failed:
             self.send(messages.Answer(ask.ask, error=str(failed)))
-        else:
-            self.send(messages.Answer(ask.ask, body=wire.raw(body)))
+        except Exception as broken:  # a request boundary: whoever asked must not wait for ever
+            log.exception("The question %s could not be answered.", ask.what)
+            self.send(messages.Answer(ask.ask, error=f"The host agent failed to answer: {broken!r}."))
 
     def _could_be_another(self, name: str, start_ticks: int) -> bool:
         """Could another incarnation than `name` have started a process at that time?"""

@@ -16,6 +16,8 @@ from agentrl.protocol.messages import DumpStacks, LogChunk, ReadLog, ScanReport,
 if TYPE_CHECKING:
     from agentrl.host.agent import Agent
 
+_STACKS_CHARS = 1 << 20
+
 
 class Answers:
     def __init__(self, agent: Agent) -> None:
@@ -46,8 +48,11 @@ class Answers:
             if life.alive and (not what.units or life.entry.unit in what.units or life.name in what.units)
         ]
         texts = await asyncio.gather(*map(self._stack, wanted))
+        # All of them must fit into one message; the innermost frames stand first, so the end is what may go.
+        each = _STACKS_CHARS // max(1, len(wanted))
         return StackReport(
-            host=self._agent.home.host, stacks={life.name: text for life, text in zip(wanted, texts, strict=True)}
+            host=self._agent.home.host,
+            stacks={life.name: text[:each] for life, text in zip(wanted, texts, strict=True)},
         )
 
     async def _stack(self, life: Life) -> str:

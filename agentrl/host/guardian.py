@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _GOOD_LIFE_S = 60.0
+# Who holds the lock may have been started a moment ago and not have said yet which process it is.
+_HOLDER_WITHIN_S = 5.0
+_HOLDER_POLL_S = 0.2
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -127,10 +130,20 @@ class Guardian:
         elif status.code == ExitCode.CONFIG:
             self._give_up(f"The coordinator's configuration is wrong; its reason stands in {self._log_path}.")
         elif status.code == ExitCode.CONFLICT:
-            if not self._adopted():
-                self._give_up(f"Another coordinator holds {self._state_dir}; its reason stands in {self._log_path}.")
+            self._look_for_holder(asyncio.get_running_loop().time() + _HOLDER_WITHIN_S)
         else:
             self._again()
+
+    def _look_for_holder(self, deadline: float) -> None:
+        """Another coordinator holds the lock: adopt it as soon as it says which process it is."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if self._adopted():
+            return
+        if loop.time() >= deadline:
+            self._give_up(f"Another coordinator holds {self._state_dir}; the reason stands in {self._log_path}.")
+            return
+        self._timer = loop.call_later(_HOLDER_POLL_S, self._look_for_holder, deadline)
 
     def _give_up(self, sentence: str) -> None:
         log.error("%s No other is started.", sentence)

@@ -1,12 +1,14 @@
 """The ledger: what this host knows of every incarnation that it was ever asked to start and not yet told to forget.
 
-Invariants: an intent is on disk before a process is started, so nothing is started twice whatever dies in between; an
-entry is replaced atomically and never half written; a full disk is reported, kept in mind and tried again, and never
-ends the agent. Nothing is synced: a power loss changes the boot id, and with it every process is dead anyway.
+Invariants: an intent is on disk before a process is started, so nothing is started twice whatever dies in between; a
+file appears whole and then grows by whole lines, of which the last one counts, so what is half written is never
+believed; a full disk is reported, kept in mind and tried again, and never ends the agent. Nothing is synced: a power
+loss changes the boot id, and with it every process is dead anyway.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -67,6 +69,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._entries: dict[str, Entry] = {}
+        self._on_disk: set[str] = set()
         self._unwritten: set[str] = set()
         self.trouble = ""
         """A sentence while the disk does not take what it should."""
@@ -77,11 +80,12 @@ class Ledger:
         decoder = msgspec.json.Decoder(Entry)
         for path in sorted(self._folder.glob("*.json")):
             try:
-                entry = decoder.decode(path.read_bytes())
+                entry = _last_entry(decoder, path.read_bytes())
             except (msgspec.DecodeError, OSError) as broken:
                 log.error("The ledger entry %s cannot be read and is set aside: %s.", path, broken)
                 path.rename(path.with_suffix(".broken"))
                 continue
+            # Not counted as on disk: the next record replaces the file, and with it any half line at its end.
             self._entries[entry.name] = entry
 
     def __contains__(self, name: str) -> bool:
@@ -111,6 +115,7 @@ class Ledger:
     def forget(self, name: str) -> Entry | None:
         entry = self._entries.pop(name, None)
         self._unwritten.discard(name)
+        self._on_disk.discard(name)
         if entry is not None:
             self._path(name).unlink(missing_ok=True)
         return entry
@@ -143,20 +148,39 @@ class Ledger:
         return self._folder / f"{name}.json"
 
     def _write(self, entry: Entry) -> None:
+        line = msgspec.json.encode(entry) + b"\n"
         path = self._path(entry.name)
+        if entry.name in self._on_disk:
+            # Much cheaper than a replacement: some file systems flush a file that takes the place of another.
+            _append(path, line)
+            return
         fresh = path.with_suffix(".new")
         try:
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                body = msgspec.json.encode(entry)
-                if os.write(fd, body) != len(body):
-                    raise OSError(28, "no space left on device")
-            finally:
-                os.close(fd)
-            os.replace(fresh, path)
+            fresh.unlink(missing_ok=True)
+            _append(fresh, line)
+            fresh.replace(path)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
+        self._on_disk.add(entry.name)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """All of the line or nothing."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        written = os.write(fd, line)
+        if written != len(line):
+            os.ftruncate(fd, os.fstat(fd).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
+
+
+def _last_entry(decoder: msgspec.json.Decoder[Entry], body: bytes) -> Entry:
+    """The newest whole line. Raises DecodeError if there is none."""
+    whole, _, _ = body.rpartition(b"\n")
+    return decoder.decode(whole.rpartition(b"\n")[2])
 
 
 def find_by_mark(run: str, entry: Entry) -> proc.Identity | None:

@@ -31,6 +31,7 @@ from agentrl.protocol.messages import (
     ExitStatus,
     GroupEmpty,
     Message,
+    ProcessInfo,
     ProcessState,
     Spawn,
     Spawned,
@@ -207,9 +208,15 @@ class Life:
         if self.prober is not None:
             self.prober.stop()
         self._leader_gone.set()
-        self._record(exit=status, tail=self.services.logs.tail(self.entry.unit, self.entry.incarnation))
+        tail = self.services.logs.tail(self.entry.unit, self.entry.incarnation)
+        # The usual end leaves nothing behind, and its cgroup knows that at once: one entry for both facts.
+        empty = self.tree.group.populated() is False
+        self._record(exit=status, tail=tail, group_empty=empty)
         self.services.send(self.ended())
-        self.sweep()
+        if empty:
+            self._left_nothing(())
+        else:
+            self.sweep()
 
     def sweep(self) -> None:
         """End whatever is left, if that is not under way."""
@@ -222,9 +229,14 @@ class Life:
         swept = await self.services.sweeper.empty(self.tree)
         # A leader that was killed just now has ended before the loop saw it; its exit is told first.
         await self._leader_gone.wait()
+        if self.over:
+            return
         if swept:
             log.info("%s left %d processes, now ended.", self.name, len(swept))
         self._record(group_empty=True)
+        self._left_nothing(swept)
+
+    def _left_nothing(self, swept: tuple[ProcessInfo, ...]) -> None:
         self.tree.group.remove()
         self.services.send(GroupEmpty(self.entry.unit, self.entry.incarnation, swept))
         self.services.on_over()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MOST_STRAYS = 50
+"""More are not told one by one; a scan names them all."""
+
 
 class Rounds:
     def __init__(self, agent: Agent) -> None:
@@ -123,7 +126,7 @@ class Rounds:
         found = await asyncio.to_thread(self._strays.find, before, self._agent.processes.own_pids())
         # One that was started while we looked is no stray.
         now = frozenset(life.name for life in self._agent.lives.values() if not life.over)
-        self._found = tuple(info for info in found if info.incarnation not in now)
+        self._found = tuple(info for info in found if info.incarnation not in now)[:_MOST_STRAYS]
 
     async def _check_memory(self) -> None:
         limited = [

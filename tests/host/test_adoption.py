@@ -214,6 +214,24 @@ def test_a_broken_ledger_file_is_set_aside(bench: Bench) -> None:
     assert path.with_suffix(".broken").exists()
 
 
+def test_of_a_half_written_line_nothing_is_believed(bench: Bench) -> None:
+    path = ledger_file(bench, "web-0.1")
+    write_ledger(bench, entry_of(bench, "web-0"))
+    ledger = Ledger(path.parent)
+    ledger.load()
+    ledger.record(entry_of(bench, "web-0", pid=7))
+    ledger.record(entry_of(bench, "web-0", pid=8))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    again = Ledger(path.parent)
+    again.load()
+    assert [entry.pid for entry in again.entries()] == [7]
+    again.record(entry_of(bench, "web-0", pid=9))
+    last = Ledger(path.parent)
+    last.load()
+    assert [entry.pid for entry in last.entries()] == [9]
+
+
 async def test_orphans_of_the_agent_are_reaped(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(

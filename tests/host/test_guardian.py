@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -97,6 +98,29 @@ async def test_what_a_restart_cannot_cure_is_left(folder: Path, code: int, words
         assert words in gave_up[0]
         assert not guardian.keeping
         assert (folder / "starts").read_text() == "x"
+
+
+async def test_the_holder_of_the_lock_is_adopted_when_it_says_who_it_is(folder: Path) -> None:
+    (folder / "code").write_text("6")
+    gave_up: list[str] = []
+    async with guarding(folder, gave_up) as guardian:
+        await aeventually(lambda: (folder / "starts").exists() and guardian.pid == 0)
+        holder = sleeper()
+        try:
+            identity = proc.identity(holder.pid)
+            assert identity
+            file = {"pid": identity.pid, "start_ticks": identity.start_ticks, "boot_id": identity.boot_id}
+            (folder / "coordinator.json").write_text(json.dumps(file))
+            await aeventually(lambda: guardian.pid == holder.pid)
+            assert gave_up == []
+        finally:
+            guardian.stop()
+            holder.kill()
+            holder.wait()
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 
 async def test_one_that_dies_again_and_again_is_restarted_ever_more_slowly(folder: Path) -> None:
