@@ -1,0 +1,344 @@
+"""Whether a run can live here: `python -m agentrl.doctor [--json] [RUN.yaml]`.
+
+Invariants: a check looks and changes nothing that stays; it answers with a sentence in any case, and with what to do
+where something is wrong; `fail` is kept for what stops a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import locale
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from agentrl import __version__
+from agentrl.client.discovery import read_coordinator
+from agentrl.config.load import load_config
+from agentrl.config.paths import home, state_dir
+from agentrl.config.run import RunConfig
+from agentrl.control.lock import refuse_network_file_system
+from agentrl.errors import AgentrlError, ConfigError, ExitCode
+from agentrl.host import cgroups
+from agentrl.store.binary import find_mongod, mongod_version
+from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet
+
+PYTHON_AT_LEAST = (3, 11)
+FILES_AT_LEAST = 256
+FILES_COMFORTABLE = 4096
+DISK_AT_LEAST_BYTES = 256 << 20
+DISK_COMFORTABLE_BYTES = 5 << 30
+CLOCK_WATCHED_S = 0.1
+CLOCK_STEP_S = 0.02
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """What one look found."""
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    hint: str = ""
+    """What to do; empty where nothing is to be done."""
+
+
+def examine(config: RunConfig | None = None) -> Iterator[Check]:
+    """All checks; with a configuration also those that only it needs."""
+    state = _state(config)
+    yield check_python(sys.version_info[:3])
+    yield check_packages(__version__, _installed())
+    yield check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield check_state_dir(state)
+    yield check_disk(state)
+    yield check_sockets()
+    yield check_processes()
+    yield check_cgroups(usable=cgroups.usable())
+    yield check_clock(time.time, time.monotonic, time.sleep)
+    yield check_mongod(needed=config is not None and config.mongo.embedded)
+    yield check_gpu(shutil.which("nvidia-smi"))
+    yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
+    if config is not None and config.coordinator.listen:
+        running = read_coordinator(state)
+        yield check_ports(config.coordinator.listen, running.pid if running else 0)
+
+
+def check_python(version: tuple[int, ...]) -> Check:
+    found, least = (".".join(map(str, each)) for each in (version, PYTHON_AT_LEAST))
+    if version < PYTHON_AT_LEAST:
+        return Check("python", "fail", f"Python {found} is too old.", f"Use Python {least} or newer.")
+    return Check("python", "ok", f"Python {found}.")
+
+
+def check_packages(version: str, installed: Mapping[str, tuple[str, Sequence[str]]]) -> Check:
+    """`installed`: name -> version and requirements, of agentrl and all that it needs; no version means not there."""
+    if "agentrl" not in installed:
+        sentence = f"agentrl {version} runs from a directory; the versions of its dependencies are not checked."
+        return Check("packages", "warn", sentence, "Install it: `pip install -e .` in the checkout.")
+    own, requirements = installed["agentrl"]
+    wrong = [] if own == version else [f"agentrl is {version} here, but {own} is installed"]
+    for requirement in requirements:
+        name, _, condition = _requirement(requirement)
+        found = installed.get(name, ("", ()))[0]
+        if not found:
+            wrong.append(f"{name} is missing")
+        elif not _satisfies(found, condition):
+            wrong.append(f"{name} is {found}, wanted {condition}")
+    if wrong:
+        return Check("packages", "fail", f"{'; '.join(wrong)}.", "Install again: `pip install -U agentrl`.")
+    return Check("packages", "ok", f"agentrl {version} and {len(requirements)} dependencies agree.")
+
+
+def check_open_files(soft: int, hard: int) -> Check:
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= FILES_COMFORTABLE:
+        return Check("open files", "ok", f"{'Any number of' if soft == unlimited else soft} files may be open.")
+    reachable = FILES_COMFORTABLE if hard == unlimited else min(hard, FILES_COMFORTABLE)
+    hint = f"`ulimit -n {reachable}` before `agentrl up`."
+    sentence = f"Only {soft} files may be open; each unit needs a few."
+    return Check("open files", "warn" if soft >= FILES_AT_LEAST else "fail", sentence, hint)
+
+
+def check_state_dir(directory: Path) -> Check:
+    existing = _existing(directory)
+    try:
+        refuse_network_file_system(existing)
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except ConfigError as remote:
+        return Check("state directory", "fail", remote.message, remote.hint)
+    except OSError as refused:
+        sentence = f"{directory} cannot be written: {refused.strerror}."
+        return Check("state directory", "fail", sentence, "Set AGENTRL_HOME to a directory of yours on a local disk.")
+    return Check("state directory", "ok", f"{directory} is on a local disk and can be written.")
+
+
+def check_disk(directory: Path) -> Check:
+    free = shutil.disk_usage(_existing(directory)).free
+    sentence = f"{free / (1 << 30):.1f} GiB are free for {directory}."
+    if free >= DISK_COMFORTABLE_BYTES:
+        return Check("disk", "ok", sentence)
+    verdict: Verdict = "warn" if free >= DISK_AT_LEAST_BYTES else "fail"
+    return Check("disk", verdict, sentence, "Make room, or set AGENTRL_HOME to a bigger disk.")
+
+
+def check_sockets() -> Check:
+    """The directory of local sockets, with the path length that the system allows."""
+    try:
+        path = Path(hub_address(uuid.uuid4().hex).removeprefix("ipc://"))
+    except AgentrlError as refused:
+        return Check("sockets", "fail", refused.message, refused.hint)
+    with suppress(OSError):
+        path.parent.rmdir()
+    length = len(os.fsencode(path))
+    return Check(
+        "sockets", "ok", f"Socket paths below {path.parent.parent} have {length} of {IPC_PATH_MAX_BYTES} bytes."
+    )
+
+
+def check_processes(proc: Path = Path("/proc")) -> Check:
+    """Whether processes can be found by their mark and watched by pidfd."""
+    try:
+        own = (proc / "self" / "environ").read_bytes() is not None and (proc / "self" / "stat").exists()
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as refused:
+        sentence = f"Processes cannot be watched here: {refused}."
+        return Check("processes", "fail", sentence, "Linux 5.3 or newer with /proc mounted is needed.")
+    if not own:
+        return Check("processes", "fail", "/proc is not complete.", "Mount /proc.")
+    if not (proc / "1" / "stat").exists():
+        sentence = "/proc hides the processes of others; the proof of `down` covers your own."
+        return Check("processes", "warn", sentence, "Mount /proc without hidepid if others' processes belong to runs.")
+    return Check("processes", "ok", "Processes can be found by their mark and watched.")
+
+
+def check_cgroups(*, usable: bool) -> Check:
+    if usable:
+        return Check("cgroups", "ok", "Process trees of units can be held and killed by cgroups.")
+    return Check(
+        "cgroups",
+        "warn",
+        "No cgroup can be made: trees are found by a scan of /proc, memory limits are kept by sampling.",
+        "Start under `systemd-run --user --scope -p Delegate=yes` to have them.",
+    )
+
+
+def check_clock(wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]) -> Check:
+    """Whether the two clocks run alike; supervision uses the steady one, people read the other."""
+    before = wall() - steady()
+    sleep(CLOCK_WATCHED_S)
+    step = wall() - steady() - before
+    built = Path(__file__).stat().st_mtime
+    if wall() < built - 86_400:
+        sentence = "The clock is behind: this program was installed in its future."
+        return Check("clock", "warn", sentence, "Set the time; times in logs and alerts would be wrong.")
+    if abs(step) > CLOCK_STEP_S:
+        sentence = f"The wall clock moved by {step * 1000:+.0f} ms against the steady one."
+        return Check("clock", "warn", sentence, "Let ntp or chrony slew it; supervision itself is not affected.")
+    return Check("clock", "ok", "Wall clock and steady clock run alike.")
+
+
+def check_mongod(*, needed: bool) -> Check:
+    try:
+        binary = find_mongod()
+        return Check("mongod", "ok", f"mongod {mongod_version(binary)} runs: {binary}.")
+    except ConfigError as missing:
+        return Check("mongod", "fail" if needed else "warn", missing.message, missing.hint)
+
+
+def check_gpu(tool: str | None) -> Check:
+    if tool is None:
+        return Check("gpu", "ok", "There is no nvidia-smi; this host counts as one without GPUs.")
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as broken:
+        return Check("gpu", "warn", f"nvidia-smi does not answer: {broken}.", "Look at the driver.")
+    if told.returncode != 0:
+        complaint = (told.stderr or told.stdout).strip().partition("\n")[0]
+        return Check("gpu", "warn", f"nvidia-smi fails: {complaint}", "Look at the driver: `nvidia-smi`.")
+    cards = [line.strip() for line in told.stdout.splitlines() if line.strip()]
+    return Check("gpu", "ok", f"{len(cards)} GPU{'s' if len(cards) != 1 else ''}: {'; '.join(cards)}.")
+
+
+def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
+    if "utf" not in encoding.lower():
+        sentence = f"The encoding is {encoding}; names and signs outside of it will look wrong."
+        return Check("terminal", "warn", sentence, "`export LANG=C.UTF-8`.")
+    if is_terminal and kind in ("", "dumb"):
+        return Check("terminal", "warn", f"TERM is {kind!r}: no colours, no screen.", "`export TERM=xterm-256color`.")
+    return Check("terminal", "ok", f"{kind if is_terminal else 'No terminal'}, {encoding}.")
+
+
+def check_ports(listen: str, coordinator_pid: int) -> Check:
+    """The three ports of the coordinator, unless its own coordinator holds them."""
+    addresses = tcp_triplet(listen)
+    taken = [address for address in addresses if not _can_listen(address)]
+    if not taken:
+        return Check("ports", "ok", f"Free: {', '.join(addresses)}.")
+    if coordinator_pid and Path(f"/proc/{coordinator_pid}").exists():
+        return Check("ports", "ok", f"In use; the coordinator of this run (pid {coordinator_pid}) is up.")
+    sentence = f"Taken by somebody else, or no address of this host: {', '.join(taken)}."
+    return Check("ports", "fail", sentence, "Choose another port in coordinator.listen, or see `ss -ltnp`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="agentrl doctor", description="Check whether a run can live here.")
+    parser.add_argument("run", nargs="?", metavar="RUN.yaml", help="also check what this run needs")
+    parser.add_argument("--json", action="store_true", help="print a list of checks as JSON")
+    options = parser.parse_args(arguments)
+    checks: list[Check] = []
+    config: RunConfig | None = None
+    if options.run:
+        try:
+            config = load_config(options.run).config
+            checks.append(Check("run file", "ok", f"{options.run} describes the run {config.name}."))
+        except ConfigError as wrong:
+            checks.append(Check("run file", "fail", wrong.message, wrong.hint))
+    checks += examine(config)
+    _print(checks, as_json=options.json)
+    return ExitCode.UNHEALTHY if any(check.verdict == "fail" for check in checks) else ExitCode.OK
+
+
+def _print(checks: Sequence[Check], *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+        return
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{check.verdict:4}  {check.name:{width}}  {check.sentence}")
+        if check.hint:
+            print(f"{'':4}  {'':{width}}  -> {check.hint}")
+
+
+def _state(config: RunConfig | None) -> Path:
+    if config is None:
+        return home()
+    return Path(config.coordinator.state_dir) if config.coordinator.state_dir else state_dir(config.name)
+
+
+def _existing(directory: Path) -> Path:
+    """The directory itself or the nearest one above it that exists."""
+    return next(each for each in (directory.absolute(), *directory.absolute().parents) if each.exists())
+
+
+def _installed() -> dict[str, tuple[str, list[str]]]:
+    """agentrl and its dependencies as installed; without agentrl when it runs from a directory."""
+    try:
+        own = importlib.metadata.distribution("agentrl")
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    needed = [each for each in own.requires or [] if "extra ==" not in each]
+    found: dict[str, tuple[str, list[str]]] = {"agentrl": (own.version, needed)}
+    for requirement in needed:
+        name = _requirement(requirement)[0]
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = (importlib.metadata.version(name), [])
+    return found
+
+
+def _requirement(text: str) -> tuple[str, str, str]:
+    """`pyzmq[x]<28,>=27 ; marker` -> name, extras, condition."""
+    parsed = re.fullmatch(r"\s*([\w.-]+)\s*(\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;.*)?", text)
+    assert parsed, text
+    return parsed[1], parsed[2] or "", parsed[3].strip()
+
+
+def _satisfies(version: str, condition: str) -> bool:
+    """Whether a version lies within bounds such as `>=27,<28`; what is written otherwise is not judged."""
+    have = _numbers(version)
+    for sign, bound in re.findall(r"(>=|<=|==|!=|<|>)\s*([\w.]+)", condition):
+        limit = _numbers(bound)
+        fits = {
+            ">=": have >= limit,
+            "<=": have <= limit,
+            "==": have == limit,
+            "!=": have != limit,
+            "<": have < limit,
+            ">": have > limit,
+        }
+        if not fits[sign]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in release[0].split(".")] if release else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()  # 28 and 28.0 are the same version
+    return tuple(numbers)
+
+
+def _can_listen(address: str) -> bool:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(
+            host.strip("[]") if host != "*" else None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen()
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

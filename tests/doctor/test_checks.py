@@ -1,0 +1,186 @@
+"""The doctor finds what is wrong, says what to do, and fails only for what stops a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl import doctor
+from agentrl.errors import ConfigError, ExitCode
+
+
+def run(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
+    return subprocess.run(
+        [sys.executable, "-m", "agentrl.doctor", *arguments],
+        env=env | {"AGENTRL_HOME": str(home)} | environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_every_line_says_how_it_is_and_what_to_do(tmp_path: Path) -> None:
+    told = run("--json", home=tmp_path / "home")
+    checks = json.loads(told.stdout)
+    names = [check["name"] for check in checks]
+    assert {"python", "packages", "open files", "state directory", "disk", "sockets", "cgroups", "mongod"} < set(names)
+    assert len(names) == len(set(names))
+    for check in checks:
+        assert check["sentence"].endswith((".", ":")), check
+        assert bool(check["hint"]) == (check["verdict"] != "ok"), check
+    failed = any(check["verdict"] == "fail" for check in checks)
+    assert told.returncode == (ExitCode.UNHEALTHY if failed else 0)
+    assert not (tmp_path / "home").exists(), "a look leaves nothing behind"
+
+
+def test_people_get_lines(tmp_path: Path) -> None:
+    told = run(home=tmp_path)
+    assert any(line.startswith("ok    python") for line in told.stdout.splitlines())
+
+
+def test_a_run_file_adds_what_that_run_needs(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = min(taken.getsockname()[1], 65_533)
+        file = tmp_path / "run.yaml"
+        file.write_text(f"name: probe\nmongo: {{embedded: true}}\ncoordinator: {{listen: 'tcp://127.0.0.1:{port}'}}\n")
+        told = run("--json", str(file), home=tmp_path)
+    checks = {check["name"]: check for check in json.loads(told.stdout)}
+    assert checks["run file"]["verdict"] == "ok"
+    assert checks["ports"]["verdict"] == "fail"
+    assert str(port) in checks["ports"]["sentence"]
+    assert told.returncode == ExitCode.UNHEALTHY
+
+
+def test_a_wrong_run_file_is_a_line_like_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("name: probe\nsidecar: {}\n")
+    told = run("--json", str(file), home=tmp_path)
+    first = json.loads(told.stdout)[0]
+    assert (first["name"], first["verdict"]) == ("run file", "fail")
+    assert "sidecars" in first["sentence"] + first["hint"]
+    assert told.returncode == ExitCode.UNHEALTHY
+
+
+def test_an_old_python_fails() -> None:
+    assert doctor.check_python((3, 10, 12)).verdict == "fail"
+    assert doctor.check_python((3, 13, 0)).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("installed", "verdict", "part"),
+    [
+        ({"agentrl": ("1.0", ["pyzmq<28,>=27"]), "pyzmq": ("27.3.0", [])}, "ok", "agree"),
+        ({"agentrl": ("1.0", ["pyzmq<28,>=27"]), "pyzmq": ("28.0", [])}, "fail", "pyzmq is 28.0, wanted <28,>=27"),
+        ({"agentrl": ("1.0", ["mcp[cli]>=2.3"]), "mcp": ("2.3", [])}, "ok", "agree"),
+        ({"agentrl": ("1.0", ["mcp>=2.3"])}, "fail", "mcp is missing"),
+        ({"agentrl": ("0.9", [])}, "fail", "0.9 is installed"),
+        ({}, "warn", "runs from a directory"),
+    ],
+)
+def test_package_versions_are_compared(installed: dict[str, tuple[str, list[str]]], verdict: str, part: str) -> None:
+    check = doctor.check_packages("1.0", installed)
+    assert (check.verdict, part in check.sentence) == (verdict, True), check
+
+
+def test_few_open_files_warn_and_very_few_fail() -> None:
+    assert doctor.check_open_files(65536, 65536).verdict == "ok"
+    assert doctor.check_open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).verdict == "ok"
+    few = doctor.check_open_files(1024, 4096)
+    assert (few.verdict, "ulimit -n 4096" in few.hint) == ("warn", True)
+    assert doctor.check_open_files(64, 64).verdict == "fail"
+
+
+def test_a_state_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    assert doctor.check_state_dir(tmp_path / "not" / "yet").verdict == "ok"
+    check = doctor.check_state_dir(Path("/proc/agentrl"))
+    assert (check.verdict, "AGENTRL_HOME" in check.hint) == ("fail", True)
+
+
+def test_a_state_directory_on_a_network_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remote(directory: Path) -> None:
+        raise ConfigError(f"{directory} is on a network file system (nfs4).", hint="Set AGENTRL_HOME.")
+
+    monkeypatch.setattr(doctor, "refuse_network_file_system", remote)
+    assert doctor.check_state_dir(tmp_path).verdict == "fail"
+
+
+def test_a_small_disk_warns_and_a_full_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, verdict in ((6 << 30, "ok"), (1 << 30, "warn"), (10 << 20, "fail")):
+        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        assert doctor.check_disk(tmp_path).verdict == verdict
+
+
+def test_a_runtime_directory_with_too_long_a_name_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    check = doctor.check_sockets()
+    assert check.verdict == "fail"
+    assert "107" in check.sentence
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
+    assert doctor.check_sockets().verdict == "ok"
+
+
+def test_a_clock_that_jumps_warns() -> None:
+    times = iter([2e9, 2e9 + 5.0, 2e9 + 5.0])
+    steady = iter([0.0, 0.1])
+    check = doctor.check_clock(lambda: next(times), lambda: next(steady), lambda seconds: None)
+    assert (check.verdict, "+4900 ms" in check.sentence) == ("warn", True)
+
+
+def test_a_clock_in_the_past_warns() -> None:
+    assert "behind" in doctor.check_clock(lambda: 1e9, lambda: 5.0, lambda seconds: None).sentence
+
+
+def test_a_missing_mongod_fails_only_a_run_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Path:
+        raise ConfigError("There is no mongod on this host.", hint="Install it.")
+
+    monkeypatch.setattr(doctor, "find_mongod", missing)
+    assert doctor.check_mongod(needed=False).verdict == "warn"
+    assert doctor.check_mongod(needed=True).verdict == "fail"
+
+
+def test_gpus_are_listed_and_a_broken_driver_is_told(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")
+    tool.chmod(0o755)
+    assert doctor.check_gpu(str(tool)).sentence == "1 GPU: NVIDIA H100, 81559 MiB."
+    tool.write_text("#!/bin/sh\necho 'Failed to initialize NVML: mismatch'\nexit 18\n")
+    broken = doctor.check_gpu(str(tool))
+    assert (broken.verdict, "mismatch" in broken.sentence) == ("warn", True)
+    assert doctor.check_gpu(None).verdict == "ok"
+
+
+def test_a_terminal_that_cannot_show_text_warns() -> None:
+    assert doctor.check_terminal(True, "xterm-256color", "UTF-8").verdict == "ok"
+    assert doctor.check_terminal(True, "dumb", "UTF-8").verdict == "warn"
+    assert doctor.check_terminal(False, "", "ANSI_X3.4-1968").verdict == "warn"
+
+
+def test_ports_in_use_are_fine_while_the_own_coordinator_is_up() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"tcp://127.0.0.1:{min(taken.getsockname()[1], 65_533)}"
+        assert doctor.check_ports(listen, 0).verdict == "fail"
+        assert doctor.check_ports(listen, os.getpid()).verdict == "ok"
+    assert doctor.check_ports("tcp://203.0.113.1:7600", 0).verdict == "fail"
+
+
+def test_without_proc_a_run_cannot_live(tmp_path: Path) -> None:
+    assert doctor.check_processes(tmp_path).verdict == "fail"
+    assert doctor.check_processes().verdict != "fail"
