@@ -1,0 +1,84 @@
+"""One filled and one bare specimen of every message and row, made from their own types.
+
+A specimen has a distinct value in every field, so that a field that moves, changes its name or its type changes bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from agentrl.protocol import commands, messages, rows
+
+MESSAGES: dict[str, type[messages.Message]] = {
+    kind.__name__: kind for kind in messages.Message.__subclasses__() if kind.__module__ == messages.__name__
+}
+ROWS: dict[str, type[rows.Row]] = {kind.__name__: kind for kind in rows.Row.__subclasses__()}
+ARGS: dict[str, type[commands.Args]] = {spec.name: spec.args for spec in commands.COMMANDS.values()}
+RESULTS: dict[str, type[msgspec.Struct]] = {
+    kind.__name__: kind
+    for kind in (
+        commands.Accepted,
+        commands.StatusReport,
+        commands.WhyReport,
+        commands.KeyRow,
+        messages.LogChunk,
+        messages.ScanReport,
+        messages.StackReport,
+    )
+}
+EVERYTHING: dict[str, type[msgspec.Struct]] = {
+    **MESSAGES,
+    **ROWS,
+    **RESULTS,
+    **{f"args of {name}": kind for name, kind in ARGS.items()},
+}
+
+
+def filled(kind: type[Any]) -> Any:
+    """With every field set."""
+    return _struct(kind, itertools.count(1), bare=False)
+
+
+def bare(kind: type[Any]) -> Any:
+    """With only those fields set that have no default."""
+    return _struct(kind, itertools.count(1), bare=True)
+
+
+def _struct(kind: type[Any], numbers: Iterator[int], *, bare: bool) -> Any:
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if bare and not field.required:
+            continue
+        values[field.name] = _value(field.type, field.name, numbers)
+    return kind(**values)
+
+
+def _value(kind: Any, name: str, numbers: Iterator[int]) -> Any:
+    number = next(numbers)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _value(next(each for each in inner if each is not type(None)), name, numbers)
+    if origin is tuple:
+        return (_value(inner[0], name, numbers), _value(inner[0], name, numbers))
+    if origin is dict:
+        return {f"{name}-{number}": _value(inner[1], name, numbers)}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _struct(kind, numbers, bare=False)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return list(kind)[-1]
+    plain: dict[Any, Any] = {
+        str: f"{name}-{number}",
+        int: number,
+        float: number + 0.5,
+        bool: True,
+        bytes: b"%d" % number,
+        msgspec.Raw: msgspec.Raw(msgspec.msgpack.encode({name: number})),
+    }
+    return plain[kind]

@@ -1,0 +1,110 @@
+"""The one table: the client has a method for every command, with the same arguments, and takes nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentrl.client import Client
+from agentrl.errors import ProtocolError
+from agentrl.protocol import wire
+from agentrl.protocol.commands import COMMANDS, Accepted, Args, CommandSpec
+from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.messages import Permission
+from tests.protocol.samples import ARGS, bare, filled
+
+TABLE = list(COMMANDS.values())
+
+
+class Recorder(Client):
+    """A client that notes what it would send."""
+
+    def __init__(self) -> None:
+        self.called: tuple[str, Any, str | None, float | None] | None = None
+
+    async def call(self, name: str, args: Any = None, **how: Any) -> Any:
+        kind = COMMANDS[name].args
+        self.called = (
+            name,
+            args if isinstance(args, Args) else kind(**(args or {})),
+            how.get("id"),
+            how.get("deadline_s"),
+        )
+
+
+@pytest.mark.parametrize("spec", TABLE, ids=lambda spec: spec.name)
+def test_client_has_the_method_with_the_same_arguments(spec: CommandSpec) -> None:
+    taken = inspect.signature(getattr(Client, spec.name)).parameters
+    fields = {field.name: field for field in msgspec.structs.fields(spec.args)}
+    own = {"self", "deadline_s"} | ({"request_id"} if spec.mutates else set())
+    assert set(taken) - own == set(fields)
+    if spec.mutates:
+        assert own <= set(taken)
+    for name, field in fields.items():
+        assert (taken[name].default is inspect.Parameter.empty) == field.required
+        if not field.required:
+            assert taken[name].default == field.default
+
+
+@pytest.mark.parametrize("spec", [spec for spec in TABLE if spec.result is not None], ids=lambda spec: spec.name)
+async def test_method_passes_every_argument_on(spec: CommandSpec) -> None:
+    client, given = Recorder(), filled(spec.args)
+    wanted = {field.name: getattr(given, field.name) for field in msgspec.structs.fields(given)}
+    if spec.name == "scale":
+        wanted["by"] = None
+    if spec.name == "drain":
+        wanted["host"] = ""
+    passed = dict(wanted)
+    if spec.name == "apply":
+        passed["config"] = {key: msgspec.msgpack.decode(value) for key, value in wanted["config"].items()}
+    extra = {"request_id": "id-7", "deadline_s": 3.0} if spec.mutates else {}
+    await getattr(client, spec.name)(**passed, **extra)
+    sent = spec.args(**wanted)
+    assert client.called is not None
+    name, args, request_id, deadline_s = client.called
+    assert (name, wire.encode(args)) == (spec.name, wire.encode(sent))
+    assert (request_id, deadline_s) == (("id-7", 3.0) if spec.mutates else (None, None))
+
+
+@pytest.mark.parametrize("name", sorted(ARGS))
+def test_arguments_come_back_as_they_were(name: str) -> None:
+    for args in (filled(ARGS[name]), bare(ARGS[name])):
+        assert wire.encode(wire.decode_as(ARGS[name], wire.encode(args))) == wire.encode(args)
+
+
+@pytest.mark.parametrize("name", sorted(ARGS))
+def test_argument_that_nobody_knows_is_refused(name: str) -> None:
+    plain = msgspec.msgpack.decode(wire.encode(filled(ARGS[name])))
+    with pytest.raises(ProtocolError, match="of_tomorrow"):
+        wire.decode_as(ARGS[name], msgspec.msgpack.encode({**plain, "of_tomorrow": 1}))
+
+
+@pytest.mark.parametrize("spec", TABLE, ids=lambda spec: spec.name)
+def test_row_of_the_table_is_complete(spec: CommandSpec) -> None:
+    assert COMMANDS[spec.name] is spec
+    assert spec.help.endswith(".")
+    assert spec.cli
+    assert spec.mutates == (spec.result is Accepted)
+    assert not spec.reverse or COMMANDS[spec.reverse].mutates
+    assert spec.tier(Effect()) is Tier.NONE
+    if spec.mutates:
+        assert spec.permission in (Permission.OPERATOR, Permission.ADMIN)
+        assert spec.tier(Effect(kills=("web-0",))) is Tier.DISRUPTIVE
+        assert spec.tier(Effect(loses=("everything",))) is Tier.DESTRUCTIVE
+
+
+def test_permissions_are_ordered_and_units_stand_apart() -> None:
+    viewer, operator, admin, unit = Permission.VIEWER, Permission.OPERATOR, Permission.ADMIN, Permission.UNIT
+    allowed = {(have, need) for have in Permission for need in Permission if have.allows(need)}
+    assert allowed == {
+        (viewer, viewer),
+        (operator, viewer),
+        (operator, operator),
+        (admin, viewer),
+        (admin, operator),
+        (admin, admin),
+        (unit, unit),
+    }
