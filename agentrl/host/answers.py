@@ -29,8 +29,10 @@ class Answers:
             case ReadLog():
                 return await self._log(what)
             case ScanRun():
-                home = self._agent.home
-                return await asyncio.to_thread(scan.scan, home.run, home.host, kill=what.kill, control=False)
+                home, in_cgroups = self._agent.home, self._agent.cgroups.can_kill
+                return await asyncio.to_thread(
+                    scan.scan, home.run, home.host, kill=what.kill, control=False, in_cgroups=in_cgroups
+                )
             case DumpStacks():
                 return await self._stacks(what)
 

@@ -159,6 +159,15 @@ def usable() -> bool:
     return v2 is not None and os.access(v2 / _own_path("").lstrip("/"), os.W_OK)
 
 
+def remove_of_run(run: str) -> None:
+    """Remove the empty cgroups that agents of the run left, as far as they are where an agent of here puts them."""
+    v2, v1_memory = _mounts()
+    for mount, controller in ((v2, ""), (v1_memory, "memory")):
+        if mount is not None:
+            for base in (mount / _own_path(controller).lstrip("/")).glob(f"{run_prefix(run)}.*"):
+                _remove_tree(base)
+
+
 def nothing() -> Cgroups:
     """For `--cgroups off`."""
     return Cgroups(problems=["cgroups are switched off"])
@@ -239,7 +248,7 @@ def _memory_v1_base(base: Path, problems: list[str]) -> Path | None:
 
 def _made(path: Path) -> Path | None:
     try:
-        path.mkdir(exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as failed:
         log.warning("No cgroup %s: %s.", path, failed)
         return None

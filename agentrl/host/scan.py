@@ -22,12 +22,16 @@ _ROUNDS = 20
 _ROUND_S = 0.5
 
 
-def scan(run: str, host: str, *, kill: bool = False, control: bool = True) -> ScanReport:
+def scan(
+    run: str, host: str, *, kill: bool = False, control: bool = True, in_cgroups: bool | None = None
+) -> ScanReport:
     """Look at every process of the host. Blocks.
 
-    `control` counts host agents and coordinators of the run, too; an agent that asks leaves them alone.
+    `control` counts host agents and coordinators of the run, too; an agent that asks leaves them alone. `in_cgroups`
+    says whether units were put into cgroups; None if only the host's abilities can tell.
     """
-    found, examined, unproven = _look(run, control)
+    in_cgroups = cgroups.usable() if in_cgroups is None else in_cgroups
+    found, examined, unproven = _look(run, control, in_cgroups)
     killed: list[ProcessInfo] = []
     if kill:
         left = found
@@ -37,12 +41,14 @@ def scan(run: str, host: str, *, kill: bool = False, control: bool = True) -> Sc
             known = {(info.pid, info.start_ticks) for info in killed}
             killed += [info for info in left if (info.pid, info.start_ticks) not in known]
             kill_all_and_wait(left, _ROUND_S)
-            left, examined, unproven = _look(run, control)
+            left, examined, unproven = _look(run, control, in_cgroups)
         found = left
+        if control and not found:
+            cgroups.remove_of_run(run)
     return ScanReport(host=host, examined=examined, found=tuple(found), killed=tuple(killed), unproven=unproven)
 
 
-def _look(run: str, control: bool) -> tuple[list[ProcessInfo], int, str]:
+def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo], int, str]:
     snapshot = Snapshot()
     prefix = f"/{cgroups.run_prefix(run)}"
     evidence: dict[int, str] = {}
@@ -71,7 +77,9 @@ def _look(run: str, control: bool) -> tuple[list[ProcessInfo], int, str]:
         stat = snapshot.stats[pid]
         if pid not in protected and stat.state not in "ZX":
             found.append(ProcessInfo(pid, proc.command(pid), stat.start_ticks, names.get(pid, ""), why))
-    return found, len(snapshot.stats), _unproven(closed, snapshot, without_cgroup)
+    if in_cgroups and not without_cgroup:
+        return found, len(snapshot.stats), ""
+    return found, len(snapshot.stats), _unproven([pid for pid in closed if pid not in protected], snapshot)
 
 
 def _ancestors(snapshot: Snapshot) -> frozenset[int]:
@@ -85,22 +93,19 @@ def _ancestors(snapshot: Snapshot) -> frozenset[int]:
     return frozenset(found)
 
 
-def _unproven(closed: list[int], snapshot: Snapshot, without_cgroup: int) -> str:
-    sentences = []
-    # Kernel threads have no environment, and nothing of ours.
+def _unproven(closed: list[int], snapshot: Snapshot) -> str:
+    """Where no cgroup holds the units, a process that hides its mark cannot be told from a stranger."""
+    sentences = [
+        "Units were not in cgroups, so a process that cleared its environment and outlived its parents "
+        "could not be told from a stranger."
+    ]
     mine = os.geteuid()
+    # Kernel threads have no environment, and nothing of ours.
     foreign = [pid for pid in closed if snapshot.stats[pid].rss_bytes > 0]
     if foreign:
-        of_user = sum(1 for pid in foreign if _owner(pid) == mine)
-        sentences.append(
-            f"The environments of {len(foreign)} processes could not be read"
-            + (f" ({of_user} of them of the same user)." if of_user else " (all of other users).")
-        )
-    if without_cgroup or not cgroups.usable():
-        sentences.append(
-            "There was no cgroup to look into, so a process that cleared its environment and outlived its parents "
-            "could not be told from a stranger."
-        )
+        own = sum(1 for pid in foreign if _owner(pid) == mine)
+        whose = f"{own} of them of the same user" if own else "all of other users"
+        sentences.append(f"The environments of {len(foreign)} processes could not be read ({whose}).")
     return " ".join(sentences)
 
 

@@ -161,6 +161,32 @@ async def test_a_stray_is_reported(bench: Bench) -> None:
             process.wait()
 
 
+async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
+    async with bench.tidy_agent(use_cgroups=False) as agent:
+        agent.receive(spawn("web-0", *SLEEP))
+        await bench.sent.one(Spawned)
+        agent.receive(Ask("a", ScanRun()))
+        report = wire.decode_as(ScanReport, (await bench.sent.one(Answer)).body)
+        assert [info.incarnation for info in report.found] == ["web-0.1"]
+        assert "not in cgroups" in report.unproven
+        agent.receive(Ask("b", ScanRun(kill=True)))
+        answer = await bench.sent.one(Answer, that=lambda m: m.ask == "b")
+        report = wire.decode_as(ScanReport, answer.body)
+        assert report.found == ()
+        assert [info.incarnation for info in report.killed] == ["web-0.1"]
+        assert (await bench.sent.one(Exited)).exit.signal == signal.SIGKILL
+
+
+async def test_an_agent_removes_its_cgroups(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        base = agent.cgroups.tree_base
+        if base is None:
+            pytest.skip("no cgroup may be written here")
+        agent.receive(spawn("web-0", *SLEEP))
+        await aeventually(lambda: (base / "web-0.1").is_dir())
+    assert not base.exists()
+
+
 def test_the_scan_names_what_belongs_to_the_run_and_kills_only_that(
     bench: Bench, stranger: subprocess.Popen[bytes]
 ) -> None:
