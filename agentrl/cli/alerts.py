@@ -62,7 +62,7 @@ def headline(row: AlertRow) -> Text:
     if row.silenced_until_at:
         text.append(output.sanitise(f" silenced until {output.moment(row.silenced_until_at)}"), style="dim")
     if row.suggest:
-        text.append(output.sanitise(f"\n    {row.suggest}"), style="bold")
+        text.append("\n    ").append(output.sanitise(row.suggest), style="bold")
     return text
 
 

@@ -75,9 +75,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         _be_ready_for_any_text()
         _check_text(arguments)
-        code = app(list(arguments), prog_name="agentrl", standalone_mode=False)
+        # Not `app()`: it has ends of its own for closed pipes and Ctrl-C.
+        with typer.main.get_command(app).make_context("agentrl", list(arguments)) as context:
+            code = context.command.invoke(context)
         sys.stdout.flush()
         return int(code) if isinstance(code, int) else ExitCode.OK
+    except typer.Exit as ended:
+        return ended.exit_code
     except AgentrlError as error:
         return _tell(error, as_json)
     except typer.TyperException as error:
@@ -87,6 +91,10 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except EOFError:
+        return _tell(
+            errors.UsageError("The input ended before the answer.", hint="Add --yes to go on unasked."), as_json
+        )
     except OSError as error:
         return _tell_system_error(error, as_json)
 

@@ -7,6 +7,7 @@ the command line, and from the run if it answers at once; a completion never pri
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -118,7 +119,7 @@ async def candidates(cli: Cli, before: list[str], last: str) -> list[str]:
             behind.append(word)
     option = _option(command, behind[-1]) if behind else None
     if option is not None and not option.is_flag:
-        return _starting(await _values(cli, option.name, option.type), last)
+        return _starting(await _values(cli, option.name), last)
     if last.startswith("-"):
         named = [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
         return _starting([*named, "--help"], last)
@@ -144,15 +145,22 @@ async def _arguments(cli: Cli, command: Any, path: list[str], behind: list[str])
     argument = arguments[min(place, len(arguments) - 1)]
     if place >= len(arguments) and argument.nargs != -1:
         return []
-    name = "key" if path == ["keys", "revoke"] else argument.name
-    return await _values(cli, name, argument.type)
+    special = {("keys", "revoke"): "key", ("daemon",): "daemon"}
+    return await _values(cli, special.get(tuple(path), argument.name))
 
 
-async def _values(cli: Cli, name: str, kind: Any) -> list[str]:
+async def _values(cli: Cli, name: str) -> list[str]:
     """Values of an argument or option by what it means."""
-    choices = getattr(kind, "choices", None)
-    if choices:
-        return [str(getattr(choice, "value", choice)) for choice in choices]
+    from agentrl.cli import events, house, keys
+
+    fixed: dict[str, Iterable[str]] = {
+        "daemon": house.DAEMONS,
+        "kind": events.Kind,
+        "permission": keys.Permission,
+        "shell": Shell,
+    }
+    if name in fixed:
+        return [str(value) for value in fixed[name]]
     if name in ("shared_run", "run"):
         from agentrl.config import paths
 

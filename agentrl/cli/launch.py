@@ -77,6 +77,11 @@ async def ensure_coordinator(place: Place, progress: Progress, within_s: float =
     said = await _start_agent(place)
     while not await answers(place.name, timeout_s=1.0):
         progress.step("waiting for the coordinator to answer")
+        if given_up := read_json(place.state_dir / "hosts" / place.host / "agent.json").get("coordinator"):
+            raise NoCoordinatorError(
+                f"The coordinator of {place.name} cannot be started: {given_up}{_evidence(place, '')}",
+                hint=f"Then `agentrl down --run {place.name}`, and up again.",
+            )
         if time.monotonic() > deadline:
             raise NoCoordinatorError(
                 f"The coordinator of {place.name} did not answer within {within_s:.0f} s.{_evidence(place, said)}",

@@ -70,7 +70,7 @@ def _head(run: RunRow, now: float) -> Text:
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
     if run.journal_full:
-        text.append(output.sanitise(f"\n{run.journal_full}"), style="bold red")
+        text.append("\n").append(output.sanitise(run.journal_full), style="bold red")
     return text
 
 

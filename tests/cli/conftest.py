@@ -1,0 +1,96 @@
+"""The command line as a person runs it: a process of its own, in a home of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.scripted import Scripted
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.out)
+
+
+@dataclasses.dataclass
+class Shell:
+    """Runs `agentrl`, always in the same empty place."""
+
+    home: Path
+    env: dict[str, str]
+
+    def __call__(self, *arguments: str, expect: int | None = 0, **env: str) -> Said:
+        done = subprocess.run(
+            [*PROGRAM, *arguments],
+            env={**self.env, **env},
+            cwd=self.home.parent,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        if expect is not None:
+            assert done.returncode == expect, (done.stdout, done.stderr)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*PROGRAM, *arguments],
+            env=self.env,
+            cwd=self.home.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+PROGRAM = [sys.executable, "-m", "agentrl.cli.app"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
+    home = tmp_path / "home"
+    home.mkdir()
+    return Shell(home, {**kept, "AGENTRL_HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+
+
+@pytest.fixture
+def coordinator(shell: Shell) -> Iterator[Scripted]:
+    with Scripted(shell.home) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def interrupted() -> Callable[[subprocess.Popen[str]], Said]:
+    """Press Ctrl-C and hear the end."""
+
+    def press(process: subprocess.Popen[str]) -> Said:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        return Said(process.returncode, out, err)
+
+    return press

@@ -1,0 +1,169 @@
+"""A coordinator that answers from a script, on the real sockets of a run, so that each screen can be met.
+
+The conversation is the real one (hub, feed, messages); only what is known about the run is written down beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.config import paths
+from agentrl.errors import AgentrlError
+from agentrl.protocol import messages, rows, wire
+from agentrl.protocol.commands import COMMANDS, Accepted, Args, StatusReport
+from agentrl.protocol.danger import Effect, Tier, tier_of
+from agentrl.transport import addresses
+from agentrl.transport.hub import Hub, Peer
+from agentrl.transport.publisher import Publisher
+from agentrl.transport.zap import Gate
+
+Answer = Callable[[Args], Any]
+
+
+class Scripted:
+    """One run named `name`, up as far as any client can tell."""
+
+    def __init__(self, home: Path, name: str = "demo") -> None:
+        self.state_dir = home / name
+        self.state_dir.mkdir(parents=True, mode=0o700)
+        self.uuid = str(uuid.uuid4())
+        self.rows: dict[str, rows.AnyRow] = {
+            "run": rows.RunRow(name, self.uuid, "running", started_at=time.time() - 90)
+        }
+        self.answers: dict[str, Answer] = {}
+        self.effects: dict[str, Effect] = {}
+        self.received: list[tuple[str, Args, bool]] = []
+        """Name, arguments and whether it was only a preview."""
+        self.ends_as = rows.OperationState.SUCCEEDED
+        self.listen: dict[str, str] = {}
+        self._seq = 0
+        self._ready = threading.Event()
+        self._stop: Callable[[], object] = lambda: None
+        run = {"name": name, "uuid": self.uuid, "run_dir": str(home / "dir"), "created_at": time.time()}
+        (self.state_dir / paths.RUN_FILE).write_text(json.dumps(run))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="scripted coordinator")
+
+    def __enter__(self) -> Scripted:
+        self._write_file()
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._thread.join(10)
+
+    def sent(self, name: str) -> list[Args]:
+        """What was really asked for, previews left out."""
+        return [args for command, args, preview in self.received if command == name and not preview]
+
+    def publish(self, key: str, row: rows.AnyRow) -> None:
+        """A change, from any thread."""
+        self._loop.call_soon_threadsafe(self._publish, key, row)
+
+    def _write_file(self) -> None:
+        body = {
+            "pid": os.getpid(),
+            "address": addresses.hub_address(self.uuid),
+            "feed": addresses.feed_address(self.uuid),
+            "metrics": addresses.metrics_address(self.uuid),
+            "listen": self.listen or None,
+        }
+        (self.state_dir / "coordinator.json").write_text(json.dumps(body))
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        self._stop = lambda: self._loop.call_soon_threadsafe(ended.set)
+        gate = Gate()
+        gate.start()
+        self._hub = Hub(addresses.hub_address(self.uuid), gate=gate, on_message=self._on_message)
+        self._feed = Publisher(addresses.feed_address(self.uuid), gate=gate)
+        self._hub.start()
+        self._feed.start()
+        self._ready.set()
+        while not ended.is_set():
+            beat = messages.FeedBeat("one", self._seq, time.monotonic(), time.time())
+            self._feed.publish(wire.encode(beat))
+            try:
+                await asyncio.wait_for(ended.wait(), 0.1)
+            except TimeoutError:
+                continue
+        self._hub.close()
+        self._feed.close()
+        gate.close()
+
+    def _publish(self, key: str, row: rows.AnyRow) -> None:
+        self._seq += 1
+        self.rows[key] = row
+        self._feed.publish(wire.encode(messages.FeedRow("one", self._seq, key, wire.raw(row))))
+
+    def _on_message(self, peer: Peer, frame: bytes) -> None:
+        message = wire.decode_to_coordinator(frame)
+        match message:
+            case messages.ClientHello():
+                self._reply(peer, messages.Welcome("one", self.uuid, "demo", time.monotonic()))
+            case messages.Request(name="snapshot"):
+                for key, row in self.rows.items():
+                    self._reply(peer, messages.SnapshotRow(message.id, key, wire.raw(row)))
+                self._reply(peer, messages.SnapshotEnd(message.id, "one", self._seq))
+            case messages.Request():
+                self._reply(peer, self._answered(message))
+
+    def _reply(self, peer: Peer, message: messages.ToClient) -> None:
+        self._hub.send(peer, wire.encode(message))
+
+    def _answered(self, request: messages.Request) -> messages.Reply | messages.ErrorReply:
+        args = wire.decode_as(COMMANDS[request.name].args, request.args)
+        self.received.append((request.name, args, request.dry_run))
+        try:
+            return messages.Reply(request.id, wire.raw(self._answer(request, args)))
+        except AgentrlError as error:
+            return messages.ErrorReply(request.id, int(error.exit_code), error.message, error.hint)
+
+    def _answer(self, request: messages.Request, args: Args) -> Any:
+        if request.name in self.answers:
+            return self.answers[request.name](args)
+        if request.name == "status":
+            return self._report()
+        if request.name == "show_operation":
+            return self.rows[f"op/{args.id}"]
+        if not COMMANDS[request.name].mutates:
+            return []
+        effect = self.effects.get(request.name, Effect())
+        if not request.dry_run:
+            ended = self.ends_as.ended
+            row = rows.OperationRow(
+                request.id, request.name, request.name, "me", self.ends_as, time.time(), time.time() if ended else 0.0
+            )
+            self._publish(f"op/{request.id}", row)
+        return Accepted(request.id, effect, tier_of(effect))
+
+    def _report(self) -> StatusReport:
+        def all_of(kind: type[rows.AnyRow]) -> tuple[msgspec.Raw, ...]:
+            return tuple(wire.raw(row) for row in self.rows.values() if isinstance(row, kind))
+
+        return StatusReport(
+            run=wire.raw(self.rows["run"]),
+            groups=all_of(rows.GroupRow),
+            units=all_of(rows.UnitRow),
+            hosts=all_of(rows.HostRow),
+            alerts=all_of(rows.AlertRow),
+            operations=all_of(rows.OperationRow),
+        )
+
+
+DESTRUCTIVE = Effect(drains=("web-1",), loses=("14 records are lost",))
+DISRUPTIVE = Effect(drains=("web-1",))
+assert tier_of(DESTRUCTIVE) is Tier.DESTRUCTIVE
+assert tier_of(DISRUPTIVE) is Tier.DISRUPTIVE

@@ -1,0 +1,256 @@
+"""Commands that change something: what is asked, sent, waited for and said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.tune import allowed, parse_value
+from agentrl.cli.units import parse_count
+from agentrl.cli.verbs import seconds
+from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
+from agentrl.protocol import commands, rows
+from agentrl.protocol.danger import Effect
+from tests.cli.conftest import PROGRAM, Said, Shell
+from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
+from tests.waiting import eventually
+
+
+@pytest.mark.parametrize(("typed", "to", "by"), [("0", 0, None), ("12", 12, None), ("+1", None, 1), ("-3", None, -3)])
+def test_counts(typed: str, to: int | None, by: int | None) -> None:
+    assert parse_count(typed) == (to, by)
+
+
+@pytest.mark.parametrize("typed", ["", "+", "-", "1.5", "one", "1_0", "٣", "--yes", "99999999999"])
+def test_what_is_no_count(typed: str) -> None:
+    with pytest.raises(UsageError):
+        parse_count(typed)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86400)])
+def test_durations(typed: str, meant: float) -> None:
+    assert seconds(typed) == meant
+
+
+@pytest.mark.parametrize("typed", ["", "h", "-1s", "nan", "inf", "1w"])
+def test_what_is_no_duration(typed: str) -> None:
+    with pytest.raises(UsageError):
+        seconds(typed)
+
+
+def test_minus_one_is_an_argument_not_an_option(shell: Shell, coordinator: Scripted) -> None:
+    shell("scale", "web", "-1")
+    assert coordinator.sent("scale") == [commands.Scale("web", by=-1)]
+
+
+def test_a_done_command_says_so_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:
+    assert "done in" in shell("pause", "web").out
+    document = shell("pause", "web", "--json").json
+    assert document["operation"]["state"] == "succeeded"
+    assert document["effect"]["starts"] == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (rows.OperationState.FAILED, ExitCode.FAILED),
+        (rows.OperationState.EXPIRED, ExitCode.FAILED),
+        (rows.OperationState.SUPERSEDED, ExitCode.CONFLICT),
+    ],
+)
+def test_how_an_operation_ended_is_the_exit_code(
+    shell: Shell, coordinator: Scripted, ended: rows.OperationState, code: ExitCode
+) -> None:
+    coordinator.ends_as = ended
+    assert str(ended) in shell("pause", expect=code).err
+    assert shell("pause", "--json", expect=code).json["operation"]["state"] == ended
+
+
+def test_no_wait_returns_with_the_operation(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.ends_as = rows.OperationState.RUNNING
+    accepted = shell("resume", "--no-wait", "--json").json
+    assert f"op/{accepted['operation']}" in coordinator.rows
+
+
+def test_a_wait_that_is_too_short_leaves_the_operation(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.ends_as = rows.OperationState.RUNNING
+    assert "goes on" in shell("resume", "--timeout", "0.3", expect=ExitCode.TIMEOUT).err
+
+
+def test_ctrl_c_ends_the_waiting_and_says_so(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    coordinator.ends_as = rows.OperationState.RUNNING
+    process = shell.start("resume")
+    eventually(lambda: coordinator.sent("show_operation"), what="the waiting")
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert "goes on" in said.err
+
+
+def test_a_script_is_never_asked(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.effects["scale"] = DISRUPTIVE
+    shell("scale", "web", "1")
+    assert len(coordinator.sent("scale")) == 1
+    coordinator.effects["scale"] = DESTRUCTIVE
+    refused = shell("scale", "web", "1", expect=ExitCode.REFUSED)
+    assert "14 records are lost" in refused.err
+    assert "--yes" in refused.err
+    assert len(coordinator.sent("scale")) == 1, "nothing was sent"
+    shell("scale", "web", "1", "--yes")
+    assert len(coordinator.sent("scale")) == 2
+
+
+def test_a_dry_run_changes_nothing(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.effects["scale"] = DESTRUCTIVE
+    assert "14 records are lost" in shell("scale", "web", "1", "--dry-run", "--yes").out
+    document = shell("scale", "web", "1", "--dry-run", "--json").json
+    assert document["tier"] == "destructive"
+    assert not coordinator.sent("scale")
+
+
+@pytest.mark.parametrize(("typed", "sent"), [("y\n", True), ("n\n", False), ("\n", False), ("\x03", False)])
+def test_a_person_is_asked_with_the_effect(shell: Shell, coordinator: Scripted, typed: str, sent: bool) -> None:
+    coordinator.effects["scale"] = DESTRUCTIVE
+    shown = in_terminal(shell, ["scale", "web", "1"], r"Go on\?", typed)
+    assert "14 records are lost" in shown
+    assert bool(coordinator.sent("scale")) is sent
+
+
+def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -> str:
+    """Runs in a terminal of its own, answers the question, and gives back what was shown."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(shell.home.parent)
+        os.execve(PROGRAM[0], [*PROGRAM, *arguments], {**shell.env, "TERM": "xterm"})
+    shown, deadline, answered = "", time.monotonic() + 30, False
+    try:
+        while time.monotonic() < deadline:
+            try:
+                shown += os.read(terminal, 4096).decode(errors="replace")
+            except OSError:
+                break
+            if not answered and re.search(question, shown):
+                answered = True
+                os.write(terminal, typed.encode())
+    finally:
+        os.waitpid(child, 0)
+        os.close(terminal)
+    assert answered, shown
+    return shown
+
+
+def test_a_unit_is_named_with_the_incarnation_that_was_seen(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.rows["unit/web-0"] = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY, incarnation=7)
+    shell("restart", "web-0")
+    shell("restart", "web-0.3")
+    shell("restart", "web")
+    shell("stop", "web-0", "--force")
+    assert coordinator.sent("restart") == [
+        commands.Restart("web-0", 7),
+        commands.Restart("web-0", 3),
+        commands.Restart("web", 0),
+    ]
+    assert coordinator.sent("force_stopped") == [commands.ForceStopped("web-0", 7)]
+    assert not coordinator.sent("stop")
+
+
+def test_drain_wants_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> None:
+    shell("drain", expect=ExitCode.USAGE)
+    shell("drain", "web-0", "--host", "h", expect=ExitCode.USAGE)
+    shell("drain", "--host", "h", "--cancel")
+    assert coordinator.sent("drain") == [commands.DrainUnits(host="h", cancel=True)]
+
+
+def test_what_the_coordinator_refuses_is_one_line(shell: Shell, coordinator: Scripted) -> None:
+    def refuse(args: commands.Args) -> None:
+        raise RefusedError("The key of eve is a viewer's and may not scale.", hint="Ask an admin.")
+
+    coordinator.answers["scale"] = refuse
+    said = shell("scale", "web", "2", expect=ExitCode.REFUSED)
+    assert said.err == "agentrl: The key of eve is a viewer's and may not scale. Ask an admin.\n"
+    error = shell("scale", "web", "2", "--json", expect=ExitCode.REFUSED).json["error"]
+    assert error["name"] == "refused"
+
+
+KNOB = rows.KnobRow("supervision.backoff_max_s", 60.0, 60.0, 3, "float", unit="s", minimum=1.0, maximum=600.0)
+
+
+def test_tune_sends_the_revision_that_it_read(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["knobs"] = lambda args: [KNOB]
+    shell("tune", KNOB.name, "30", "--note", "quieter")
+    assert coordinator.sent("tune") == [commands.Tune(KNOB.name, 30.0, 3, "quieter")]
+    shell("tune", KNOB.name, "--undo")
+    assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 3)]
+
+
+def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["knobs"] = lambda args: [KNOB]
+    coordinator.effects["tune"] = Effect(changes=("backoff_max_s 60 → 30",), scientific=True)
+    said = shell("tune", KNOB.name, "30", "--preview")
+    assert "60 → 30" in said.out
+    assert "note" in said.out
+    assert not coordinator.sent("tune")
+
+
+def test_tune_shows_what_somebody_else_set(shell: Shell, coordinator: Scripted) -> None:
+    def conflict(args: commands.Args) -> None:
+        raise ConflictError("backoff_max_s was set to 45 by ann 3 s ago.", hint="Look again.")
+
+    coordinator.answers["knobs"] = lambda args: [KNOB]
+    coordinator.answers["tune"] = conflict
+    assert "45 by ann" in shell("tune", KNOB.name, "30", expect=ExitCode.CONFLICT).err
+
+
+def test_tune_without_value_shows_knob_and_history(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["knobs"] = lambda args: [KNOB]
+    coordinator.answers["knob_history"] = lambda args: [rows.AuditRow(1, time.time(), "ann", "tune", "90 → 60")]
+    assert "ann  90 → 60" in shell("tune", KNOB.name).out
+    assert "1 to 600" in shell("tune").out
+    assert shell("tune", KNOB.name, "--json").json["history"][0]["who"] == "ann"
+    near = shell("tune", "supervision.backof_max_s", expect=ExitCode.UNKNOWN)
+    assert KNOB.name in near.err
+
+
+def test_values_of_knobs() -> None:
+    def kind(name: str) -> rows.KnobRow:
+        return rows.KnobRow("k", 1, 1, 1, name)
+
+    assert parse_value(kind("bool"), "Yes") is True
+    assert parse_value(kind("int"), "-4") == -4
+    assert parse_value(kind("str"), "none") == "none"
+    assert parse_value(kind("float"), "none") is None
+    for wrong in (("bool", "maybe"), ("int", "1.5"), ("float", "fast")):
+        with pytest.raises(Exception, match="k: "):
+            parse_value(kind(wrong[0]), wrong[1])
+    assert allowed(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
+
+
+def test_keys_new_writes_a_file_that_only_the_owner_reads(shell: Shell, tmp_path: Path) -> None:
+    with Scripted(shell.home) as coordinator:
+        said = shell("keys", "new", "ann", expect=ExitCode.CONFIG)
+        assert "coordinator.listen" in said.err
+    (coordinator.state_dir / "coordinator.json").unlink()
+    coordinator = Scripted(shell.home, "wide")
+    coordinator.listen = {"address": "tcp://127.0.0.1:7400", "public": "x" * 40}
+    with coordinator:
+        said = shell("keys", "new", "ann", "--permission", "operator", "--json")
+        file = Path(said.json["file"])
+        secret = json.loads(file.read_text())["secret"]
+        assert file.stat().st_mode & 0o777 == 0o600
+        (sent,) = coordinator.sent("add_key")
+        assert isinstance(sent, commands.AddKey)
+        assert (sent.name, sent.permission, sent.public) == ("ann", "operator", said.json["public"])
+        assert secret not in said.out + said.err
+        assert "exists already" in shell("keys", "new", "ann", expect=ExitCode.CONFLICT).err
+        coordinator.ends_as = rows.OperationState.FAILED
+        shell("keys", "new", "bob", expect=ExitCode.FAILED)
+        assert not (tmp_path / "bob.key").exists(), "a key that opens nothing is not left behind"

@@ -1,0 +1,75 @@
+"""Completion: scripts that their shells accept, and candidates that fit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from agentrl.protocol import rows
+from tests.cli.conftest import Shell
+from tests.cli.scripted import Scripted
+
+CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_script_is_valid(shell: Shell, name: str) -> None:
+    script = shell("completion", name).out
+    assert "agentrl _complete" in script
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name} here")
+    subprocess.run(CHECKS[name], input=script, text=True, check=True, timeout=20)
+
+
+def test_powershell_has_one_too(shell: Shell) -> None:
+    assert "Register-ArgumentCompleter" in shell("completion", "powershell").out
+
+
+def test_bash_completes_a_verb(shell: Shell, tmp_path: object) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("no bash here")
+    script = shell("completion", "bash").out
+    command = f"""
+agentrl() {{ {" ".join(_program())} "$@"; }}
+{script}
+COMP_WORDS=(agentrl alerts s) COMP_CWORD=2
+_agentrl
+echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "silence\n"
+
+
+def _program() -> list[str]:
+    from tests.cli.conftest import PROGRAM
+
+    return PROGRAM
+
+
+def completed(shell: Shell, *words: str) -> list[str]:
+    return shell("_complete", "--", *words).out.splitlines()
+
+
+def test_candidates_come_from_the_verbs(shell: Shell) -> None:
+    assert completed(shell, "sta") == ["stacks", "status"]
+    assert completed(shell, "keys", "") == ["list", "new", "revoke"]
+    assert completed(shell, "scale", "--no") == ["--no-color", "--no-wait"]
+    assert completed(shell, "keys", "new", "x", "--permission", "o") == ["operator"]
+    assert completed(shell, "completion", "f") == ["fish"]
+    assert completed(shell, "daemon", "h") == ["host"]
+    assert completed(shell, "restart", "") == [], "nothing is up, and nothing is said about it"
+    assert "_complete" not in completed(shell, "")
+
+
+def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> None:
+    for slot in range(2):
+        coordinator.rows[f"unit/web-{slot}"] = rows.UnitRow(f"web-{slot}", "web", "sidecar", rows.UnitState.READY)
+    coordinator.rows["group/web"] = rows.GroupRow("web", "sidecar", 2)
+    assert completed(shell, "restart", "web") == ["web", "web-0", "web-1"]
+    assert completed(shell, "scale", "") == ["web"]
+    assert completed(shell, "logs", "web-0", "") == []
+    assert completed(shell, "status", "--run", "d") == ["demo"]

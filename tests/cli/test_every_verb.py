@@ -1,0 +1,115 @@
+"""The verbs as a whole: the table of commands, the options of all verbs, and mistakes in typing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from agentrl.cli.app import app, run
+from agentrl.errors import ExitCode
+from agentrl.protocol.commands import COMMANDS
+
+TREE: Any = typer.main.get_command(app)
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield path, command
+    else:
+        for name, child in below.items():
+            yield from walk(child, (*path, name))
+
+
+VERBS = dict(walk(TREE))
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.name)
+def test_every_command_of_the_table_has_its_verb(spec: Any) -> None:
+    words = spec.cli.split()
+    verb = tuple(word for word in words if not word.startswith("-"))
+    flags = {word for word in words if word.startswith("-")}
+
+    assert verb in VERBS, f"there is no verb `agentrl {spec.cli}`"
+    assert flags <= options_of(VERBS[verb])
+    if spec.mutates:
+        assert {"--yes", "--dry-run", "--no-wait", "--timeout"} <= options_of(VERBS[verb])
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_takes_the_common_options_and_shows_help(verb: tuple[str, ...], capsys: Any) -> None:
+    command = VERBS[verb]
+    assert {"--run", "--key", "--json", "--no-color"} <= options_of(command)
+    if verb == ("daemon",):
+        return  # --help behind its role belongs to the daemon
+    assert run([*verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: agentrl {' '.join(verb)}")
+    assert command.hidden or (command.help or "").strip().endswith("."), "a verb says in a sentence what it does"
+
+
+def test_exit_codes_are_distinct_and_have_names() -> None:
+    assert len({int(code) for code in ExitCode}) == len(list(ExitCode))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("stauts", "status"), ("dwon", "down"), ("sclae", "scale"), ("completon", "completion")]
+)
+def test_a_mistyped_verb_names_the_nearest(typed: str, meant: str, capsys: Any) -> None:
+    assert run([typed]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert meant in said.err
+    assert not said.out
+
+
+def test_a_mistake_is_one_document_on_stdout_with_json(capsys: Any) -> None:
+    assert run(["scale", "web", "many", "--json"]) == ExitCode.USAGE
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == 2
+    assert error["name"] == "usage"
+    assert "'many'" in error["message"]
+    assert error["hint"]
+
+
+WORDS = st.one_of(
+    st.sampled_from(sorted({word for path in VERBS for word in path} - {"daemon", "doctor"})),
+    st.sampled_from(sorted({name for command in VERBS.values() for name in options_of(command)})),
+    st.sampled_from(
+        ["web-0", "web-0.7", "+1", "-1", "--", "-", "", "run", "0", "1e999", "a.b=c", "--set=x", "\x1b[2J", "[red]"]
+    ),
+    st.text(max_size=12),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=st.lists(WORDS, max_size=6))
+@example(arguments=["--json"])
+@example(arguments=["logs", "\udcff"])
+@example(arguments=["scale", "web", "--help"])
+@example(arguments=["tune", "x", "-1", "--preview", "--undo"])
+def test_no_command_line_ends_in_a_traceback(
+    arguments: list[str], tmp_path: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("AGENTRL_HOME", str(home))
+    monkeypatch.delenv("AGENTRL_KEY", raising=False)
+    monkeypatch.chdir(home)
+    code = run(arguments)  # an exception that escapes fails the test
+    assert code in set(ExitCode)
+    said = capsys.readouterr()
+    assert "\x1b" not in said.err + said.out
+    if code == ExitCode.USAGE and "--json" not in arguments:
+        assert said.err.startswith("agentrl: ")
+    if "--json" in arguments and code != ExitCode.OK:
+        assert json.loads(said.out)["error"]["code"] == code

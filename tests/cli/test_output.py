@@ -1,0 +1,82 @@
+"""What reaches a terminal: harmless whatever a run says, short, and the same data for scripts."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agentrl.cli import output
+from agentrl.protocol import rows, wire
+from agentrl.protocol.danger import Tier
+
+
+@given(st.text())
+def test_no_control_code_survives(text: str) -> None:
+    clean = output.sanitise(text)
+    assert not any(ord(sign) < 32 or 127 <= ord(sign) < 160 for sign in clean)
+    assert not set(clean) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
+    clean.encode()
+    assert output.sanitise(clean) == clean
+
+
+@pytest.mark.parametrize(
+    ("hostile", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07after", "after"),
+        ("\x1b]52;c;c2VjcmV0\x1b\\after", "after"),
+        ("\x1b[2J\x1b[Hgone", "gone"),
+        ("\x9b31mred", "red"),
+        ("a\rb", "ab"),
+        ("two\nlines\tand tab", "two lines and tab"),
+        ("user\u202etxt.exe", "usertxt.exe"),
+        ("ends in \x1b", "ends in "),
+        ("[bold]no markup[/bold] :smile:", "[bold]no markup[/bold] :smile:"),
+        ("Grüße 日本語", "Grüße 日本語"),
+    ],
+)
+def test_hostile_text_is_shown_as_text(hostile: str, shown: str) -> None:
+    assert output.sanitise(hostile) == shown
+
+
+def test_a_table_shows_markup_as_it_was_written() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(output.table(("unit", "what"), [("web-0", "[red]\x1b[31m[/] done")]))
+    assert "[red][/] done" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-5, "0 s"), (0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7500, "2 h 5 min"), (7200, "2 h"),
+     (172800, "2 d"), (277200, "3 d 5 h")],
+)  # fmt: skip
+def test_ages(seconds: float, shown: str) -> None:
+    assert output.age(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0"), (1, "1 B"), (999, "999 B"), (1024, "1 KiB"), (1 << 30, "1 GiB"), (3 << 50, "3.07e+03 TiB")],
+)
+def test_sizes(count: float, shown: str) -> None:
+    assert output.size(count) == shown
+
+
+def test_json_has_every_field_also_those_at_their_default() -> None:
+    row = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.BACKOFF, waits=(rows.Wait("db-0"),))
+    shown = output.plain({"row": wire.raw(row), "tier": Tier.DISRUPTIVE, "data": b"\xff"})
+    assert shown["row"]["type"] == "unit"
+    assert shown["row"]["state"] == "backoff"
+    assert shown["row"]["restarts"] == 0
+    assert shown["row"]["waits"][0] == {"on": "db-0", "what": "", "age_s": 0.0, "at_most_s": None}
+    assert shown["tier"] == "disruptive"
+    msgspec.json.encode(shown)
+
+
+def test_json_passes_on_a_row_of_a_newer_version() -> None:
+    assert output.plain(wire.raw({"type": "engine", "name": "e"})) == {"type": "engine", "name": "e"}

@@ -1,0 +1,212 @@
+"""Verbs that only read: logs, events, alerts, why; and a coordinator that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.cli.logtext import Choice, Lines, time_of
+from agentrl.errors import ExitCode, UnknownNameError, UsageError
+from agentrl.protocol import rows
+from agentrl.protocol.commands import Args, ReadLogs, WaitChain, WaitLink, WhyReport
+from agentrl.protocol.messages import LogChunk
+from tests.cli.conftest import Said, Shell
+from tests.cli.scripted import Scripted
+
+HOSTILE = "\x1b]0;owned\x07[red]"
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_characters="\n\r")), min_size=1), st.data())
+def test_lines_are_whole_however_the_chunks_are_cut(lines: list[str], data: st.DataObject) -> None:
+    body = "\n".join(lines).encode(errors="replace")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
+    joined, found = Lines(), []
+    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+        found += joined.feed(body[start:end])
+    found += joined.end()
+    expected = [line.encode(errors="replace").decode() for line in lines]
+    assert found == (expected if expected[-1] else expected[:-1])
+
+
+def test_the_time_of_a_line_chooses_it_and_what_belongs_to_it() -> None:
+    old, new = "2026-01-01T00:00:00Z old", "2026-01-02 00:00:00,5 +0000 new"
+    since = time_of(new)
+    assert since is not None
+    choice = Choice("", since)
+    kept = [line for line in ("begin", old, "  of old", new, "  of new") if choice(line)]
+    assert kept == ["begin", new, "  of new"]
+    assert choice.saw_time
+
+
+def test_a_pattern_that_is_none() -> None:
+    with pytest.raises(UsageError, match="--grep"):
+        Choice("(", None)
+
+
+class Logs:
+    """Logs of web-0: one body per incarnation."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.bodies = list(bodies)
+        self.rotation = 0
+
+    def __call__(self, args: Args) -> LogChunk:
+        assert isinstance(args, ReadLogs)
+        if args.unit != "web-0":
+            raise UnknownNameError(f"There is no unit {args.unit}.")
+        number = args.incarnation if args.incarnation > 0 else len(self.bodies) + args.incarnation
+        body = self.bodies[number - 1]
+        offset = max(0, len(body) + args.offset) if args.offset < 0 else min(args.offset, len(body))
+        data = body[offset : offset + min(args.limit, 16)]
+        return LogChunk(args.unit, number, offset, data, len(body), self.rotation)
+
+
+def test_logs_are_printed_whole_chosen_and_as_json(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["read_logs"] = Logs(b"before\n", b"first line\nsecond is longer\nthird\nno end")
+    assert shell("logs", "web-0").out.splitlines() == ["first line", "second is longer", "third", "no end"]
+    assert shell("logs", "web-0", "-n", "1").out == "no end\n"
+    assert shell("logs", "web-0", "--previous").out == "before\n"
+    assert shell("logs", "web-0.1").out == "before\n"
+    assert shell("logs", "web-0", "--grep", "^s|th").out.splitlines() == ["second is longer", "third"]
+    assert "no time" in shell("logs", "web-0", "--since", "1h").err
+    assert shell("logs", "web-0", "--json").json["lines"][-1] == "no end"
+    assert "no unit web-9" in shell("logs", "web-9", expect=ExitCode.UNKNOWN).err
+    shell("logs", "web-0", "-f", "-p", expect=ExitCode.USAGE)
+
+
+def test_logs_are_followed_over_a_cut_and_a_new_incarnation(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    logs = Logs(b"one\n")
+    coordinator.answers["read_logs"] = logs
+    process = shell.start("logs", "web-0", "-f", "--json")
+    assert process.stdout is not None
+    read = process.stdout.readline
+
+    def following() -> tuple[int, str]:
+        line = json.loads(read())
+        return line["incarnation"], line["line"]
+
+    assert json.loads(read())["lines"] == ["one"]
+    logs.bodies[0] += b"two is cut in "
+    logs.bodies[0] += b"parts\n"
+    assert following() == (1, "two is cut in parts")
+    logs.rotation, logs.bodies[0] = 1, b"after the cut\n"
+    assert following() == (1, "after the cut")
+    logs.bodies[0] += b"last words"
+    logs.bodies.append(b"a new life\n")
+    assert following() == (1, "last words")
+    assert following() == (2, "a new life")
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert "was cut" in said.err
+    assert "web-0.1 ended" in said.err
+
+
+def incident(number: int, at: float) -> rows.IncidentRow:
+    return rows.IncidentRow(
+        f"i{number}", "web-0", number, at, f"died {HOSTILE}", exit=rows.ExitStatus(signal=9), tail=("last", HOSTILE)
+    )
+
+
+def test_events_are_sorted_and_show_the_evidence(shell: Shell, coordinator: Scripted) -> None:
+    now = time.time()
+    found = [incident(2, now), rows.AuditRow(1, now - 60, "ann", "scale", "web 2 → 3"), incident(1, now - 120)]
+    coordinator.answers["events"] = lambda args: found
+    said = shell("events").out
+    assert said.index("web-0.1") < said.index("2 → 3") < said.index("web-0.2 [signal 9]")
+    assert "| last" in said
+    assert "\x1b" not in said
+    assert [row["type"] for row in shell("events", "--json").json] == ["incident", "audit", "incident"]
+    shell("events", "--kind", "rumour", expect=ExitCode.USAGE)
+
+
+def test_events_are_followed_by_the_feed(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    now = time.time()
+    coordinator.rows["incident/i0"] = incident(0, now - 9999)
+    coordinator.answers["events"] = lambda args: [incident(1, now)]
+    process = shell.start("events", "-f", "--kind", "incident", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["id"] == "i1"
+    coordinator.publish("incident/i1", incident(1, now))
+    coordinator.publish("incident/i2", incident(2, now + 1))
+    assert json.loads(process.stdout.readline())["id"] == "i2", "neither the old one nor the same one twice"
+    assert interrupted(process).code == ExitCode.INTERRUPTED
+
+
+def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) -> None:
+    row = rows.AlertRow(
+        "m:web-0", "m", "web-0", rows.Severity.WARNING, rows.AlertState.FIRING, "memory grows", time.time() - 60,
+        evidence=("2 GiB/h", HOSTILE), suggest="agentrl restart web-0",
+    )  # fmt: skip
+    coordinator.answers["alerts"] = lambda args: [row]
+    said = shell("alerts", "list").out
+    for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "60 s"):
+        assert needed in said
+    assert "\x1b" not in said
+    shell("alerts", "silence", "m", "--for", "2h", "--why", "known")
+    (silence,) = coordinator.sent("silence")
+    assert (silence.id, silence.for_s, silence.why) == ("m", 7200, "known")  # type: ignore[attr-defined]
+
+
+def test_why_prints_chain_ages_and_culprit(shell: Shell, coordinator: Scripted) -> None:
+    assert "Nobody waits" in (coordinator.answers.update(why=lambda args: WhyReport()) or shell("why").out)
+    links = (WaitLink("a-0", "b-0", "a page", 312.0), WaitLink("b-0", "c-0", "", 300.0, overdue=True))
+    chain = WaitChain(links, "c-0", "it hangs", "a-0 ← b-0 ← c-0, 312 s")
+    coordinator.answers["why"] = lambda args: WhyReport((chain,))
+    said = shell("why").out
+    assert "a-0 ← b-0 ← c-0, 312 s" in said
+    assert "culprit: c-0: it hangs" in said
+    assert "overdue" in said
+    assert shell("why", "--json").json["chains"][0]["culprit"] == "c-0"
+
+
+READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs", "web-0"], ["scale", "web", "2"]]
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_without_a_coordinator_there_is_one_sentence(shell: Shell, arguments: list[str]) -> None:
+    said = shell(*arguments, expect=ExitCode.NO_COORDINATOR)
+    assert said.err.startswith("agentrl: No run is up")
+    assert "agentrl up" in said.err
+    assert not said.out
+    error = shell(*arguments, "--json", expect=ExitCode.NO_COORDINATOR).json["error"]
+    assert error["name"] == "no_coordinator"
+
+
+def test_two_runs_are_never_guessed_between(shell: Shell, coordinator: Scripted) -> None:
+    with Scripted(shell.home, "other"):
+        said = shell("status", expect=ExitCode.USAGE)
+        assert "demo" in said.err
+        assert "other" in said.err
+        shell("status", "--run", "demo")
+        shell("--run", "demo", "status")
+        shell("status", AGENTRL_RUN_NAME="other")
+    shell("status", "--run", "ohter", expect=ExitCode.UNKNOWN)
+
+
+def test_runs_lists_them(shell: Shell, coordinator: Scripted) -> None:
+    (row,) = shell("runs", "--json").json
+    assert (row["name"], row["up"]) == ("demo", True)
+    assert "demo" in shell("runs").out
+
+
+def test_a_pipe_that_is_closed_is_no_error(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 1, 0, b"x" * 99 + b"\n", 100)
+    coordinator.answers["events"] = lambda args: [incident(number, 1.0) for number in range(5000)]
+    process = shell.start("events", "--json")
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(30) == 0

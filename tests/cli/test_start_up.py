@@ -1,0 +1,44 @@
+"""What a quick command loads: asserted by the list of imports, because times differ between machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import ROOT, Shell
+from tests.cli.scripted import Scripted
+
+HEAVY = ("textual", "pydantic", "mcp", "httpx", "rich", "motor", "torch", "yaml")
+
+
+def loaded(shell: Shell, *arguments: str) -> tuple[str, set[str]]:
+    """What the command printed, and the top-level names of all modules that it had loaded at its end."""
+    code = (
+        "import sys, agentrl.cli.app as a\n"
+        f"code = a.run({list(arguments)!r})\n"
+        "print('\\n' + ' '.join(sorted(sys.modules)), file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=shell.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout, set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["completion", "bash"], ["--version"]])
+def test_help_loads_nothing_heavy(shell: Shell, arguments: list[str]) -> None:
+    printed, modules = loaded(shell, *arguments)
+    assert printed
+    roots = {name.partition(".")[0] for name in modules}
+    assert not roots & {*HEAVY, "zmq", "msgspec", "psutil"}
+    assert not modules & {"asyncio", "agentrl.client", "agentrl.transport", "agentrl.protocol.commands"}
+
+
+def test_status_as_json_loads_only_the_conversation(shell: Shell, coordinator: Scripted) -> None:
+    printed, modules = loaded(shell, "status", "--json")
+    assert '"demo"' in printed
+    roots = {name.partition(".")[0] for name in modules}
+    assert "zmq" in roots
+    assert not roots & set(HEAVY)

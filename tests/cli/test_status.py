@@ -1,0 +1,149 @@
+"""The verb status, against the real sockets of a scripted run."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from agentrl.cli.screen import screen, story
+from agentrl.cli.view import View
+from agentrl.errors import ExitCode
+from agentrl.protocol import rows
+from tests.cli.conftest import Said, Shell
+from tests.cli.scripted import Scripted
+
+HOSTILE = "[red]\x1b[31mred\x1b]0;owned\x07"
+
+
+def unit(name: str = "web-0", **fields: object) -> rows.UnitRow:
+    row = rows.UnitRow(name, name.rpartition("-")[0], "sidecar", rows.UnitState.READY, since_at=time.time() - 300)
+    return rows.UnitRow(**{name: getattr(row, name) for name in row.__struct_fields__} | fields)  # type: ignore[arg-type]
+
+
+def alert(**fields: object) -> rows.AlertRow:
+    base: dict[str, object] = {
+        "id": "unit-fatal:web-1",
+        "rule": "unit-fatal",
+        "subject": "web-1",
+        "severity": rows.Severity.PAGE,
+        "state": rows.AlertState.FIRING,
+        "sentence": "web-1 gave up after 5 deaths.",
+        "since_at": time.time() - 60,
+        "suggest": "agentrl logs web-1 --previous",
+    }
+    return rows.AlertRow(**base | fields)  # type: ignore[arg-type]
+
+
+def painted(view: View, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(screen(view, width))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def view_of(*found: rows.AnyRow) -> View:
+    view = View()
+    for number, row in enumerate(found):
+        view.put(str(number), row)
+    return view
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_picture_fits_and_tells_what_matters(width: int) -> None:
+    picture = painted(
+        view_of(
+            rows.RunRow("demo", "u", "degraded", reason="web-1 is fatal", started_at=time.time() - 3600),
+            rows.GroupRow("web", "sidecar", 2, ready=1, other={"fatal": 1}),
+            unit("web-0", status="serving", pid=4242, cpu_percent=12.0, rss_bytes=512 << 20, incarnation=3, restarts=2),
+            unit("web-1", state=rows.UnitState.FATAL, reason="died 6 times in 300 s", incarnation=7),
+            alert(),
+        ),
+        width,
+    )
+    assert max(len(line) for line in picture.splitlines()) <= width
+    for needed in (
+        "degraded",
+        "web-1 is fatal",
+        "1 of 2",
+        "serving",
+        "512 MiB",
+        "fatal",
+        "\n    agentrl logs web-1 --previous\n",
+    ):
+        assert needed in picture
+    assert ("4242" in picture) is (width >= 120)
+    assert picture.index("gave up") < picture.index("serving"), "alerts stand on top"
+
+
+def test_hostile_text_neither_styles_nor_controls() -> None:
+    picture = painted(
+        view_of(
+            rows.RunRow("demo", "u", HOSTILE, reason=HOSTILE),
+            unit(status=HOSTILE, phase=HOSTILE, host=HOSTILE, waits=(rows.Wait(HOSTILE),)),
+            alert(sentence=HOSTILE, suggest=HOSTILE, acknowledged_by=HOSTILE),
+            rows.HostRow(HOSTILE, HOSTILE, disk_full=HOSTILE),
+            rows.OperationRow("o", "scale", HOSTILE, HOSTILE, rows.OperationState.RUNNING, time.time()),
+        ),
+        200,
+    )
+    assert "\x1b" not in picture
+    assert "\x07" not in picture
+    assert "owned" not in picture
+    assert "[red]red" in picture
+
+
+def test_what_comes_next_stands_first() -> None:
+    now = time.time()
+    row = unit(state=rows.UnitState.BACKOFF, reason="died twice", next_what="restart", next_at=now + 4.5)
+    assert story(row, now).startswith("restart in 4 s · died twice")
+
+
+def test_a_silenced_or_resolved_alert() -> None:
+    view = view_of(alert(silenced_until_at=time.time() + 60), alert(id="old", state=rows.AlertState.RESOLVED))
+    assert [row.id for row in view.firing] == ["unit-fatal:web-1"]
+    assert "silenced until" in painted(view, 200)
+
+
+def test_units_are_in_the_order_of_their_numbers() -> None:
+    view = view_of(*(unit(f"web-{slot}") for slot in (10, 9, 2)))
+    assert [row.unit for row in view.units] == ["web-2", "web-9", "web-10"]
+
+
+def test_status_prints_a_table_and_json(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.rows["unit/web-0"] = unit(status=HOSTILE)
+    shown = shell("status")
+    assert "web-0" in shown.out
+    assert "\x1b" not in shown.out
+    report = shell("status", "--json").json
+    assert report["run"]["name"] == "demo"
+    assert report["units"][0]["status"] == HOSTILE, "scripts get what was said"
+    assert report["units"][0]["restarts"] == 0
+
+
+def test_check_is_for_scripts(shell: Shell, coordinator: Scripted) -> None:
+    shell("status", "--check", expect=ExitCode.OK)
+    coordinator.rows["run"] = rows.RunRow("demo", "u", "degraded")
+    shell("status", "--check", expect=ExitCode.UNHEALTHY)
+    assert shell("status", "--check", "--json", expect=ExitCode.UNHEALTHY).json["run"]["state"] == "degraded"
+
+
+def test_watch_gives_every_change_as_a_line(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    process = shell.start("status", "--watch", "--json")
+    assert process.stdout is not None
+    seen: list[dict[str, object]] = []
+    while not any(line["key"] == "~caught-up" for line in seen):
+        seen.append(json.loads(process.stdout.readline()))
+    assert {line["key"] for line in seen} >= {"~reset", "run"}
+    coordinator.publish("unit/web-7", unit("web-7", state=rows.UnitState.FATAL))
+    line = json.loads(process.stdout.readline())
+    assert (line["key"], line["row"]["state"]) == ("unit/web-7", "fatal")
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert not said.err
