@@ -138,8 +138,13 @@ class Sweeper:
         """Kill everything of the tree until nothing is left; returns what was there, without the leader."""
         swept: dict[tuple[int, int], ProcessInfo] = {}
         pause_s = _FIRST_PAUSE_S
+        empty_looks = 0
         while True:
-            if not await self._one_pass(tree, swept):
+            empty_looks = 0 if await self._one_pass(tree, swept) else empty_looks + 1
+            # A look at /proc can miss a process that forks or executes at that moment. Where there were others than
+            # the leader, it takes two looks without a cgroup, which misses nothing.
+            certain = tree.group.populated() is False or not (swept or len(tree.remembered) > 1)
+            if empty_looks >= (1 if certain else 2):
                 return tuple(swept.values())
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

@@ -164,7 +164,8 @@ async def test_a_stray_is_reported(bench: Bench) -> None:
 async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
     async with bench.tidy_agent(use_cgroups=False) as agent:
         agent.receive(spawn("web-0", *SLEEP))
-        await bench.sent.one(Spawned)
+        pid = (await bench.sent.one(Spawned)).pid
+        await aeventually(lambda: proc.marks(pid), what="the environment of a process that is being executed")
         agent.receive(Ask("a", ScanRun()))
         report = wire.decode_as(ScanReport, (await bench.sent.one(Answer)).body)
         assert [info.incarnation for info in report.found] == ["web-0.1"]
