@@ -22,6 +22,7 @@ from agentrl.protocol.wire import decode_as
 
 log = logging.getLogger(__name__)
 
+AGENTS_LEAVE_WITHIN_S = 5.0
 FAREWELL_S = 0.4
 """How long the end stays on the feed before the coordinator goes."""
 
@@ -62,8 +63,16 @@ class Ending:
             context.ending = False
             return
         for host in context.peers.hosts():
-            context.peers.tell_host(host, messages.AgentExit())
+            told = context.peers.tell_host(host, messages.AgentExit())
+            log.info("the agent of host %s %s", host, "may end" if told else "could not be told that it may end")
+        await self._until_agents_left()
         self._leave()
+
+    async def _until_agents_left(self) -> None:
+        """A connection that ends loses what was not read from it, so we do not end ours before they heard us."""
+        deadline = self._context.clock.now() + AGENTS_LEAVE_WITHIN_S
+        while self._context.peers.hosts() and self._context.clock.now() < deadline:
+            await asyncio.sleep(0.01)
 
     async def _prove(self, host: str, lines: list[str], unproven: list[str]) -> None:
         try:

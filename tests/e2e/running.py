@@ -1,0 +1,222 @@
+"""A real run for a test: real agent, coordinator and units, driven by the real command line.
+
+Invariants: supervision times are a tenth of the defaults unless a test says otherwise; whatever a test did, at its end
+nothing of its run is left on this machine, or the test fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import yaml
+
+from agentrl.client.blocking import BlockingClient
+from agentrl.client.core import Client
+from agentrl.config.times import SupervisionTimes
+from agentrl.protocol.rows import HostRow, RunRow, UnitRow
+from tests.waiting import eventually
+
+PYTHON = sys.executable
+PATIENCE_S = 60.0
+
+
+class Run:
+    """One run in a home of its own."""
+
+    def __init__(self, tmp_path: Path, name: str, *, factor: float = 0.1) -> None:
+        self.name = name
+        self.home = tmp_path / "home"
+        self.file = tmp_path / "run.yaml"
+        self.dir = tmp_path / "run"
+        self.state_dir = self.home / name
+        self.environ = {**os.environ, "AGENTRL_HOME": str(self.home), "NO_COLOR": "1"}
+        for variable in ("AGENTRL_RUN", "AGENTRL_KEY", "AGENTRL_RUN_NAME"):
+            self.environ.pop(variable, None)
+        times = SupervisionTimes().scaled(factor).model_dump()
+        # Counts stay; the pace of a tenth suits a quiet machine, and this one may be shared.
+        self.config: dict[str, Any] = {
+            "name": name,
+            "dir": str(self.dir),
+            "sidecars": {},
+            "supervision": {k: v for k, v in times.items() if k.endswith("_s")} if factor != 1.0 else {},
+        }
+        self._client: BlockingClient | None = None
+
+    # ---- configuration ----
+
+    def sidecar(self, name: str, command: list[str] | str, **more: Any) -> None:
+        self.config["sidecars"][name] = {"command": command, **more}
+
+    def unit(self, name: str, module: str, *args: str, **more: Any) -> None:
+        """A group of units that speak, from the programs in assets."""
+        self.sidecar(name, ["{python}", "-m", f"assets.units.{module}", *args], speaks=True, **more)
+
+    def write(self) -> None:
+        self.file.write_text(yaml.safe_dump(self.config))
+
+    # ---- the command line ----
+
+    def cli(self, *args: str, check: bool = True, within_s: float = PATIENCE_S) -> Any:
+        """Run `agentrl ARGS --json`; its document. With `check=False`: (exit code, document)."""
+        done = self.raw(*args, "--json", within_s=within_s)
+        assert "Traceback" not in done.stderr, done.stderr
+        document = json.loads(done.stdout) if done.stdout.strip() else None
+        if check:
+            assert done.returncode == 0, f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+            return document
+        return done.returncode, document
+
+    def raw(self, *args: str, within_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PYTHON, "-m", "agentrl", *self._with_run(args)],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            cwd=self.file.parent,
+        )
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """A command that goes on beside the test."""
+        return subprocess.Popen(
+            [PYTHON, "-m", "agentrl", *self._with_run(args)],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.file.parent,
+        )
+
+    def _with_run(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        if args[0] in ("up", "config", "doctor", "runs", "completion"):
+            return args
+        return (*args, "--run", self.name)
+
+    def up(self, *args: str) -> Any:
+        self.write()
+        return self.cli("up", str(self.file), *args)
+
+    # ---- what is ----
+
+    @property
+    def client(self) -> BlockingClient:
+        if self._client is None:
+            client = Client.connect(self.name, state_dir=self.state_dir, timeout_s=PATIENCE_S)
+            self._client = BlockingClient(client)
+        return self._client
+
+    def rows(self) -> dict[str, Any]:
+        return dict(self.client.snapshot().rows)
+
+    def units(self) -> dict[str, UnitRow]:
+        return {r.unit: r for r in self.rows().values() if isinstance(r, UnitRow)}
+
+    def unit_row(self, unit: str) -> UnitRow:
+        return self.units()[unit]
+
+    def host(self) -> HostRow:
+        return next(r for r in self.rows().values() if isinstance(r, HostRow))
+
+    def run_row(self) -> RunRow:
+        row = self.rows()["run"]
+        assert isinstance(row, RunRow)
+        return row
+
+    def incarnations(self) -> dict[str, int]:
+        return {name: row.incarnation for name, row in self.units().items()}
+
+    def wait_state(self, unit: str, *states: str, within_s: float = PATIENCE_S) -> UnitRow:
+        def there() -> UnitRow | None:
+            row = self.units().get(unit)
+            assert row is not None, f"no {unit}"
+            assert row.state in states, f"{unit} is {row.state}: {row.reason}"
+            return row
+
+        return eventually(there, within_s=within_s, what=f"{unit} to be {' or '.join(states)}")
+
+    def wait_incarnation(self, unit: str, above: int, state: str = "ready", within_s: float = PATIENCE_S) -> UnitRow:
+        def there() -> UnitRow | None:
+            row = self.units()[unit]
+            assert row.incarnation > above, f"{unit}.{row.incarnation} is {row.state}: {row.reason}"
+            assert row.state == state, f"{unit}.{row.incarnation} is {row.state}: {row.reason}"
+            return row
+
+        return eventually(there, within_s=within_s, what=f"{unit} to be {state} in a life after {above}")
+
+    # ---- processes ----
+
+    def coordinator_pid(self) -> int:
+        found = msgspec.json.decode((self.state_dir / "coordinator.json").read_bytes())
+        return int(found["pid"])
+
+    def agent_pid(self) -> int:
+        (path,) = self.state_dir.glob("hosts/*/agent.json")
+        return int(msgspec.json.decode(path.read_bytes())["pid"])
+
+    def uuid(self) -> str:
+        return str(msgspec.json.decode((self.state_dir / "run.json").read_bytes())["uuid"])
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that carries the run's mark."""
+        if not (self.state_dir / "run.json").exists():
+            return []
+        uuid, found = self.uuid(), []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("AGENTRL_RUN") == uuid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def lives_of(self, unit: str) -> set[str]:
+        """Incarnations of a unit that are alive now."""
+        lives = set()
+        for process in self.processes():
+            try:
+                name = process.environ().get("AGENTRL_INCARNATION", "")
+            except psutil.NoSuchProcess:
+                continue
+            if name.rpartition(".")[0] == unit:
+                lives.add(name)
+        return lives
+
+    def alive(self, pid: int) -> bool:
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if (self.state_dir / "run.json").exists():
+            done = self.raw("down", "--now", "--yes")
+            said = f"{done.returncode} {done.stdout} {done.stderr}"
+        else:
+            said = "never up"
+        left = self.processes()
+        named = [(process.pid, process.cmdline()) for process in left if process.is_running()]
+        for process in left:
+            process.kill()
+        assert not left, f"left behind: {named}; down said: {said}"
+
+
+def running(tmp_path: Path, name: str, factor: float = 0.1) -> Iterator[Run]:
+    run = Run(tmp_path, name, factor=factor)
+    try:
+        yield run
+    finally:
+        run.close()

@@ -1,0 +1,77 @@
+"""Coordinator and host agent die; the units do not notice, and everything is as before."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.running import Run
+from tests.waiting import eventually
+
+UNITS = 30
+
+
+@pytest.fixture
+def many(run: Run) -> Run:
+    run.unit("tick", "ticker", "--every", "0.05", count=6)
+    run.sidecar("web", ["sleep", "1000"], count=UNITS - 6)
+    run.up()
+    return run
+
+
+def test_a_dead_coordinator_is_restarted_and_adopts_everything(many: Run) -> None:
+    before, pid = many.units(), many.coordinator_pid()
+    many.kill(pid)
+    killed = time.monotonic()
+    eventually(lambda: many.run_row().coordinator_pid not in (0, pid), within_s=30)
+
+    def adopted() -> bool:
+        now = many.units()
+        return len(now) == UNITS and all(
+            r.state == "ready" and r.heard_at >= before[u].heard_at for u, r in now.items()
+        )
+
+    eventually(adopted, within_s=30)
+    assert time.monotonic() - killed < 30
+    after = many.units()
+    assert {u: (r.incarnation, r.pid) for u, r in after.items()} == {
+        u: (r.incarnation, r.pid) for u, r in before.items()
+    }
+    eventually(lambda: many.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
+    # What ends from now on is still known by its exit status: the agent is its parent.
+    many.kill(after["web-0"].pid)
+    row = many.wait_incarnation("web-0", above=1)
+    assert row.last_exit is not None
+    assert row.last_exit.signal == 9
+
+
+def test_a_dead_agent_is_restarted_and_adopts_everything(many: Run) -> None:
+    before, pid = many.units(), many.agent_pid()
+    many.kill(pid)
+    many.kill(before["web-3"].pid)  # ends while nobody is its parent
+    eventually(lambda: many.host().agent_pid not in (0, pid), within_s=30)
+    row = many.wait_incarnation("web-3", above=1)
+    assert row.last_exit is not None
+    assert row.last_exit.unknown, f"nobody saw how it ended, yet: {row.last_exit}"
+    for unit, now in many.units().items():
+        if unit != "web-3":
+            assert (now.incarnation, now.pid) == (before[unit].incarnation, before[unit].pid)
+            assert now.state == "ready"
+
+
+def test_both_dead_units_work_on_and_the_next_up_adopts_them(many: Run) -> None:
+    before = many.units()
+    agent, coordinator = many.agent_pid(), many.coordinator_pid()
+    many.kill(agent)
+    many.kill(coordinator)
+    eventually(lambda: not many.alive(agent) and not many.alive(coordinator))
+    assert len(many.processes()) >= UNITS
+    again = many.up()
+    assert again is not None
+    after = many.units()
+    assert {u: (r.incarnation, r.pid) for u, r in after.items()} == {
+        u: (r.incarnation, r.pid) for u, r in before.items()
+    }
+    for unit in after:
+        assert len(many.lives_of(unit)) == 1
