@@ -30,9 +30,9 @@ from agentrl.unit.speaker import Speaker
 from agentrl.unit.unit import Unit
 
 TERM_DEADLINE_S = 10.0
-FIRST_ANSWER_WITHIN_S = 5.0
+FIRST_ANSWER_WITHIN_S = 3.0
 """How long the start waits for the coordinator, for knobs and orders. It may be away: the unit then begins without."""
-LEAVE_WITHIN_S = 5.0
+LEAVE_WITHIN_S = 3.0
 LOOP_TICK_S = 0.25
 
 Main = Callable[[Unit], None]

@@ -68,7 +68,7 @@ class Speaker:
         self.given_up = False
         """This incarnation was replaced; whatever its main loop says, it ends as refused."""
         self.first_answer: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done once the coordinator answered for the first time."""
+        """Done once the coordinator answered for the first time, if it did not tell this incarnation to end."""
 
     def start(self) -> None:
         if not self._me.supervised:
@@ -148,7 +148,7 @@ class Speaker:
             if self._conversation.farewell_heard:
                 self._then()
             return
-        if self._conversation.welcomed and not self.first_answer.done():
+        if not self.first_answer.done() and not self.given_up:
             self.first_answer.set_result(None)
         self._turn()
 

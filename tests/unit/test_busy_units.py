@@ -75,7 +75,7 @@ async def test_the_lag_of_a_blocked_async_loop_is_told(counterpart: Counterpart,
             unit.ready()
             await unit.sleep_async(0.5)
             with unit.phase("blocked", at_most_s=60):
-                time.sleep(3)
+                time.sleep(2)
             await unit.sleep_async(60)
         run_unit(main)
         """
@@ -144,12 +144,12 @@ async def test_a_preview_is_computed_by_the_unit(counterpart: Counterpart, start
 async def test_a_stopped_process_does_not_count_its_sleep_against_the_lease(
     counterpart: Counterpart, start: Start
 ) -> None:
-    counterpart.orphan_lease_s = 3.0
+    counterpart.orphan_lease_s = 2.0
     unit = start("-m", "assets.units.ticker")
     await aeventually(lambda: counterpart.report.ready)
     unit.signal(signal.SIGSTOP)
     began = time.monotonic()
-    await aeventually(lambda: time.monotonic() - began > 4)
+    await aeventually(lambda: time.monotonic() - began > 2.5)
     counterpart.heard.clear()
     unit.signal(signal.SIGCONT)
     await aeventually(lambda: len(counterpart.of(messages.Beat)) > 3)

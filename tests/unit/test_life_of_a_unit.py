@@ -74,7 +74,7 @@ async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpa
         """
         from agentrl.unit import run_unit
         def main(unit):
-            for number in range(300):
+            for number in range(200):
                 with unit.phase(f"short {number}", at_most_s=0.1):
                     unit.status(f"step {number}")
                 unit.metric("number", number)
@@ -84,10 +84,10 @@ async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpa
     )
     await aeventually(lambda: counterpart.of(messages.Bye))
     reports, batches = counterpart.times_of(messages.UnitReport), counterpart.times_of(messages.UnitMetrics)
-    assert 3 <= len(reports) <= 2 * (reports[-1] - reports[0]) + 3
+    assert 2 <= len(reports) <= 2 * (reports[-1] - reports[0]) + 3
     assert 2 <= len(batches) <= (batches[-1] - batches[0]) + 3
-    assert counterpart.report.status == "step 299"
-    assert counterpart.of(messages.UnitMetrics)[-1].values == {"number": 299.0}
+    assert counterpart.report.status == "step 199"
+    assert counterpart.of(messages.UnitMetrics)[-1].values == {"number": 199.0}
 
 
 async def test_it_says_hello_again_to_a_coordinator_that_came_back(counterpart: Counterpart, start: Start) -> None:
@@ -186,7 +186,7 @@ async def test_more_time_is_asked_for_once(counterpart: Counterpart, start: Star
             unit.ready()
             while unit.sleep(1): pass
             unit.extend_stop(42)
-            for number in range(20):
+            for number in range(12):
                 unit.status(f"saving {number}")
                 __import__("time").sleep(0.1)
         run_unit(main)
@@ -311,7 +311,7 @@ async def test_acknowledged_beats_keep_the_lease(counterpart: Counterpart, start
     unit = start(LOOP)
     await ready(counterpart)
     began = time.monotonic()
-    await aeventually(lambda: time.monotonic() - began > 2.5)
+    await aeventually(lambda: time.monotonic() - began > 2)
     assert unit.process.poll() is None
     assert not counterpart.report.draining
 
