@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,9 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from agentrl.protocol.messages import ExitStatus
 from agentrl.supervision import events
 from agentrl.supervision.transitions import WITH_PROCESS
-
-sys.path.insert(0, str(Path(__file__).parent))
-from world import World, spec  # noqa: E402
+from tests.supervision.world import World, spec
 
 CONFIGS = (
     (spec("web", 2), spec("cell", 1, speaks=True, fenced=True)),
@@ -22,7 +17,7 @@ CONFIGS = (
     (spec("web", 2, env={"A": "1"}, after=("db",)), spec("db", 1, stop_rank=100, speaks=True)),
     (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
 )
-EXITS = tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)) + (ExitStatus(signal=9), ExitStatus(signal=9, oom=True))
+EXITS = (*tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)), ExitStatus(signal=9), ExitStatus(signal=9, oom=True))
 hosts = st.sampled_from(("a", "b"))
 dice = st.floats(0, 0.999)
 

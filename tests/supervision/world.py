@@ -1,4 +1,4 @@
-"""A small world around the supervisor: hosts with ledgers, processes that die, links that break, a coordinator that crashes.
+"""A small world around the supervisor: hosts with ledgers, dying processes, breaking links, a coordinator that crashes.
 
 It does what host agents promise (idempotent spawns, one Exited, GroupEmpty after it, the whole ledger in every hello)
 and nothing more, so that whatever holds here holds for any order of events.
@@ -114,9 +114,7 @@ class World:
         if (unit, incarnation) in self.ordered:
             return
         self.ordered.add((unit, incarnation))
-        others = [
-            (h.name, p.incarnation) for h in self.hosts.values() if h.linked for p in h.live() if p.unit == unit
-        ]
+        others = [(h.name, p.incarnation) for h in self.hosts.values() if h.linked for p in h.live() if p.unit == unit]
         assert not others, f"{unit}.{incarnation} is started while {others} live on reachable hosts"
 
     def _persist(self, kind: str, key: str, gone: bool) -> None:
