@@ -1,0 +1,61 @@
+"""The blocking face: usable where a loop is running already, and gone without a trace when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import agentrl
+from agentrl.client import RESET
+from agentrl.client.blocking import BlockingClient
+from agentrl.errors import NoCoordinatorError, UnknownNameError
+from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.rows import OperationState
+from tests.client.coordinator import SmallCoordinator
+
+
+def use(address: str) -> list[object]:
+    with agentrl.connect(address=address, timeout_s=20) as client:
+        results: list[object] = [client.status(), client.scale("web", to=3).operation, client.wait("op", timeout_s=20)]
+        for key, _ in client.follow():
+            results.append(key)
+            break
+        with pytest.raises(UnknownNameError):
+            client.show_operation("nothing")
+        assert client.connected
+        assert "restart" in dir(client)
+    client.close()
+    return results
+
+
+async def test_methods_block_and_answer(coordinator: SmallCoordinator) -> None:
+    coordinator.operation("op", OperationState.SUCCEEDED)
+    status, operation, row, first = await asyncio.to_thread(use, coordinator.address)
+    assert isinstance(status, StatusReport)
+    assert operation in coordinator.executed
+    assert row == coordinator.rows["op/op"]
+    assert first == RESET
+    assert not [thread for thread in threading.enumerate() if thread.name == "agentrl-client"]
+
+
+async def test_works_where_a_loop_is_running(coordinator: SmallCoordinator) -> None:
+    """As in a notebook: the coordinator lives elsewhere, the caller's own loop is busy with the caller."""
+
+    async def cell() -> object:
+        with agentrl.connect(address=coordinator.address, timeout_s=20) as client:
+            return client.status()
+
+    assert isinstance(await asyncio.to_thread(asyncio.run, cell()), StatusReport)
+
+
+def test_nobody_there_is_an_error_and_leaves_no_thread(tmp_path: object) -> None:
+    with pytest.raises(NoCoordinatorError):
+        agentrl.connect(address=f"ipc://{tmp_path}/hub", timeout_s=0.2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "agentrl-client"]
+
+
+def test_unknown_attributes_are_unknown() -> None:
+    assert not hasattr(agentrl, "conect")
+    assert not hasattr(BlockingClient, "scael")

@@ -1,0 +1,247 @@
+"""Calls: an answer, or one clear error, whatever the coordinator lives through meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+
+import agentrl.client.session as session_module
+from agentrl.client import Client
+from agentrl.errors import (
+    ConflictError,
+    ExitCode,
+    KeyRefusedError,
+    NoCoordinatorError,
+    ProtocolError,
+    RefusedError,
+    UnknownNameError,
+    UsageError,
+    VersionMismatchError,
+    WaitTimeoutError,
+)
+from agentrl.protocol import wire
+from agentrl.protocol.commands import Accepted, Scale, StatusReport, Tune
+from agentrl.protocol.messages import ErrorReply, Permission, Refused
+from agentrl.protocol.rows import OperationState
+from agentrl.transport.keys import ClientKey, new_keypair
+from tests.client.coordinator import SmallCoordinator
+from tests.transport.conftest import free_triplet
+from tests.waiting import aeventually
+
+
+def dial(coordinator: SmallCoordinator, timeout_s: float = 20.0) -> Client:
+    return Client.connect(address=coordinator.address, timeout_s=timeout_s)
+
+
+async def test_queries_and_commands_answer_in_their_own_types(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        assert isinstance(await client.status(), StatusReport)
+        assert await client.knobs() == []
+        accepted = await client.scale("web", to=3)
+        assert accepted.effect.starts == ("web-1",)
+        assert coordinator.executed == {accepted.operation: "scale"}
+        assert wire.decode_as(Scale, coordinator.requests[-1].args) == Scale("web", to=3)
+        assert client.permission is Permission.UNIT
+        assert client.welcome.run_name == "tiny"
+
+
+async def test_preview_changes_nothing(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        preview = await client.preview("scale", {"group": "web", "by": 1})
+        assert isinstance(preview, Accepted)
+    assert coordinator.requests[-1].dry_run
+    assert not coordinator.executed
+
+
+async def test_same_id_is_carried_out_once(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        first = await client.scale("web", by=1, request_id="mine")
+        second = await client.scale("web", by=1, request_id="mine")
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert coordinator.executed == {"mine": "scale"}
+
+
+async def test_many_calls_at_once_get_their_own_answers(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        answers = await asyncio.gather(
+            *(client.pause(f"web-{number}", request_id=f"r{number}") for number in range(300))
+        )
+    assert [each.operation for each in answers] == [f"r{number}" for number in range(300)]
+
+
+async def test_answer_that_got_lost_in_a_crash_is_asked_for_again(coordinator: SmallCoordinator) -> None:
+    """Carried out, died before the answer, restarted: the caller sees one command and one answer."""
+    async with dial(coordinator) as client:
+        coordinator.mute = True
+        call = asyncio.create_task(client.scale("web", to=3, request_id="once", deadline_s=30))
+        await aeventually(lambda: coordinator.executed == {"once": "scale"})
+        coordinator.die()
+        await aeventually(lambda: not client.connected)
+        coordinator.start()
+        accepted = await call
+        assert accepted.duplicate
+        assert [request.id for request in coordinator.requests] == ["once", "once"]
+        assert len(coordinator.hellos) == 2
+
+
+async def test_call_made_while_the_coordinator_is_away_waits_for_it(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        coordinator.die()
+        await aeventually(lambda: not client.connected)
+        call = asyncio.create_task(client.status())
+        await asyncio.sleep(0)
+        coordinator.start()
+        assert isinstance(await call, StatusReport)
+
+
+async def test_coordinator_that_forgot_us_is_told_again(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        coordinator.forget_peers()
+        answers = await asyncio.gather(*(client.status() for _ in range(20)))
+        assert len(answers) == 20
+        assert len(coordinator.hellos) == 2, "one hello answers any number of questions who we are"
+
+
+async def test_deadline_passes_with_a_sentence(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        coordinator.mute = True
+        with pytest.raises(WaitTimeoutError, match=r"did not answer 'scale' within 0\.2 s; it may still do it"):
+            await client.scale("web", to=1, deadline_s=0.2)
+        coordinator.die()
+        await aeventually(lambda: not client.connected)
+        with pytest.raises(NoCoordinatorError, match=r"does not answer within 0\.2 s") as gone:
+            await client.scale("web", to=1, deadline_s=0.2)
+        assert "agentrl up" in gone.value.hint
+
+
+async def test_deadline_is_on_the_coordinators_clock(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        before = time.monotonic()
+        await client.scale("web", to=1, deadline_s=7)
+        deadline = coordinator.requests[-1].deadline_ct
+        assert deadline is not None
+        assert before + 6 < deadline < time.monotonic() + 7.1
+
+
+async def test_refusals_keep_class_code_and_hint(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        with pytest.raises(UnknownNameError, match="no such operation") as unknown:
+            await client.show_operation("nonsense")
+        assert unknown.value.hint == "agentrl events"
+        for code, kind in ((ExitCode.CONFLICT, ConflictError), (ExitCode.REFUSED, RefusedError)):
+            answer = ErrorReply("x", code, "Not now.", "Later.")
+            coordinator.mute = True
+            call = asyncio.create_task(client.call("tune", Tune("bound", 1), id="x", deadline_s=20))
+            seen = len(coordinator.requests)
+            await aeventually(lambda n=seen: len(coordinator.requests) > n)  # type: ignore[misc]
+            coordinator._send(next(iter(coordinator._known)), answer)
+            with pytest.raises(kind, match=r"Not now\. Later\."):
+                await call
+
+
+async def test_mistakes_of_the_caller_are_found_before_anything_is_sent(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        with pytest.raises(UnknownNameError, match="no command 'scael'"):
+            await client.call("scael")
+        with pytest.raises(UsageError, match="Say either how many"):
+            await client.scale("web")
+        with pytest.raises(UsageError, match="Say either which unit"):
+            await client.drain()
+        with pytest.raises(ProtocolError, match="do not fit"):
+            await client.call("scale", {"group": 5})
+        with pytest.raises(ProtocolError, match="do not fit"):
+            await client.call("scale", {"group": "web", "too": 5})
+        with pytest.raises(ProtocolError, match="Tune are not the arguments"):
+            await client.call("scale", Tune("a", 1))
+        with pytest.raises(UnknownNameError, match=r"client\.snapshot"):
+            await client.call("snapshot")
+    assert not coordinator.requests
+
+
+async def test_nobody_there(coordinator: SmallCoordinator) -> None:
+    coordinator.die()
+    with pytest.raises(NoCoordinatorError, match=r"does not answer within 0\.3 s"):
+        async with dial(coordinator, timeout_s=0.3):
+            raise AssertionError("connected to nobody")
+
+
+async def test_refused_hello_is_the_error(coordinator: SmallCoordinator) -> None:
+    coordinator.refuse_hello = Refused(ExitCode.VERSION, "This is run other, not tiny.", "Look again.")
+    with pytest.raises(VersionMismatchError, match=r"This is run other, not tiny\. Look again\."):
+        async with dial(coordinator):
+            raise AssertionError("welcomed")
+
+
+async def test_other_major_version_names_both(coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "PROTOCOL_MAJOR", 9)
+    with pytest.raises(VersionMismatchError, match="You speak protocol 9, the coordinator 1"):
+        async with dial(coordinator):
+            raise AssertionError("welcomed")
+
+
+async def test_answer_in_a_strange_tongue_names_our_version(coordinator: SmallCoordinator) -> None:
+    coordinator._send = lambda peer, message: coordinator.hub.send(peer, b"\x81\xa4type\xa5alien")  # type: ignore[assignment]
+    with pytest.raises(VersionMismatchError, match=r"protocol 1\.0"):
+        async with dial(coordinator):
+            raise AssertionError("welcomed")
+
+
+async def test_keys_over_tcp(coordinator: SmallCoordinator) -> None:
+    port = free_triplet()
+    coordinator.die()
+    coordinator.listen, coordinator.feed_listen = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
+    pair = new_keypair()
+    coordinator.keyring[pair.public] = "anna"
+    coordinator.start()
+    key = ClientKey("anna", pair.public, pair.secret, coordinator.server.public, coordinator.listen)
+    path = coordinator.directory / "anna.json"
+    key.save(path)
+    async with Client.connect(key_file=path, timeout_s=20) as client:
+        assert (await client.scale("web", to=1)).operation
+        coordinator.operation("x", OperationState.SUCCEEDED)
+        assert (await client.wait("x", timeout_s=20)).state.ended
+    del coordinator.keyring[pair.public]
+    with pytest.raises(KeyRefusedError, match=r"does not know this key, or it was revoked\. The key is 'anna'"):
+        async with Client.connect(key_file=path, timeout_s=20):
+            raise AssertionError("welcomed with a revoked key")
+    with pytest.raises(KeyRefusedError, match="nobody without a key"):
+        async with Client.connect(address=coordinator.listen, timeout_s=20):
+            raise AssertionError("welcomed without a key")
+
+
+async def test_key_that_is_revoked_in_mid_flight_fails_what_waits(coordinator: SmallCoordinator) -> None:
+    port = free_triplet()
+    coordinator.die()
+    coordinator.listen = f"tcp://127.0.0.1:{port}"
+    pair = new_keypair()
+    coordinator.keyring[pair.public] = "anna"
+    coordinator.start()
+    key = ClientKey("anna", pair.public, pair.secret, coordinator.server.public, coordinator.listen)
+    key.save(coordinator.directory / "anna.json")
+    async with Client.connect(key_file=coordinator.directory / "anna.json", timeout_s=20) as client:
+        coordinator.die()
+        del coordinator.keyring[pair.public]
+        call = asyncio.create_task(client.status())
+        coordinator.start()
+        with pytest.raises(KeyRefusedError):
+            await call
+
+
+async def test_closing_fails_what_still_waits(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        coordinator.mute = True
+        call = asyncio.create_task(client.status())
+        await aeventually(lambda: coordinator.requests)
+    with pytest.raises(NoCoordinatorError, match="closed before the answer"):
+        await call
+
+
+def test_import_is_light() -> None:
+    heavy = ("pydantic", "rich", "typer", "httpx", "yaml")
+    script = f"import agentrl.client, sys; print([each for each in {heavy} if each in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.strip() == "[]", ended.stderr

@@ -1,0 +1,129 @@
+"""Which coordinator is meant: never guessed, and told in one sentence when it is not clear."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.client import ClientKey, find, new_keypair
+from agentrl.config import paths
+from agentrl.errors import AgentrlError, ConfigError, NoCoordinatorError, UnknownNameError, UsageError
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a user with no runs."""
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    for name in ("AGENTRL_KEY", "AGENTRL_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return {"AGENTRL_HOME": str(tmp_path)}
+
+
+def make_run(name: str, *, up: bool = True, alive: bool = False) -> Path:
+    paths.create_run(name, Path("/tmp/nowhere"))
+    state = paths.state_dir(name)
+    if up:
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        body = {
+            "pid": os.getpid() if alive else 2**22 + 1,
+            "start_ticks": int(stat[19]),
+            "address": f"ipc:///run/{name}/hub",
+            "feed": f"ipc:///run/{name}/feed",
+            "metrics": f"ipc:///run/{name}/metrics",
+            "host": "here",
+        }
+        (state / "coordinator.json").write_text(json.dumps(body))
+    return state
+
+
+def make_key(path: Path) -> ClientKey:
+    pair = new_keypair()
+    key = ClientKey("anna", pair.public, pair.secret, new_keypair().public, "tcp://h:1", "tcp://f:9", "tcp://m:8")
+    key.save(path)
+    return key
+
+
+def test_by_name(env: dict[str, str]) -> None:
+    make_run("other")
+    state = make_run("mine")
+    found = find("mine", environ=env)
+    assert (found.what, found.address, found.feed) == ("mine", "ipc:///run/mine/hub", "ipc:///run/mine/feed")
+    run = paths.read_run(state)
+    assert run is not None
+    assert found.run == run.uuid
+
+
+def test_the_only_one_that_is_up(env: dict[str, str]) -> None:
+    make_run("down", up=False)
+    make_run("mine")
+    assert find(environ=env).what == "mine"
+
+
+def test_of_several_the_only_one_that_lives(env: dict[str, str]) -> None:
+    make_run("killed")
+    make_run("mine", alive=True)
+    assert find(environ=env).what == "mine"
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_several_are_named_not_guessed(env: dict[str, str], alive: bool) -> None:
+    make_run("one", alive=alive)
+    make_run("two", alive=alive)
+    with pytest.raises(UsageError, match="one, two") as unclear:
+        find(environ=env)
+    assert "--run" in unclear.value.hint
+
+
+def test_none_is_up(env: dict[str, str]) -> None:
+    with pytest.raises(NoCoordinatorError, match="No run is up") as none:
+        find(environ=env)
+    assert "agentrl up" in none.value.hint
+    make_run("mine", up=False)
+    with pytest.raises(NoCoordinatorError, match="The run mine is not up"):
+        find("mine", environ=env)
+
+
+def test_unknown_name_names_the_known(env: dict[str, str]) -> None:
+    make_run("mine")
+    with pytest.raises(UnknownNameError, match="no run named yours") as unknown:
+        find("yours", environ=env)
+    assert "mine" in unknown.value.hint
+
+
+def test_key_file_leads_to_its_coordinator(env: dict[str, str], tmp_path: Path) -> None:
+    key = make_key(tmp_path / "anna.json")
+    make_run("mine")
+    for found in (
+        find(key_file=tmp_path / "anna.json", environ=env),
+        find(environ={**env, "AGENTRL_KEY": str(tmp_path / "anna.json")}),
+    ):
+        assert (found.address, found.feed, found.metrics, found.key) == ("tcp://h:1", "tcp://f:9", "tcp://m:8", key)
+    named = find("mine", environ={**env, "AGENTRL_KEY": str(tmp_path / "anna.json")})
+    assert named.key is None, "who names a run of this host means that one"
+
+
+def test_address_leads_to_its_neighbours(env: dict[str, str]) -> None:
+    assert find(address="ipc:///x/hub", environ=env).feed == "ipc:///x/feed"
+    found = find(address="tcp://h:7600", environ=env)
+    assert (found.feed, found.metrics) == ("tcp://h:7601", "tcp://h:7602")
+    with pytest.raises(ConfigError):
+        find(address="tcp://h", environ=env)
+
+
+def test_inside_a_unit_its_own_run_is_meant(env: dict[str, str]) -> None:
+    make_run("other", alive=True)
+    state = make_run("mine")
+    assert find(environ={**env, "AGENTRL_STATE_DIR": str(state)}).what == "mine"
+    assert find(state_dir=state, environ=env).what == "mine"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"address": 1}', b"\xff\xff"])
+def test_damaged_file_is_a_sentence(env: dict[str, str], body: bytes) -> None:
+    state = make_run("mine")
+    (state / "coordinator.json").write_bytes(body)
+    for run in ("mine", None):
+        with pytest.raises(AgentrlError, match=r"coordinator\.json is damaged"):
+            find(run, environ=env)
