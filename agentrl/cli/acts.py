@@ -108,22 +108,31 @@ def report_accepted(cli: Cli, accepted: Accepted) -> None:
     output.say(f"Accepted as {accepted.operation}: {accepted.effect.sentence()}.")
 
 
+def exit_code(row: OperationRow) -> ExitCode:
+    """The exit code of an operation that ended."""
+    return _EXIT.get(row.state, ExitCode.FAILED)
+
+
 def report(cli: Cli, row: OperationRow, effect: Effect) -> ExitCode:
     """Say how an operation ended; its exit code."""
-    code = _EXIT.get(row.state, ExitCode.FAILED)
     if cli.json:
         output.emit({"operation": row, "effect": effect})
-        return code
+    else:
+        tell(row, row.summary or row.command)
+    return exit_code(row)
+
+
+def tell(row: OperationRow, what: str) -> None:
+    """How an operation ended, for a person."""
     for line in row.lines:
         output.say(line)
     for name, value in row.result.items():
         output.say(f"{name}: {value}")
-    took = output.age(row.ended_at - row.accepted_at)
-    if code is ExitCode.OK:
-        output.say(f"{row.summary or row.command}: done in {took}.")
+    took = output.duration(row.ended_at - row.accepted_at)
+    if exit_code(row) is ExitCode.OK:
+        output.say(f"{what}: done in {took}.")
     else:
-        output.note(f"agentrl: {row.summary or row.command}: {row.state} after {took}. {row.reason}")
-    return code
+        output.note(f"agentrl: {what}: {row.state} after {took}. {row.reason}")
 
 
 async def aimed(client: Client, target: str) -> tuple[str, int]:

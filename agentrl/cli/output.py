@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: window titles, links, clipboard
@@ -111,6 +112,11 @@ def age(seconds: float) -> str:
     return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
 
 
+def duration(seconds: float) -> str:
+    """How long something took, also where that was a moment."""
+    return f"{max(0.0, seconds):.1f} s" if seconds < 10 else age(seconds)
+
+
 def since(at: float, now: float | None = None) -> str:
     """The age of a wall-clock time; empty if there is none."""
     return age((time.time() if now is None else now) - at) if at else ""
@@ -141,25 +147,28 @@ def console(color: bool = True, *, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, no_color=not color, soft_wrap=False)
 
 
-def cell(text: object, style: str = "") -> RenderableType:
-    """Text of a run in a table."""
+def cell(text: object, style: str = "") -> Text:
+    """Text of a run, for a table or a line."""
     from rich.text import Text
 
     return Text(sanitise(text), style=style)
 
 
-def table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = (), title: str = ""
-) -> RenderableType:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> RenderableType:
     """A table without lines; a cell is text, or something that is styled already."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
-    for name in columns:
-        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(item if isinstance(item, Text) else cell(item) for item in row))
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    cells = [[item if isinstance(item, Text) else Text(sanitise(item)) for item in row] for row in rows]
+    # A column that nobody needs now takes no room.
+    used = [place for place in range(len(columns)) if not cells or any(row[place].plain for row in cells)]
+    for place in used:
+        name = columns[place]
+        # Names stay whole; what folds is the rest.
+        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=place == 0)
+    for row in cells:
+        made.add_row(*(row[place] for place in used))
     return made
 
 

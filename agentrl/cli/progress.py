@@ -64,7 +64,9 @@ class Progress:
         if row.state.ended:
             return
         waiting = row.waiting_for
-        self._show(f"{head}: waiting for {len(waiting)}" if waiting else head, waiting)
+        # Without a terminal only what takes time is worth a line.
+        if waiting or self._live is not None:
+            self._show(f"{head}: waiting for {len(waiting)}" if waiting else head, waiting)
 
     def _show(self, head: str, lines: tuple[str, ...]) -> None:
         if self._live is not None:

@@ -175,7 +175,7 @@ def _arguments(loaded: Loaded) -> Apply:
 async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
     """Units kept, started, stopped; settings changed."""
     from agentrl.cli import output
-    from agentrl.cli.acts import report, unit_rows
+    from agentrl.cli.acts import exit_code, tell, unit_rows
 
     wanted = {name for name, unit in (await unit_rows(client)).items() if unit.desired}
     stopped = {*effect.drains, *effect.kills}
@@ -188,18 +188,12 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
     if cli.json:
         document = {"operation": row, "effect": effect, **summary}
         (output.emit_line if line else output.emit)(document)
-        return (
-            ExitCode.OK
-            if row.state == "succeeded"
-            else ExitCode.CONFLICT
-            if row.state == "superseded"
-            else ExitCode.FAILED
-        )
-    code = report(cli, row, effect)
+        return exit_code(row)
+    tell(row, "up")
     for word, names in summary.items():
         if names:
             output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")
-    return code
+    return exit_code(row)
 
 
 async def _follow(cli: Cli, client: Client) -> None:

@@ -41,7 +41,8 @@ class Ending:
 
     async def _end(self) -> None:
         context = self._context
-        if context.state.run.up:
+        # A coordinator that was started for a run that is down is there because an `up` is about to come.
+        if context.state.run.up or not self._downs():
             return
         context.ending = True
         lines: list[str] = []
@@ -53,7 +54,7 @@ class Ending:
         hosts = sorted({*context.peers.hosts(), *(h.host for h in context.state.hosts.values())})
         for host in hosts:
             await self._prove(host, lines, unproven)
-        downs = [op for op in context.operations.live() if op.command == "down"]
+        downs = self._downs()
         for operation in downs:
             self._conclude(operation, lines, unproven)
         context.executor.flush()
@@ -67,6 +68,9 @@ class Ending:
             log.info("the agent of host %s %s", host, "may end" if told else "could not be told that it may end")
         await self._until_agents_left()
         self._leave()
+
+    def _downs(self) -> list[Operation]:
+        return [op for op in self._context.operations.live() if op.command == "down"]
 
     async def _until_agents_left(self) -> None:
         """A connection that ends loses what was not read from it, so we do not end ours before they heard us."""
