@@ -63,6 +63,8 @@ class Router:
         self._on_gone = on_gone
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, Peer] = {}
+        self._ended: set[int] = set()
+        """Descriptors of connections that ended before a message of theirs was read."""
         self._leaving: deque[Peer] = deque()
         self._backlogged: dict[Peer, None] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -74,7 +76,8 @@ class Router:
         except BaseException:
             self._socket.close(linger=0)
             raise
-        self._monitor = Monitor(gate.context, self._socket, zmq.EVENT_DISCONNECTED, self._on_disconnected)
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        self._monitor = Monitor(gate.context, self._socket, events, self._on_event)
         self._drain = Drain(self._socket, self._take)
 
     @property
@@ -154,7 +157,7 @@ class Router:
             return None
         if known and known.key_name == key_name:
             return known
-        # Whatever ended before this connection began is in the monitor's queue by now. Reading it first keeps a
+        # Whatever began and ended before this connection is in the monitor's queue by now. Reading it first keeps a
         # descriptor that was used before from being taken for this connection's.
         self._monitor.run()
         if known:
@@ -162,14 +165,22 @@ class Router:
         peer = self._peers[identity] = Peer(self, identity, key_name)
         former = self._by_fd.pop(descriptor, None)
         if former:
-            # Two connections never share a descriptor: that one's end was reported before its first message was read.
+            # Two connections never share a descriptor: that one had ended, too, when its first message was read.
             self._leave(former)
-        self._by_fd[descriptor] = peer
+        if descriptor in self._ended:
+            self._leaving.append(peer)
+        else:
+            self._by_fd[descriptor] = peer
         return peer
 
-    def _on_disconnected(self, event: int, fd: int) -> None:
+    def _on_event(self, event: int, fd: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._ended.discard(fd)
+            return
         peer = self._by_fd.pop(fd, None)
-        if peer:
+        if peer is None:
+            self._ended.add(fd)
+        else:
             # Its last messages may be unread. It stays known until the socket was once empty.
             self._leaving.append(peer)
             self._drain.kick()

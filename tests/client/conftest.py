@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import agentrl.control.feed as feed_module
 from tests.client.coordinator import SmallCoordinator
 
 
 @pytest.fixture
-async def coordinator() -> AsyncIterator[SmallCoordinator]:
-    """One that is up. Its directory has a name short enough for a socket."""
+async def coordinator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SmallCoordinator]:
+    """One that is up, with a feed that beats five times a second. Its directory's name is short enough for a socket."""
+    monkeypatch.setattr(feed_module, "BEAT_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="arl") as directory:
         small = SmallCoordinator(Path(directory))
         small.start()

@@ -85,17 +85,17 @@ async def test_wait_for_what_has_ended_returns_at_once(coordinator: SmallCoordin
 async def test_wait_does_not_ask_while_the_feed_works(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.RUNNING)
 
-    async def beats(count: int) -> None:
-        until = coordinator.feed._next_beat + count
+    async def beats_for(seconds: float) -> None:
+        until = coordinator.feed._next_beat + seconds
         await aeventually(lambda: coordinator.feed._next_beat >= until)
 
     async with dial(coordinator) as client:
         wait = asyncio.create_task(client.wait("op", timeout_s=60))
         # One question at once, one when the feed was first heard, and perhaps one between them.
         await aeventually(lambda: len(coordinator.requests) >= 2)
-        await beats(2)
+        await beats_for(0.5)
         asked = len(coordinator.requests)
-        await beats(3)
+        await beats_for(2.5 * core.ASK_EVERY_S)
         coordinator.operation("op", OperationState.SUCCEEDED)
         assert (await wait).state is OperationState.SUCCEEDED
         assert len(coordinator.requests) == asked <= 3
@@ -253,7 +253,7 @@ async def test_follower_survives_restarts_of_the_coordinator(coordinator: SmallC
 
 
 async def test_silence_is_told_and_its_end_too(coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "SILENT_S", 1.5)
+    monkeypatch.setattr(tail_module, "SILENT_S", 1.0)
     async with dial(coordinator) as client:
         mirror = Mirror(client)
         await aeventually(lambda: mirror.markers == [RESET, CAUGHT_UP])
