@@ -168,7 +168,7 @@ async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
         await aeventually(lambda: proc.marks(pid), what="the environment of a process that is being executed")
         agent.receive(Ask("a", ScanRun()))
         report = wire.decode_as(ScanReport, (await bench.sent.one(Answer)).body)
-        assert [info.incarnation for info in report.found] == ["web-0.1"]
+        assert [info.incarnation for info in report.found] == ["web-0.1"], report.found
         assert "not in cgroups" in report.unproven
         agent.receive(Ask("b", ScanRun(kill=True)))
         answer = await bench.sent.one(Answer, that=lambda m: m.ask == "b")
