@@ -66,7 +66,10 @@ class Operator:
         return self.types("status", quiet=True)
 
     def unit(self, name: str) -> Any:
-        return next(unit for unit in self.status()["units"] if unit["unit"] == name)
+        found = [unit for unit in self.status()["units"] if unit["unit"] == name]
+        if not found:
+            raise DemoError(f"{name} is not in the status of the run.")
+        return found[0]
 
     def until(self, what: str, condition: Callable[[], Any], within_s: float = 60.0) -> Any:
         """Look until something holds. DemoError if it does not in time."""
@@ -123,18 +126,22 @@ class Demo:
         begin = time.monotonic()
         self.operator.types("scale", "ticker", "+2", "--yes")
         self._says(f"ticker-2 and ticker-3 are ready after {time.monotonic() - begin:.1f} s.")
-        self.operator.types("scale", "ticker", "-1", "--yes")
-        self._says("One of them finished its step and left.")
+        effect = self.operator.types("scale", "ticker", "-1", "--yes")["effect"]
+        if effect["kills"] or len(effect["drains"]) != 1:
+            raise DemoError(f"Scaling down by one should have drained one unit, but did this: {effect}.")
+        self._says(f"{effect['drains'][0]} finished what was under way and left.")
 
     def _kill_unit(self) -> None:
-        before = self.operator.unit("ticker-0")
-        killed_at = self._kill(before["pid"], "ticker-0")
+        # Scaling down picks who is idle, so any of them may be gone.
+        before = next(unit for unit in self.operator.status()["units"] if unit["group"] == "ticker")
+        name = before["unit"]
+        killed_at = self._kill(before["pid"], name)
 
         def replaced() -> Any:
-            unit = self.operator.unit("ticker-0")
+            unit = self.operator.unit(name)
             return unit if unit["incarnation"] > before["incarnation"] and unit["state"] == "ready" else None
 
-        after = self.operator.until("ticker-0 is replaced", replaced)
+        after = self.operator.until(f"{name} is replaced", replaced)
         self._says(f"Its replacement was ready {_ms(after['ready_at'] - killed_at)} after the kill.")
         incident = self.operator.types("events", "--kind", "incident")[-1]
         self._says(incident["what"])
@@ -147,7 +154,9 @@ class Demo:
             status = self._status_if_any()
             if status is None or status["run"]["coordinator_pid"] == before["run"]["coordinator_pid"]:
                 return None
-            return status if all(unit["state"] == "ready" for unit in _steady(status)) else None
+            units = _steady(status)
+            whole = len(units) == len(_steady(before))
+            return status if whole and all(unit["state"] == "ready" for unit in units) else None
 
         after = self.operator.until("the units are adopted", adopted)
         lives = {unit["unit"]: unit["pid"] for unit in _steady(before)}
