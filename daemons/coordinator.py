@@ -7,6 +7,7 @@ import asyncio
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,12 @@ from pathlib import Path
 from agentrl.config.paths import read_run
 from agentrl.control.coordinator import Coordinator
 from agentrl.errors import AgentrlError, ExitCode
+
+
+def take_all_descriptors() -> None:
+    """Thousands of peers need thousands of descriptors; the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def run(state_dir: Path) -> int:
@@ -31,6 +38,7 @@ def main() -> int:
     parser.add_argument("--state-dir", type=Path, required=True)
     args = parser.parse_args()
     faulthandler.enable()
+    take_all_descriptors()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     state_dir = args.state_dir.absolute()
     known = read_run(state_dir)

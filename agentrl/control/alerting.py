@@ -58,11 +58,16 @@ class Alerting:
         self._engine.times = AlertTimes(hold_s=hold_s, repeat_s=config.alerts.repeat_s)
         self._context.metrics.name(metrics_read(config.alerts.rules))
         self.close()
-        self._dispatcher = Dispatcher(sinks_of(config.alerts.sinks, run_dir))
+        self._dispatcher = Dispatcher(sinks_of(config.alerts.sinks, run_dir), on_trouble=self._sink_failed)
         self._tasks = [asyncio.create_task(self._dispatcher.run(), name="alert sinks")]
         if config.alerts.dead_man is not None:
             sign = SignOfLife(config.alerts.dead_man, run_dir, self._context.clock.now)
             self._tasks.append(asyncio.create_task(sign.run(), name="dead-man ping"))
+
+    def _sink_failed(self, sink: str, sentence: str) -> None:
+        """People who rely on a sink have to hear elsewhere that it is broken."""
+        if sentence:
+            self._context.audit("coordinator", "alerts", f"the sink {sink} does not deliver: {sentence}")
 
     def close(self) -> None:
         for task in self._tasks:

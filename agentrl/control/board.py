@@ -49,14 +49,25 @@ class Board:
         self.state = state
         self.leases = leases
         self._units: dict[str, Facts] = {}
+        self._ended: dict[str, Facts] = {}
+        """Those of the life before the present one."""
         self.hosts: dict[str, HostFactsNow] = {}
 
     def facts(self, slot: Slot) -> Facts:
         """Those of the present incarnation; a new life begins with none."""
         found = self._units.get(slot.unit)
         if found is None or found.incarnation != slot.incarnation:
+            if found is not None:
+                self._ended[slot.unit] = found
             found = self._units[slot.unit] = Facts(slot.incarnation)
         return found
+
+    def last_report(self, unit: str, incarnation: int) -> messages.UnitReport:
+        """The last account of a life that ended; its successor may live already."""
+        for facts in (self._units.get(unit), self._ended.get(unit)):
+            if facts is not None and facts.incarnation == incarnation:
+                return facts.report
+        return messages.UnitReport()
 
     def measured(self, slot: Slot, stats: messages.UnitStats, slope: float) -> bool:
         """Take in measurements; True if they are news."""

@@ -75,7 +75,7 @@ class Coordinator:
         self._lock = StateLock.acquire(state_dir, host=host, at=self._clock.now())
         self._keyring = Keyring.open(state_dir)
         self._gate = Gate(self._keyring.server_keys(), self._key_name)
-        self._feed_out = Publisher(addresses.feed_address(run.uuid), gate=self._gate)
+        self._feed_out = Publisher(addresses.feed_address(run.uuid), gate=self._gate, on_subscribed=self._beat)
         self._metrics_out = Publisher(addresses.metrics_address(run.uuid), gate=self._gate)
         journal = Journal.open(state_dir / "journal.sqlite", at=self._clock.now())
         self._context = self._make_context(run, host, journal)
@@ -84,6 +84,10 @@ class Coordinator:
     def _key_name(self, public: str) -> str | None:
         found = self._keyring.lookup(public)
         return found[0] if found is not None else None
+
+    def _beat(self) -> None:
+        now = self._clock.now()
+        self._context.feed.beat(now, now)
 
     # ---- putting it together ----
 
@@ -198,6 +202,7 @@ class Coordinator:
         self._tell_where()
         if context.journal.damage:
             log.critical("%s", context.journal.damage)
+            context.audit("coordinator", "journal", context.journal.damage)
         log.info("the coordinator of %s is up (epoch %s)", context.run.name, context.epoch)
 
     def _expect_the_living(self) -> None:

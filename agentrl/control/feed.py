@@ -96,8 +96,12 @@ class Feed:
         for key, entry in changed.items():
             self._send_or_hold(key, entry, now)
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
-            self._publish(wire.encode(FeedBeat(self.epoch, self.seq, now, at)))
+            self.beat(now, at)
+
+    def beat(self, now: float, at: float) -> None:
+        """Say at once where the feed stands: somebody has just begun to listen."""
+        self._next_beat = now + BEAT_S
+        self._publish(wire.encode(FeedBeat(self.epoch, self.seq, now, at)))
 
     def _touch(self, key: str, entry: _Entry, urgent: bool) -> None:
         entry.dirty = True

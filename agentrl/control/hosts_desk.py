@@ -6,6 +6,7 @@ Invariant: a host's word about a process is taken for the incarnation that it na
 from __future__ import annotations
 
 import logging
+import signal
 from collections import deque
 
 from agentrl import __version__
@@ -26,6 +27,9 @@ from agentrl.transport.publisher import Publisher
 INCIDENTS_SHOWN = 50
 """Incidents in the feed; the journal has them all."""
 log = logging.getLogger(__name__)
+
+_WRITES_STACKS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals at which faulthandler writes the stacks to the log."""
 
 
 class HostsDesk:
@@ -139,8 +143,7 @@ class HostsDesk:
     def incident(self, report: do.Report) -> None:
         """Write down an unplanned end with all evidence there is."""
         context, now = self._context, self._context.clock.now()
-        slot = context.state.slots[report.unit]
-        last = context.board.facts(slot).report
+        last = context.board.last_report(report.unit, report.incarnation)
         row = IncidentRow(
             id=f"{report.unit}.{report.incarnation}",
             unit=report.unit,
@@ -154,6 +157,7 @@ class HostsDesk:
             tail=self._tails.pop((report.unit, report.incarnation), ()),
             versions={"agentrl": __version__},
             done=report.done,
+            stacks=self._stacks_of(report),
             swept=report.swept,
         )
         log.warning("%s; %s", row.what, row.done)
@@ -162,3 +166,10 @@ class HostsDesk:
         self._shown.append(row.id)
         if len(self._shown) > INCIDENTS_SHOWN:
             context.feed.remove(f"incident/{self._shown.popleft()}")
+
+    def _stacks_of(self, report: do.Report) -> str:
+        """The file with the stacks of a life that speaks, if it ended by a signal that makes it write them."""
+        spec = self._context.state.slots[report.unit].spec
+        if spec is None or not spec.speaks or report.exit is None or report.exit.signal not in _WRITES_STACKS:
+            return ""
+        return f"{self._context.run.run_dir}/logs/{report.unit}/{report.incarnation}.log"
