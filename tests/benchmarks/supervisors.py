@@ -1,0 +1,133 @@
+"""The supervisors that are compared, each driven the way its users drive it, with the same child.
+
+Invariant: every one runs with its own defaults; what deviates from them is said here, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import psutil
+
+from tests.benchmarks.arrivals import Arrivals
+from tests.e2e.running import Run
+
+BIN = Path(sys.executable).parent
+
+
+class Supervisor(ABC):
+    """Keeps `count` children alive. `start` returns when the command that starts it has returned, or at once."""
+
+    name: str
+    settle_s: float = 0.0
+    """How long a child must have lived before its death is an ordinary one."""
+
+    def __init__(self, folder: Path, arrivals: Arrivals) -> None:
+        self.folder = folder
+        self.arrivals = arrivals
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @abstractmethod
+    def start(self, count: int) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def scale(self, by: int) -> None:
+        """Only where `scales` is true."""
+        raise NotImplementedError
+
+    scales = False
+
+
+class Agentrl(Supervisor):
+    name = "agentrl"
+    scales = True
+
+    def start(self, count: int) -> None:
+        self.run = Run(self.folder, f"bench-{os.getpid()}", factor=1.0)
+        self.run.sidecar("unit", ["/bin/sh", str(self.arrivals.script), "{unit}"], count=count)
+        self.run.up()
+
+    def scale(self, by: int) -> None:
+        # A request for consent is for people; a script says yes beforehand.
+        self.run.cli("scale", "unit", f"{by:+d}", "--yes")
+
+    def stop(self) -> None:
+        self.run.close()
+
+
+class _Daemon(Supervisor):
+    """A supervisor that is one foreground process."""
+
+    @abstractmethod
+    def command(self, count: int) -> list[str]: ...
+
+    def start(self, count: int) -> None:
+        with open(self.folder / "output", "wb") as output:
+            self.process = subprocess.Popen(self.command(count), cwd=self.folder, stdout=output, stderr=output)
+
+    def stop(self) -> None:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for child in children:
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+class Floor(_Daemon):
+    name = "bare respawn loop"
+
+    def command(self, count: int) -> list[str]:
+        # By its path: the package would import what the loop does not need.
+        return [sys.executable, str(Path(__file__).with_name("floor.py")), str(self.arrivals.script), str(count)]
+
+
+class Circus(_Daemon):
+    name = "circus"
+    scales = True
+
+    def command(self, count: int) -> list[str]:
+        ini = self.folder / "circus.ini"
+        # Addresses in a folder of its own instead of the fixed tcp ports; all else is as it comes.
+        ini.write_text(
+            f"[circus]\nendpoint = ipc://{self.folder}/endpoint\npubsub_endpoint = ipc://{self.folder}/pubsub\n"
+            f"[watcher:unit]\ncmd = /bin/sh {self.arrivals.script} unit-$(circus.wid)\nnumprocesses = {count}\n"
+        )
+        return [str(BIN / "circusd"), str(ini)]
+
+    def scale(self, by: int) -> None:
+        verb = "incr" if by > 0 else "decr"
+        self._tell(verb, "unit", str(abs(by)))
+
+    def _tell(self, *words: str) -> None:
+        command = [str(BIN / "circusctl"), "--endpoint", f"ipc://{self.folder}/endpoint", *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+class Supervisord(_Daemon):
+    name = "supervisord"
+    settle_s = 1.5
+    """`startsecs` is 1 s; a child that dies younger counts as a failed start."""
+
+    def command(self, count: int) -> list[str]:
+        conf = self.folder / "supervisord.conf"
+        conf.write_text(
+            f"[supervisord]\nnodaemon=true\nlogfile={self.folder}/log\npidfile={self.folder}/pid\n"
+            f"childlogdir={self.folder}\nidentifier=bench\n"
+            f"[program:unit]\ncommand=/bin/sh {self.arrivals.script} unit-%(process_num)d\n"
+            f"process_name=unit-%(process_num)d\nnumprocs={count}\nautorestart=true\n"
+        )
+        return [str(BIN / "supervisord"), "-c", str(conf)]
