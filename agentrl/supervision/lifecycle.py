@@ -121,6 +121,8 @@ class Lifecycle:
 
     def advance(self, slot: Slot, now: float) -> None:
         """One look at one slot: the reconciler."""
+        if not slot.since:
+            slot.since, slot.reason = now, "is new"
         runs = self.runs(slot)
         if slot.state is S.PENDING or (slot.state is S.BACKOFF and (not slot.timer or slot.timer <= now)):
             self._start_or_say_why_not(slot, now)
