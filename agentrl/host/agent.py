@@ -49,6 +49,7 @@ class Times:
     """How often, how long."""
 
     stats_s: float = 2.0
+    """Until a coordinator says otherwise."""
     memory_check_s: float = 0.5
     """For memory limits that no cgroup enforces."""
     strays_every: int = 5
@@ -198,7 +199,7 @@ class Agent:
                 self.run_task(self._answer(message), f"answer {message.ask}")
             case messages.Welcome():
                 self.services.heartbeat_s = message.heartbeat_s
-                self._rounds.welcomed(message.heartbeat_s)
+                self._rounds.welcomed(message.heartbeat_s, message.stats_every_s)
             case messages.WhoAreYou():
                 self.connected()
             case messages.Refused():

@@ -34,7 +34,7 @@ class Rounds:
         self.own_start_ticks = own.start_ticks if own else 0
         self._loop = asyncio.get_running_loop()
         self._lonely_since = self._loop.time()
-        self._heartbeat_s = 0.0
+        self._stats_s = agent.times.stats_s
         self._beat_seq = 0
         self._turn = 0
         self._meter = HostMeter((home.run_dir, home.state_dir))
@@ -46,10 +46,10 @@ class Rounds:
         self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        times = self._agent.times
+        check_s = self._agent.times.memory_check_s
         self._tasks = [
-            asyncio.create_task(self._every(times.stats_s, self._measure), name="measurements"),
-            asyncio.create_task(self._every(times.memory_check_s, self._check_memory), name="memory limits"),
+            asyncio.create_task(self._every(lambda: self._stats_s, self._measure), name="measurements"),
+            asyncio.create_task(self._every(lambda: check_s, self._check_memory), name="memory limits"),
         ]
 
     def stop(self) -> None:
@@ -65,18 +65,20 @@ class Rounds:
                 self._beating.cancel()
                 self._beating = None
 
-    def welcomed(self, heartbeat_s: float) -> None:
+    def welcomed(self, heartbeat_s: float, stats_every_s: float) -> None:
+        """The coordinator says how often it wants to hear; the next measurement takes it up."""
+        self._stats_s = stats_every_s or self._agent.times.stats_s
         if self._beating is not None:
             self._beating.cancel()
-        self._beating = asyncio.create_task(self._every(heartbeat_s, self._beat), name="beats")
+        self._beating = asyncio.create_task(self._every(lambda: heartbeat_s, self._beat), name="beats")
 
-    async def _every(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, period_s: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await work()
             except Exception:  # a task boundary: supervision must not end because one look failed
                 log.exception("A round of the host agent failed.")
-            await asyncio.sleep(period_s)
+            await asyncio.sleep(period_s())
 
     async def _beat(self) -> None:
         self._beat_seq += 1

@@ -154,10 +154,8 @@ class UnitHello(Message, tag="unit_hello", frozen=True):
     pid: int
     ready: bool = False
     version: str = ""
-    knobs: tuple[str, ...] = ()
-    """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
     declared: tuple[KnobDeclaration, ...] = ()
-    """The declarations of those knobs."""
+    """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
 
 
 class Beat(Message, tag="beat", frozen=True):
@@ -221,6 +219,8 @@ class Welcome(Message, tag="welcome", frozen=True):
     run_name: str
     now_ct: float
     heartbeat_s: float = 2.0
+    stats_every_s: float = 0.0
+    """How often a host agent measures its units; 0 leaves it to the agent."""
     orphan_lease_s: float = 600.0
     permission: Permission = Permission.UNIT
     server_version: str = ""

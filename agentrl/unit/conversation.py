@@ -83,7 +83,7 @@ class Conversation:
         self._farewell_seq: int | None = None
         self.farewell_heard = False
         """The coordinator has read the Bye."""
-        self._told_knobs: tuple[str, ...] = ()
+        self._told_knobs: tuple[messages.KnobDeclaration, ...] = ()
 
     # ---- events ----
 
@@ -131,7 +131,7 @@ class Conversation:
         if not self.welcomed:
             return self._hello(now) if now >= self._hello_at else []
         acts: list[Act] = []
-        if self._told_knobs != self._knobs.names:
+        if self._told_knobs != self._knobs.declarations:
             acts += self._introduction()
         if now >= self._beat_at:
             acts.append(self._beat(now))
@@ -196,7 +196,7 @@ class Conversation:
         return self._introduction()
 
     def _introduction(self) -> list[Act]:
-        self._told_knobs = self._knobs.names
+        self._told_knobs = self._knobs.declarations
         return [
             messages.UnitHello(
                 major=messages.PROTOCOL_MAJOR,
@@ -208,8 +208,7 @@ class Conversation:
                 pid=os.getpid(),
                 ready=self._account.ready,
                 version=__version__,
-                knobs=self._told_knobs,
-                declared=self._knobs.declarations,
+                declared=self._told_knobs,
             )
         ]
 

@@ -117,10 +117,6 @@ class KnobSet:
         """Values that the coordinator told; they may arrive before the work loop declares the knob."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._knobs)
-
-    @property
     def declarations(self) -> tuple[KnobDeclaration, ...]:
         return tuple(knob.declaration for knob in self._knobs.values())
 

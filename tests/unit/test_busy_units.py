@@ -106,8 +106,8 @@ async def test_knobs_come_into_force_at_their_boundaries(counterpart: Counterpar
     start("-m", "assets.units.faketrainer", "--every", "0.2")
     await aeventually(lambda: (counterpart.report.weights or 0) >= 1)
     hello = counterpart.of(messages.UnitHello)[-1]
-    assert set(hello.knobs) == {"fake.bound", "fake.batch", "fake.noise", "fake.depth"}
     declared = {each.name: each for each in hello.declared}
+    assert set(declared) == {"fake.bound", "fake.batch", "fake.noise", "fake.depth"}
     assert declared["fake.bound"].default == 4, "the default, not what was tuned"
     assert (declared["fake.bound"].kind, declared["fake.bound"].boundary) == ("int", "next version")
     assert declared["fake.noise"].scientific
