@@ -60,6 +60,7 @@ class HostsDesk:
                 run_name=context.run.name,
                 now_ct=context.clock.now(),
                 heartbeat_s=times.heartbeat_s,
+                stats_every_s=times.stats_every_s,
                 server_version=__version__,
             ),
         )

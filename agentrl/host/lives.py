@@ -136,7 +136,7 @@ class Life:
             self.process.signal(number)
         else:
             self.process.signal_group(number)
-        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT):
             # A stopped process would take the signal only when somebody wakes it.
             self.process.signal_group(signal.SIGCONT)
 
