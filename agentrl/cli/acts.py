@@ -65,10 +65,14 @@ def consented(cli: Cli, effect: Effect, tier: Tier) -> bool:
         return True
     if cli.json or not output.interactive():
         if tier >= Tier.DESTRUCTIVE:
-            raise RefusedError(f"This {effect.sentence()}.", hint="It cannot be taken back: add --yes to do it.")
+            raise RefusedError(
+                f"The effect would be: {effect.sentence()}.", hint="It cannot be taken back: add --yes to do it."
+            )
         return True
     destructive = tier >= Tier.DESTRUCTIVE
-    question = f"This {output.sanitise(effect.sentence())}." + (" It cannot be taken back." if destructive else "")
+    question = f"The effect: {output.sanitise(effect.sentence())}." + (
+        " It cannot be taken back." if destructive else ""
+    )
     return _ask(f"{question} Go on?", default=not destructive)
 
 

@@ -24,11 +24,12 @@ from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 from agentrl.protocol.commands import Accepted, Down
 from agentrl.protocol.danger import Effect, tier_of
-from agentrl.protocol.messages import ScanReport
+from agentrl.protocol.messages import ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
 
 _KEEPERS_END_WITHIN_S = 20.0
 _TREES_END_WITHIN_S = 5.0
+_COMMAND_SHOWN = 120
 _AGENT_BRINGS_IT_BACK_WITHIN_S = 10.0
 
 
@@ -177,7 +178,7 @@ async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
     if not found.found and not keepers:
         return _was_not_up(cli, run, found)
     listed = {one.pid for one in found.found}
-    names = [f"{one.incarnation or one.command} (pid {one.pid})" for one in found.found]
+    names = [_named(one) for one in found.found]
     names += [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers if keeper.pid not in listed]
     effect = Effect(kills=tuple(names))
     if cli.dry_run:
@@ -204,13 +205,19 @@ def _was_not_up(cli: Cli, run: RunFile, found: ScanReport) -> ExitCode:
     return ExitCode.OK
 
 
+def _named(process: ProcessInfo) -> str:
+    """A process as a person knows it: whose it is, or else how it was started."""
+    command = process.command if len(process.command) <= _COMMAND_SHOWN else f"{process.command[:_COMMAND_SHOWN]}…"
+    return f"{process.incarnation or command} (pid {process.pid}, {process.why})"
+
+
 def _tell(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[Living]) -> ExitCode:
     """Say what was done, and whether it is proven that nothing is left."""
     lines = list(row.lines) if row is not None else []
     remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]
     if found is not None:
-        lines += [f"killed {one.command} (pid {one.pid}): {one.why}" for one in found.killed]
-        remaining += [f"{one.command} (pid {one.pid}) on {found.host}: {one.why}" for one in found.found]
+        lines += [f"killed {_named(one)}" for one in found.killed]
+        remaining += [f"{_named(one)} on {found.host}" for one in found.found]
     failed = f"{row.state}: {row.reason}" if row is not None and row.state is not OperationState.SUCCEEDED else ""
     proven = not remaining and not failed
     if proven and found is not None:

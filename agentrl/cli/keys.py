@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agentrl.client import Client
 
 
+_EVERYWHERE = ("", "*", "0.0.0.0", "[::]", "::")
+
+
 class Permission(enum.StrEnum):
     """What a person's key may do. Keys of units are made by the coordinator."""
 
@@ -72,9 +75,10 @@ async def new(
             file.unlink(missing_ok=True)
             raise
     if cli.json:
-        output.emit({"name": name, "permission": permission.value, "public": pair.public, "file": str(file)})
+        made = {"name": name, "permission": permission.value, "public": pair.public, "address": key.address}
+        output.emit({**made, "file": str(file)})
         return ExitCode.OK
-    output.say(f"{file} lets its holder reach the run as {permission.value}; keep it secret (mode 0600).")
+    output.say(f"{file} lets its holder reach {key.address} as {permission.value}; keep it secret (mode 0600).")
     output.say(f"Use it by `agentrl status --key {file.name}`, or set AGENTRL_KEY to its path.")
     return ExitCode.OK
 
@@ -92,18 +96,22 @@ def _listening(client: Client) -> dict[str, str]:
             "metrics": mine.metrics,
         }
     name, state_dir = client.target.what, client.target.state_dir
-    listen = read_json(state_dir / "coordinator.json").get("listen") if state_dir else None
-    if not isinstance(listen, dict) or not listen.get("address"):
+    found = read_json(state_dir / "coordinator.json") if state_dir else {}
+    listen, public = str(found.get("listen", "")), str(found.get("public", ""))
+    if not listen or not public:
         raise ConfigError(
             f"The run {name} is not reachable from other hosts, so a key would open nothing.",
             hint="Set coordinator.listen in the run file, such as tcp://0.0.0.0:7400, then say down and up again.",
         )
-    return {
-        "server_public": str(listen.get("public", "")),
-        "address": str(listen["address"]),
-        "feed": str(listen.get("feed", "")),
-        "metrics": str(listen.get("metrics", "")),
-    }
+    return {"server_public": public, "address": _reachable(listen)}
+
+
+def _reachable(listen: str) -> str:
+    """An address that another host can dial: `0.0.0.0` is every address of this host, so its name stands for it."""
+    import socket
+
+    host, _, port = listen.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{socket.gethostname() if host in _EVERYWHERE else host}:{port}"
 
 
 async def list_keys(cli: Cli) -> ExitCode:

@@ -88,6 +88,6 @@ class Progress:
 
 
 def _states(lines: tuple[str, ...]) -> str:
-    """How many are in which state, where the lines say it in brackets."""
-    counts = Counter(line.rpartition("(")[2].rstrip(")") for line in lines if "(" in line)
+    """How many are in which state; a line says `web-0 is pending (why)`."""
+    counts = Counter(line.partition(" is ")[2].partition(" ")[0] for line in lines if " is " in line)
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())

@@ -135,7 +135,8 @@ class Lifecycle:
         elif slot.state is S.DRAINING:
             self._reconsider_drain(slot, now)
         elif slot.state is S.STOPPING:
-            if slot.stop_now and not slot.tree_gone and slot.reason != "killed":
+            at_once = slot.stop_now or self.state.run.stop_now
+            if at_once and not slot.tree_gone and slot.reason != "killed":
                 self.kill(slot, "killed", now)
         elif slot.state is S.LOST:
             self._replace_lost(slot, now)

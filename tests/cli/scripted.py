@@ -77,7 +77,7 @@ class Scripted:
             "address": addresses.hub_address(self.uuid),
             "feed": addresses.feed_address(self.uuid),
             "metrics": addresses.metrics_address(self.uuid),
-            "listen": self.listen or None,
+            **self.listen,
         }
         (self.state_dir / "coordinator.json").write_text(json.dumps(body))
 

@@ -240,7 +240,7 @@ def test_keys_new_writes_a_file_that_only_the_owner_reads(shell: Shell, tmp_path
         assert "coordinator.listen" in said.err
     (coordinator.state_dir / "coordinator.json").unlink()
     coordinator = Scripted(shell.home, "wide")
-    coordinator.listen = {"address": "tcp://127.0.0.1:7400", "public": "x" * 40}
+    coordinator.listen = {"listen": "tcp://127.0.0.1:7400", "public": "x" * 40}
     with coordinator:
         said = shell("keys", "new", "ann", "--permission", "operator", "--json")
         file = Path(said.json["file"])

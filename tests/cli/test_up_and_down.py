@@ -1,0 +1,243 @@
+"""The verbs up and down on real runs: repeated, interrupted, at once, and with nobody left to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ExitCode
+from tests.cli.conftest import Said
+from tests.e2e.running import PYTHON, Run, running
+from tests.waiting import eventually
+
+SLEEPER = ["sleep", "1000"]
+NEVER_READY = {"ready": {"exec": "false", "interval_s": 0.2}, "start_deadline_s": 300}
+STUBBORN = ["sh", "-c", "trap '' TERM; while true; do sleep 0.1; done"]
+
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> Iterator[Run]:
+    yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}")
+
+
+def test_up_says_what_it_kept_started_stopped_and_changed(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER, count=2)
+    a_run.write()
+    assert a_run.cli("up", str(a_run.file), "--dry-run")["effect"]["starts"] == ["web-0", "web-1"]
+    assert not (a_run.state_dir / "run.json").exists(), "a dry run leaves nothing"
+
+    first = a_run.up()
+    assert sorted(first["started"]) == ["web-0", "web-1"]
+    assert a_run.up()["kept"] == ["web-0", "web-1"]
+
+    a_run.sidecar("web", SLEEPER, count=1)
+    a_run.sidecar("db", SLEEPER)
+    third = a_run.up()
+    assert (third["kept"], third["started"], third["stopped"]) == (["web-0"], ["db-0"], ["web-1"])
+    again = a_run.cli("up", "--run", a_run.name)
+    assert again["kept"] == ["db-0", "web-0"], "the file of the last up is known"
+
+
+def test_two_ups_at_once_are_both_fine(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER, count=2)
+    a_run.write()
+    both = [a_run.start("up", str(a_run.file), "--json") for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert json.loads(out)["operation"]["state"] == "succeeded"
+    assert a_run.incarnations() == {"web-0": 1, "web-1": 1}
+
+
+def test_down_proves_that_nothing_is_left_and_up_comes_back(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER, count=2)
+    a_run.up()
+    keepers = [a_run.coordinator_pid(), a_run.agent_pid()]
+    ended = a_run.cli("down")
+    assert ended["proven"] is True
+    assert ended["scan"]["found"] == []
+    assert not a_run.processes()
+    assert not any(a_run.alive(pid) for pid in keepers)
+
+    nothing = a_run.cli("down")
+    assert (nothing["proven"], nothing["was_up"]) == (True, False)
+    assert a_run.up()["started"] == ["web-0", "web-1"]
+
+
+def test_ctrl_c_leaves_the_run_alive_and_says_so(
+    a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    a_run.sidecar("slow", SLEEPER, **NEVER_READY)
+    a_run.write()
+    process = a_run.start("up", str(a_run.file))
+    eventually(lambda: a_run.lives_of("slow-0"), within_s=60, what="the unit to run")
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert f"The run {a_run.name} goes on" in said.err
+    assert a_run.lives_of("slow-0") == {"slow-0.1"}
+    assert a_run.alive(a_run.coordinator_pid())
+
+
+def test_a_closed_terminal_does_not_hurt_the_run(a_run: Run) -> None:
+    a_run.sidecar("slow", SLEEPER, **NEVER_READY)
+    a_run.write()
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(PYTHON, [PYTHON, "-m", "agentrl", "up", str(a_run.file)], a_run.environ)
+    shown = _read_until(terminal, lambda _: bool(a_run.lives_of("slow-0")))
+    os.close(terminal)
+    assert _reaped(child), shown
+    assert a_run.lives_of("slow-0") == {"slow-0.1"}
+    assert a_run.alive(a_run.agent_pid())
+    assert a_run.alive(a_run.coordinator_pid())
+
+
+def _read_until(terminal: int, there: Callable[[str], bool]) -> str:
+    os.set_blocking(terminal, False)
+    shown = ""
+
+    def look() -> bool:
+        nonlocal shown
+        try:
+            shown += os.read(terminal, 65536).decode(errors="replace")
+        except (BlockingIOError, OSError):
+            pass
+        return there(shown)
+
+    eventually(look, within_s=60, every_s=0.1, what="the terminal")
+    return shown
+
+
+def _reaped(child: int) -> bool:
+    return eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child, within_s=30, what="the end of the command")
+
+
+def test_the_second_ctrl_c_kills(a_run: Run) -> None:
+    a_run.sidecar("web", STUBBORN, drain_grace_s=200, term_grace_s=200)
+    a_run.up()
+    process = a_run.start("down")
+    assert process.stderr is not None
+    eventually(lambda: a_run.run_row().state == "stopping", within_s=30, what="the run to be stopping")
+    a_run.client.close()
+    a_run._client = None
+    process.send_signal(signal.SIGINT)
+    assert "once more kills" in _line_with(process, "Ctrl-C")
+    process.send_signal(signal.SIGINT)
+    assert "Killing what is left" in _line_with(process, "Killing")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Nothing of" in out
+
+
+def _line_with(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stderr is not None
+    while line := process.stderr.readline():
+        if words in line:
+            return line
+    raise AssertionError(f"{words!r} was not said")
+
+
+def test_what_is_left_without_a_coordinator_is_named_and_removed(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER, count=2)
+    a_run.up()
+    # The agent first: it would bring its coordinator back.
+    a_run.kill(a_run.agent_pid(), signal.SIGSTOP)
+    coordinator, agent = a_run.coordinator_pid(), a_run.agent_pid()
+    a_run.kill(coordinator)
+    a_run.kill(agent)
+    eventually(lambda: not a_run.alive(agent), what="the end of the agent")
+    assert len(a_run.processes()) == 2
+
+    plan = a_run.cli("down", "--dry-run")
+    assert [name.partition(" ")[0] for name in plan["effect"]["kills"]] == ["web-0.1", "web-1.1"]
+    assert len(a_run.processes()) == 2
+    done = a_run.cli("down")
+    assert done["proven"] is True
+    assert {one["incarnation"] for one in done["scan"]["killed"]} == {"web-0.1", "web-1.1"}
+    assert not a_run.processes()
+
+
+def test_a_run_that_is_up_elsewhere_is_not_started_here(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER)
+    a_run.write()
+    a_run.dir.mkdir()
+    sign = a_run.dir / "coordinator.json"
+
+    def seen(seconds_ago: float) -> None:
+        body = {"host": "far", "boot_id": "another", "name": a_run.name, "uuid": "u"}
+        sign.write_text(json.dumps({**body, "heartbeat_at": time.time() - seconds_ago}))
+
+    seen(1)
+    code, document = a_run.cli("up", str(a_run.file), check=False)
+    assert code == ExitCode.CONFLICT
+    assert "far" in document["error"]["message"]
+    assert str(sign) in document["error"]["hint"]
+    assert not (a_run.state_dir / "run.json").exists()
+    seen(3600)
+    assert a_run.up()["started"] == ["web-0"]
+
+
+def test_mistakes_in_the_file_are_sentences_with_their_place(a_run: Run) -> None:
+    a_run.file.write_text("name: x\nsidecars:\n  web: {comand: sleep 1}\n")
+    code, document = a_run.cli("up", str(a_run.file), check=False)
+    assert code == ExitCode.CONFIG
+    assert "comand" in document["error"]["message"]
+    assert "command" in document["error"]["message"]
+    assert "run.yaml:3" in document["error"]["message"]
+    code, document = a_run.cli("up", "nowhere.yaml", check=False)
+    assert code == ExitCode.CONFIG
+
+
+def test_following_shows_what_changes(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
+    a_run.sidecar("web", SLEEPER)
+    a_run.write()
+    process = a_run.start("up", str(a_run.file), "--follow", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["started"] == ["web-0"]
+    seen: list[Any] = []
+    while not seen or seen[-1]["key"] != "~caught-up":
+        seen.append(json.loads(process.stdout.readline()))
+    a_run.cli("restart", "web-0")
+    while not (seen[-1]["key"] == "unit/web-0" and seen[-1]["row"]["incarnation"] == 2):
+        seen.append(json.loads(process.stdout.readline()))
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert "goes on" in said.err
+    assert a_run.lives_of("web-0")
+
+
+def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
+    from tests.transport.conftest import free_triplet
+
+    a_run.sidecar("web", SLEEPER)
+    a_run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
+    a_run.up()
+    made = a_run.cli("keys", "new", "eve", "--permission", "viewer")
+    file = made["file"]
+
+    def by_key(*arguments: str) -> Said:
+        command = [PYTHON, "-m", "agentrl", *arguments, "--json", "--key", file]
+        environ = {**a_run.environ, "AGENTRL_HOME": str(tmp_path / "far")}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    assert by_key("status").json["run"]["name"] == a_run.name
+    refused = by_key("scale", "web", "2")
+    assert refused.code == ExitCode.REFUSED
+    assert "viewer" in refused.json["error"]["message"]
+    assert [row["name"] for row in a_run.cli("keys", "list")] == ["eve"]
+    code, document = a_run.cli("keys", "revoke", "eve", check=False)
+    assert code == ExitCode.REFUSED
+    assert "--yes" in document["error"]["hint"]
+    a_run.cli("keys", "revoke", "eve", "--yes")
+    assert by_key("status").code == ExitCode.KEY_REFUSED
