@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,13 @@ def test_no_command_line_ends_in_a_traceback(
         assert said.err.startswith("agentrl: ")
     if "--json" in arguments and code != ExitCode.OK:
         assert json.loads(said.out)["error"]["code"] == code
+
+
+def test_the_reference_knows_every_verb_and_every_exit_code() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    missing = [
+        " ".join(verb) for verb, one in VERBS.items() if not one.hidden and f"agentrl {' '.join(verb)}" not in text
+    ]
+    assert not missing
+    for code in set(ExitCode) - {ExitCode.TEMPORARY}:
+        assert f"| {int(code)} | {code.name.lower()} |" in text
