@@ -49,7 +49,11 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
     async with Client.connect(run=run.name) as client:
         keepers = keepers_of(paths.state_dir(run.name))
         stopped = await _stop(cli, client, keepers, now=now)
-    return ExitCode.OK if stopped is _UNWANTED else await _prove(cli, run, stopped, keepers)
+    if stopped is _UNWANTED:
+        return ExitCode.OK
+    if stopped is not None and stopped.state is OperationState.SUPERSEDED:
+        return _is_up_again(cli, run.name, stopped)
+    return await _prove(cli, run, stopped, keepers)
 
 
 async def _meant(cli: Cli) -> RunFile | None:
@@ -160,6 +164,15 @@ def _result(told: asyncio.Future[OperationRow]) -> OperationRow | None:
     except NoCoordinatorError:
         # It is gone before it could tell; whether everything ended is for the scan to say.
         return None
+
+
+def _is_up_again(cli: Cli, name: str, row: OperationRow) -> ExitCode:
+    sentence = f"The run {name} was not brought down: {row.reason}."
+    if cli.json:
+        output.emit({"run": name, "proven": False, "was_up": True, "operation": row, "lines": [sentence]})
+    else:
+        output.note(sentence)
+    return ExitCode.CONFLICT
 
 
 async def _prove(cli: Cli, run: RunFile, row: OperationRow | None, keepers: list[Living]) -> ExitCode:

@@ -20,7 +20,7 @@ from agentrl.errors import ConflictError
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobValue, UnitState
+from agentrl.protocol.rows import KnobValue, OperationState, UnitState
 from agentrl.supervision import events
 from agentrl.supervision.transitions import WITH_PROCESS
 
@@ -78,8 +78,17 @@ class Acts:
         goals |= {unit: Goal(Want.ENDED, before[unit]) for unit in plan.stopped}
         goals |= {unit: Goal(Want.UP, shared=True) for unit in plan.kept}
         self._settings.adopt(config, args, operation.who)
+        self._supersede_downs(operation)
         self._context.happened(events.Applied(specs=specs, by=operation.id))
         return goals
+
+    def _supersede_downs(self, operation: Operation) -> None:
+        """The run is wanted again; whoever waits for its end would wait in vain."""
+        context = self._context
+        for other in context.operations.live():
+            if other.command == "down":
+                reason = f"{operation.who} brought the run up again ({operation.id})"
+                context.operations.finish(other, OperationState.SUPERSEDED, context.clock.now(), reason)
 
     def _down(self, operation: Operation, args: commands.Down) -> None:
         operation.by_itself = True
