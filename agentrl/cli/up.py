@@ -6,11 +6,10 @@ waiting and nothing else.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -46,7 +45,8 @@ async def up(
     run_dir = Path(config.dir)
     place = launch.Place(config.name, paths.state_dir(config.name), run_dir)
     if cli.remote:
-        return await _apply(cli, place, loaded, follow=follow)
+        with _Terminal() as terminal:
+            return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
     launch.refuse_if_up_elsewhere(place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
@@ -55,19 +55,19 @@ async def up(
         run_dir,
         elsewhere=Path(config.coordinator.state_dir) if config.coordinator.state_dir else None,
     )
-    accepted = False
-    with _terminal_may_close():
+    with _Terminal() as terminal:
         from agentrl.cli.progress import Progress
 
+        there = False
         try:
             with Progress(cli) as progress:
                 await launch.ensure_coordinator(place, progress, cli.timeout_s or launch.START_WITHIN_S)
             launch.remember(place, loaded.path, chosen_sets)
-            accepted = True
+            there = True
         finally:
-            if not accepted:
+            if not there:
                 _say_what_may_live(place)
-    return await _apply(cli, place, loaded, follow=follow)
+        return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
@@ -95,17 +95,34 @@ def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, t
     return loaded, chosen_sets
 
 
-@contextlib.contextmanager
-def _terminal_may_close() -> Iterator[None]:
-    """Until the command is accepted a closed terminal must not end us half-way.
+class _Terminal:
+    """Until the command is accepted, a terminal that is closed must not end it half-way.
 
-    A handler, not SIG_IGN: what we start would inherit that.
+    A handler, not SIG_IGN: what we start would inherit that. What is said afterwards goes nowhere, since to write to
+    a terminal that is gone is an error.
     """
-    before = signal.signal(signal.SIGHUP, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGHUP, self._close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The command is accepted: from now on there is only waiting to be ended."""
+        signal.signal(signal.SIGHUP, self._before)
+
+    def _close(self, *_: object) -> None:
+        self.closed = True
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 def _say_what_may_live(place: Place) -> None:
@@ -130,7 +147,7 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     return ExitCode.OK
 
 
-async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool) -> ExitCode:
+async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool, terminal: _Terminal) -> ExitCode:
     from agentrl.cli.acts import agreed, finished, report_accepted
     from agentrl.client import Client
 
@@ -140,6 +157,9 @@ async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool) -> Exi
         if not await agreed(cli, client, "apply", args):
             return ExitCode.OK
         accepted = await client.call("apply", args)
+        terminal.let_go()
+        if terminal.closed:
+            return ExitCode.OK
         done = False
         try:
             if cli.wait:

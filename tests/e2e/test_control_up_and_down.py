@@ -1,0 +1,294 @@
+"""`up` and `down` in every order, twice, at once, interrupted, and after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+import psutil
+
+from agentrl.errors import ExitCode
+from tests.e2e.running import PYTHON, Run
+from tests.waiting import eventually
+
+DEAF = ["sh", "-c", "trap '' TERM INT HUP; while :; do sleep 0.2; done"]
+"""Ends by SIGKILL only."""
+
+
+def slow_to_be_ready(run: Run, name: str = "slow") -> Path:
+    """A group that is ready once the file exists."""
+    gate = run.file.parent / f"{name}-may-be-ready"
+    run.sidecar(name, ["sleep", "1000"], ready={"exec": ["test", "-e", str(gate)], "interval_s": 0.1})
+    return gate
+
+
+def ended(process: subprocess.Popen[str], within_s: float = 60.0) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=within_s)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+def pids_in(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"\bpid (\d+)", text)}
+
+
+def units_of(run: Run) -> dict[str, str]:
+    """State of every unit; nothing while the coordinator does not answer."""
+    code, document = run.cli("status", check=False)
+    return {row["unit"]: row["state"] for row in document["units"]} if code == 0 else {}
+
+
+# ---- up ----
+
+
+def test_two_ups_at_once_both_succeed_and_nothing_is_started_twice(run: Run) -> None:
+    run.sidecar("web", ["sleep", "1000"], count=5)
+    run.write()
+    both = [run.start("up", str(run.file), "--json") for _ in range(2)]
+    for process in both:
+        code, out, err = ended(process)
+        assert code == 0, f"{code}: {out} {err}"
+    assert set(run.incarnations().values()) == {1}
+    for slot in range(5):
+        assert run.lives_of(f"web-{slot}") == {f"web-{slot}.1"}
+    for daemon in ("daemons.host", "daemons.coordinator"):
+        assert len([p for p in run.processes() if daemon in p.cmdline()]) == 1
+
+
+def test_up_again_keeps_what_is_equal_and_replaces_only_what_changed(run: Run) -> None:
+    run.sidecar("same", ["sleep", "1000"], count=2)
+    run.sidecar("other", ["sleep", "1001"])
+    run.sidecar("gone", ["sleep", "1002"])
+    first = run.up()
+    assert sorted(first["started"]) == ["gone-0", "other-0", "same-0", "same-1"]
+    pids = {name: row.pid for name, row in run.units().items()}
+
+    again = run.up()
+    assert sorted(again["kept"]) == sorted(pids)
+    assert (again["started"], again["stopped"], again["changed"]) == ([], [], [])
+    assert {name: row.pid for name, row in run.units().items()} == pids
+
+    run.config["sidecars"]["other"]["env"] = {"COLOUR": "blue"}
+    run.config["sidecars"]["same"]["count"] = 3
+    del run.config["sidecars"]["gone"]
+    changed = run.up()
+    assert "same-2" in changed["started"]
+    assert {"gone-0", "other-0"} <= set(changed["stopped"])
+    assert {"same-0", "same-1"} <= set(changed["kept"])
+    now = run.units()
+    assert {name: row.incarnation for name, row in now.items()} == {
+        "same-0": 1,
+        "same-1": 1,
+        "same-2": 1,
+        "other-0": 2,
+    }
+    assert (now["same-0"].pid, now["same-1"].pid) == (pids["same-0"], pids["same-1"])
+    assert psutil.Process(now["other-0"].pid).environ()["COLOUR"] == "blue"
+
+    # A second coordinator for the same state directory is refused, and the first one goes on.
+    second = subprocess.run(
+        [PYTHON, "-m", "daemons.coordinator", "--state-dir", str(run.state_dir)],
+        env=run.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert second.returncode == ExitCode.CONFLICT
+    assert f"pid {run.coordinator_pid()} " in second.stderr
+    assert "Traceback" not in second.stderr
+    assert run.incarnations()["other-0"] == 2
+
+
+def test_up_is_refused_while_another_host_coordinates_the_run_directory(run: Run) -> None:
+    run.sidecar("web", ["sleep", "1000"])
+    run.write()
+    run.dir.mkdir()
+    sign = {"host": "far", "boot_id": "another", "name": run.name, "uuid": "u", "heartbeat_at": time.time()}
+    (run.dir / "coordinator.json").write_text(json.dumps(sign))
+    refused = run.raw("up", str(run.file))
+    assert refused.returncode == ExitCode.CONFLICT
+    assert f"The run {run.name} is up on host far" in refused.stderr
+    assert not run.state_dir.exists()
+    (run.dir / "coordinator.json").write_text(json.dumps({**sign, "heartbeat_at": time.time() - 600}))
+    assert run.raw("up", str(run.file), "--dry-run").returncode == 0
+
+
+def test_ctrl_c_during_up_ends_the_waiting_and_says_that_the_run_goes_on(run: Run) -> None:
+    gate = slow_to_be_ready(run)
+    run.write()
+    up = run.start("up", str(run.file))
+    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting", within_s=60)
+    up.send_signal(signal.SIGINT)
+    code, _, err = ended(up)
+    assert code == ExitCode.INTERRUPTED
+    assert f"The run {run.name} goes on" in err
+    gate.touch()
+    assert run.wait_state("slow-0", "ready").incarnation == 1
+
+
+def test_a_terminal_that_is_closed_during_up_leaves_a_run_behind_that_comes_up(run: Run) -> None:
+    gate = slow_to_be_ready(run)
+    run.write()
+    # Once at the earliest moment, and once while the command waits for the units.
+    early = _in_a_terminal(run)
+    eventually(lambda: (run.state_dir / "run.json").exists(), within_s=60)
+    early.close()
+    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting", within_s=60)
+    late = _in_a_terminal(run)
+    eventually(lambda: "slow" in late.read() or "wait" in late.read(), within_s=60)
+    late.close()
+    gate.touch()
+    assert run.wait_state("slow-0", "ready").incarnation == 1
+    assert run.lives_of("slow-0") == {"slow-0.1"}
+
+
+class _in_a_terminal:
+    """`agentrl up` with a terminal of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self._master, slave = os.openpty()
+        os.set_blocking(self._master, False)
+        self._said = b""
+        self.process = subprocess.Popen(
+            [PYTHON, "-m", "agentrl", "up", str(run.file)],
+            env=run.environ,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+
+    def read(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            self._said += os.read(self._master, 65536)
+        return self._said.decode(errors="replace")
+
+    def close(self) -> None:
+        """As a terminal window is closed: the kernel sends SIGHUP."""
+        os.close(self._master)
+        self.process.wait(60)
+
+
+# ---- up and down at once ----
+
+
+def test_down_during_up_wins(run: Run) -> None:
+    slow_to_be_ready(run)
+    run.write()
+    up = run.start("up", str(run.file), "--json")
+    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting", within_s=60)
+    down = run.cli("down", "--yes")
+    assert down["proven"]
+    code, _, err = ended(up)
+    assert code == ExitCode.CONFLICT, err
+    assert not run.processes()
+
+
+def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
+    run.sidecar("deaf", DEAF, count=2, term_grace_s=4.0)
+    run.up()
+    down = run.start("down", "--yes", "--json")
+    eventually(lambda: set(units_of(run).values()) == {"stopping"}, within_s=30)
+    run.up()
+    states = {name: (row.state, row.incarnation) for name, row in run.units().items()}
+    assert states == {"deaf-0": ("ready", 2), "deaf-1": ("ready", 2)}
+    code, out, err = ended(down)
+    assert code == ExitCode.CONFLICT, f"{code} {out} {err}"
+    assert "brought the run up again" in json.loads(out)["lines"][0]
+    assert run.units()["deaf-0"].incarnation == 2
+
+
+# ---- down ----
+
+
+def test_the_second_ctrl_c_on_down_kills(run: Run) -> None:
+    run.sidecar("deaf", DEAF, term_grace_s=600.0)
+    run.up()
+    down = run.start("down", "--yes")
+    eventually(lambda: units_of(run) == {"deaf-0": "stopping"}, within_s=30)
+    down.send_signal(signal.SIGINT)
+    assert down.stderr is not None
+    first = _line_with(down, "Ctrl-C once more kills")
+    assert down.poll() is None, first
+    down.send_signal(signal.SIGINT)
+    code, out, err = ended(down)
+    assert code == 0, f"{out} {err}"
+    assert "Killing" in err
+    assert f"Nothing of {run.name} is left" in out
+    assert not run.processes()
+
+
+def _line_with(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+def test_down_of_nothing_says_so(run: Run) -> None:
+    never = run.cli("down", "--yes")
+    assert never["proven"]
+    assert not never["was_up"]
+    assert f"There is no run named '{run.name}'" in never["lines"][0]
+    run.sidecar("web", ["sleep", "1000"])
+    run.up()
+    assert run.cli("down", "--yes")["proven"]
+    again = run.raw("down", "--yes")
+    assert again.returncode == 0
+    assert f"The run {run.name} is not up" in again.stdout
+
+
+def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
+    daemon = run.file.parent / "unmarked.pid"
+    # A child that forks away into a session of its own and drops its environment: only a cgroup can know it.
+    unmarked = f"(env -i setsid sh -c 'echo $$ > {daemon}; exec sleep 3601' &) ; exec sleep 1000"
+    run.unit("fork", "forker", "--children", "2")
+    run.sidecar("plain", ["sh", "-c", unmarked])
+    run.up()
+    eventually(lambda: daemon.exists() and daemon.read_text().strip())
+    hidden = int(daemon.read_text())
+    daemons = [int(pid) for pid in (run.dir / "forker-fork-0.pids").read_text().split()]
+    assert len(daemons) == 2
+    has_cgroup = run.host().facts.cgroup_kill
+    leaders = [row.pid for row in run.units().values()]
+    try:
+        for pid in (run.agent_pid(), run.coordinator_pid(), *leaders):
+            run.kill(pid)
+        preview = run.cli("down", "--dry-run")
+        assert set(daemons) <= pids_in(" ".join(preview["effect"]["kills"]))
+        assert all(run.alive(pid) for pid in daemons)
+        down = run.cli("down", "--yes")
+        assert down["proven"]
+        said = " ".join(down["lines"])
+        assert set(daemons) <= pids_in(said)
+        assert not any(run.alive(pid) for pid in daemons)
+        if has_cgroup:
+            assert hidden in pids_in(said)
+            assert not run.alive(hidden)
+        else:
+            assert "Not proven:" in said
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hidden, signal.SIGKILL)
+
+
+def test_down_of_a_living_run_finds_a_daemon_that_dropped_its_mark(run: Run) -> None:
+    daemon = run.file.parent / "unmarked.pid"
+    unmarked = f"(env -i setsid sh -c 'echo $$ > {daemon}; exec sleep 3601' &) ; exec sleep 1000"
+    run.sidecar("plain", ["sh", "-c", unmarked])
+    run.up()
+    eventually(lambda: daemon.exists() and daemon.read_text().strip())
+    hidden = int(daemon.read_text())
+    run.cli("down", "--yes")
+    assert not run.alive(hidden)
