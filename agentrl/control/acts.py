@@ -156,8 +156,8 @@ class KnobActs:
         self._settings = settings
         self._asks = asks
         self.table: dict[str, Act] = {
-            "tune": Act(lambda args: context.knobs.preview(args.name, args.value), self._tune),
-            "undo_tune": Act(lambda args: self._preview_undo(args, None), self._undo),
+            "tune": Act(self._preview_tune, self._tune),
+            "undo_tune": Act(self._preview_undo, self._undo),
         }
 
     async def asked_preview(self, name: str, args: Any) -> Effect:
@@ -174,8 +174,17 @@ class KnobActs:
                 return await self._asks.unit(slot.unit, slot.incarnation, name, value)
         return None
 
-    def _preview_undo(self, args: commands.UndoTune, told: KnobPreviewed | None) -> Effect:
-        return self._context.knobs.preview(args.name, self._context.knobs.undo_value(args.name), told)
+    def _preview_tune(self, args: commands.Tune) -> Effect:
+        knobs = self._context.knobs
+        knobs.check(args.name, args.value, seen_revision=args.seen_revision, note=args.note)
+        return knobs.preview(args.name, args.value)
+
+    def _preview_undo(self, args: commands.UndoTune) -> Effect:
+        knobs = self._context.knobs
+        value = knobs.undo_value(args.name)
+        # An undo brings its own note.
+        knobs.check(args.name, value, seen_revision=args.seen_revision, note="undo")
+        return knobs.preview(args.name, value)
 
     def _tune(self, operation: Operation, args: commands.Tune) -> Goals:
         change = self._context.knobs.tune(

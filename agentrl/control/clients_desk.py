@@ -193,7 +193,7 @@ class ClientsDesk:
         if request.dry_run:
             self._answer(peer, request.id, accepted)
             return
-        operation = self._accept(known, request, spec, effect)
+        operation = self._accept(known, request, spec, effect, note=getattr(args, "note", ""))
         self.begin(operation, args)
         self._context.executor.then(lambda: self._answer(peer, request.id, accepted))
 
@@ -201,7 +201,9 @@ class ClientsDesk:
         effect: Effect = await self._asked_previews[spec.name](spec.name, args)
         return Accepted(id, effect, spec.tier(effect))
 
-    def _accept(self, known: Known, request: messages.Request, spec: CommandSpec, effect: Effect) -> Operation:
+    def _accept(
+        self, known: Known, request: messages.Request, spec: CommandSpec, effect: Effect, *, note: str
+    ) -> Operation:
         """Durable, or refused with nothing changed."""
         context, now = self._context, self._context.clock.now()
         operation = Operation(
@@ -225,7 +227,7 @@ class ClientsDesk:
                 hint="Free some space; running units are not affected.",
             )
         context.operations.add(operation)
-        context.audit(operation.who, spec.name, operation.summary, operation=operation.id)
+        context.audit(operation.who, spec.name, operation.summary, operation=operation.id, note=note)
         return operation
 
     def begin(self, operation: Operation, args: Any) -> None:

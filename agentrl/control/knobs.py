@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentrl.config.knobs import Knob
+from agentrl.config.knob import Knob
 from agentrl.errors import ConfigError, ConflictError, ProtocolError, RefusedError, UnknownNameError
 from agentrl.protocol import wire
 from agentrl.protocol.danger import Effect
@@ -56,6 +56,8 @@ class StoredKnob(msgspec.Struct, frozen=True):
     """What the run file said at the last `up`."""
     history: tuple[KnobChange, ...] = ()
     """The last changes, oldest first."""
+    declared: Knob | None = None
+    """The declaration of a knob that units own: it is known before the first of them says hello again."""
 
 
 @dataclass(slots=True)
@@ -79,9 +81,16 @@ class KnobRegistry:
 
     def declare(self, knob: Knob, preview: Preview | None = None) -> str:
         """Add a knob; what was restored for it applies. Answers a sentence if that is not allowed any more."""
-        entry = _Entry(knob, preview, StoredKnob(knob.default, 0))
+        known = self._entries.get(knob.name)
+        if known is not None and known.knob.owner != knob.owner:
+            return f"The knob {knob.name} of {knob.owner} is left out: {known.knob.owner or 'the coordinator'} has it."
+        entry = _Entry(knob, preview, StoredKnob(knob.default, 0), known.in_force if known is not None else None)
+        stored = known.stored if known is not None else self._unclaimed.pop(knob.name, None)
         self._entries[knob.name] = entry
-        return self._adopt(entry, self._unclaimed.pop(knob.name, None))
+        complaint = self._adopt(entry, stored)
+        if knob.owner:
+            entry.stored = msgspec.structs.replace(entry.stored, declared=knob)
+        return complaint
 
     def names(self) -> list[str]:
         return sorted(self._entries)
@@ -152,6 +161,10 @@ class KnobRegistry:
 
     # ---- changes ----
 
+    def check(self, name: str, value: KnobValue, *, seen_revision: int | None, note: str = "") -> None:
+        """Raise what `tune` would raise, and change nothing."""
+        self._admit(self._find(name), value, seen_revision, note)
+
     def tune(
         self, name: str, value: KnobValue, *, seen_revision: int | None, who: str, at: float, note: str = ""
     ) -> KnobChange | None:
@@ -178,7 +191,7 @@ class KnobRegistry:
             # The first `up` of a run: the file's value is where the knob starts, not a change of it.
             entry.stored = msgspec.structs.replace(entry.stored, value=new)
             return None
-        return self._write(entry, new, who, at, "the run file changed", "file")
+        return self._write(entry, new, who, at, "the run file changed", "file", scientific=entry.knob.scientific)
 
     def report(self, name: str, value: KnobValue) -> bool:
         """What the owner says is in force; True if that is news. Names that are not declared are ignored."""
@@ -205,13 +218,15 @@ class KnobRegistry:
             self.segment = max([self.segment, *(change.segment for change in stored.history)])
             if name in self._entries:
                 complaints.append(self._adopt(self._entries[name], stored))
-            else:
-                self._unclaimed[name] = stored
+                continue
+            self._unclaimed[name] = stored
+            if stored.declared is not None:
+                complaints.append(self.declare(stored.declared))
         return [complaint for complaint in complaints if complaint]
 
     def _adopt(self, entry: _Entry, stored: StoredKnob | None) -> str:
-        if stored is None:
-            return ""
+        if stored is None or not (stored.revision or stored.file_known):
+            return ""  # Nobody set it: a default that was kept must not outlive a new default.
         try:
             value = entry.knob.check(stored.value)
         except ConfigError as refused:
@@ -227,23 +242,30 @@ class KnobRegistry:
         self, name: str, value: KnobValue, seen: int | None, who: str, at: float, note: str, how: str
     ) -> KnobChange | None:
         entry = self._find(name)
+        new, scientific = self._admit(entry, value, seen, note)
+        if new == entry.stored.value:
+            return None
+        return self._write(entry, new, who, at, note, how, scientific=scientific)
+
+    def _admit(self, entry: _Entry, value: KnobValue, seen: int | None, note: str) -> tuple[KnobValue, bool]:
+        """The value in the knob's own type, and whether its change begins a new segment."""
         new = _checked(entry, value)
         self._compare(entry, seen)
         if new == entry.stored.value:
-            return None
-        effect = _previewed(entry, new)
-        if (entry.knob.scientific or effect.scientific) and not note.strip():
+            return new, False
+        scientific = entry.knob.scientific or _previewed(entry, new).scientific
+        if scientific and not note.strip():
             raise RefusedError(
-                f"{name} changes what the results mean, so a change of it wants a note.",
+                f"{entry.knob.name} changes what the results mean, so a change of it wants a note.",
                 hint="Say why: `agentrl tune ... --note TEXT`.",
             )
-        return self._write(entry, new, who, at, note, how, scientific=effect.scientific)
+        return new, scientific
 
     def _write(
-        self, entry: _Entry, new: KnobValue, who: str, at: float, note: str, how: str, *, scientific: bool = False
+        self, entry: _Entry, new: KnobValue, who: str, at: float, note: str, how: str, *, scientific: bool
     ) -> KnobChange:
         stored = entry.stored
-        if entry.knob.scientific or scientific:
+        if scientific:
             self.segment += 1
             segment = self.segment
         else:

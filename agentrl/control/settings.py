@@ -123,9 +123,6 @@ class Settings:
         """A knob was tuned or undone."""
         if change is not None:
             self._knob_moved(name)
-            self._context.audit(
-                operation.who, operation.command, change.sentence(), operation=operation.id, note=change.note
-            )
             owner = self._context.knobs.declaration(name).owner
             if not owner:
                 self._take_times()

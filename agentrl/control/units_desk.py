@@ -11,7 +11,7 @@ import hmac
 import logging
 
 from agentrl import __version__
-from agentrl.config.knobs import Knob
+from agentrl.config.knob import Knob
 from agentrl.control.asks import Asks
 from agentrl.control.context import Context
 from agentrl.control.peers import Kind, Known
@@ -91,17 +91,19 @@ class UnitsDesk:
     # ---- knobs of units ----
 
     def _declare(self, slot: Slot, declared: tuple[messages.KnobDeclaration, ...]) -> None:
-        known = set(self._context.knobs.names())
+        knobs = self._context.knobs
+        known = {name: knobs.declaration(name) for name in knobs.names()} if declared else {}
         for each in declared:
-            if each.name in known:
-                continue
             try:
                 knob = Knob(owner=slot.group, **{f: getattr(each, f) for f in each.__struct_fields__})
             except (ConfigError, ValueError, TypeError) as wrong:
                 log.warning("%s declares the knob %s wrongly: %s", slot.unit, each.name, wrong)
                 continue
-            if complaint := self._context.knobs.declare(knob):
+            if known.get(each.name) == knob:
+                continue
+            if complaint := knobs.declare(knob):
                 log.warning("%s", complaint)
+            self._context.executor.put("knob", each.name, knobs.persisted(each.name))
             self._context.show_knob(each.name)
 
     def _knobs_of(self, group: str) -> dict[str, KnobValue]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.knobs import Knob, supervision_knobs
+from agentrl.config.knob import Knob
+from agentrl.config.knobs import supervision_knobs
 from agentrl.control.knobs import KnobRegistry
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
 from agentrl.protocol.danger import Effect, Tier, tier_of
@@ -210,3 +211,45 @@ def test_the_knobs_of_supervision_fit() -> None:
     row = registry.row("supervision.suspect_after_s")
     tune(registry, row.name, 12.0)
     assert registry.value(row.name) == 12.0
+
+
+def test_a_knob_of_units_is_known_before_they_are(knobs: KnobRegistry) -> None:
+    tune(knobs, "bound", 8)
+    again = KnobRegistry()
+    assert again.restore({"bound": knobs.persisted("bound")}) == []
+    assert again.value("bound") == 8
+    assert again.declaration("bound") == BOUND
+
+
+def test_a_new_declaration_keeps_what_was_tuned_and_what_is_in_force(knobs: KnobRegistry) -> None:
+    tune(knobs, "bound", 8)
+    knobs.report("bound", 4)
+    wider = Knob(name="bound", kind="int", default=6, help="", minimum=0, maximum=99, owner="fake")
+    assert knobs.declare(wider) == ""
+    row = knobs.row("bound")
+    assert (row.value, row.in_force, row.default, row.maximum, row.revision) == (8, 4, 6, 99, 1)
+
+
+def test_a_default_that_nobody_set_does_not_outlive_a_new_default(knobs: KnobRegistry) -> None:
+    later = Knob(name="bound", kind="int", default=6, help="", minimum=0, maximum=64, owner="fake")
+    again, said = restarted(knobs, declared_first=False, bound=later)
+    assert said == []
+    assert again.row("bound").value == 6
+
+
+def test_a_knob_of_somebody_else_cannot_be_taken(knobs: KnobRegistry) -> None:
+    for knob in supervision_knobs():
+        knobs.declare(knob)
+    thief = Knob(name="supervision.heartbeat_s", kind="float", default=0.1, help="", owner="fake")
+    assert "the coordinator has it" in knobs.declare(thief)
+    assert knobs.row("supervision.heartbeat_s").owner == ""
+
+
+def test_a_check_raises_what_the_change_would_raise(knobs: KnobRegistry) -> None:
+    with pytest.raises(RefusedError, match="wants a note"):
+        knobs.check("rate", 0.5, seen_revision=0)
+    tune(knobs, "bound", 8, 0)
+    with pytest.raises(ConflictError, match="by ann"):
+        knobs.check("bound", 9, seen_revision=0)
+    knobs.check("bound", 9, seen_revision=1)
+    assert knobs.value("bound") == 8

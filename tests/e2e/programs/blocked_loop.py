@@ -8,12 +8,16 @@ from agentrl.unit import Unit, run_unit
 
 
 async def main(unit: Unit) -> None:
-    order = unit.run_dir / f"block-{unit.name}"
     unit.ready()
     while await unit.sleep_async(0.05):
         unit.tick()
-        while order.exists() and unit.incarnation == 1:
-            time.sleep(0.05)
+        block(unit)
+
+
+def block(unit: Unit) -> None:
+    order = unit.run_dir / f"block-{unit.name}"
+    while order.exists() and unit.incarnation == 1:
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":
