@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.verbs import Cli, verb
-from agentrl.errors import ConfigError, ExitCode, UnknownNameError, UsageError
+from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.rows import AuditRow, KnobRow, KnobValue
+    from agentrl.protocol.rows import AuditRow, KnobRow
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +40,7 @@ async def tune(
     import dataclasses
 
     from agentrl.cli.acts import act_with
+    from agentrl.config.knob import knob_of
     from agentrl.protocol.commands import Tune, UndoTune
 
     _check(knob, value, preview=preview, undo=undo, history=history)
@@ -52,7 +53,7 @@ async def tune(
             return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=row.revision))
         if value is None:
             return _show_one(cli, row, await client.knob_history(row.name))
-        wanted = parse_value(row, value)
+        wanted = knob_of(row).parse(value)
         args = Tune(name=row.name, value=wanted, seen_revision=row.revision, note=remark)
         return await act_with(cli, client, "tune", args)
 
@@ -79,26 +80,6 @@ async def _read(client: Client, name: str) -> KnobRow:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {near[0]}?" if near else "`agentrl tune` lists them."
     raise UnknownNameError(f"There is no knob named {name!r}.", hint=hint)
-
-
-def parse_value(row: KnobRow, text: str) -> KnobValue:
-    """What was typed, as the knob's kind. Ranges are checked by the coordinator, which owns them."""
-    word = text.strip().lower()
-    if row.kind == "bool":
-        if word in ("true", "yes", "on", "1"):
-            return True
-        if word in ("false", "no", "off", "0"):
-            return False
-        raise ConfigError(f"{row.name}: {text!r} is neither true nor false.")
-    if row.kind in ("int", "float"):
-        if word in ("none", "null"):
-            return None
-        try:
-            return int(text) if row.kind == "int" else float(text)
-        except ValueError:
-            kind = "a whole number" if row.kind == "int" else "a number"
-            raise ConfigError(f"{row.name}: {text!r} is not {kind}.", hint=f"Allowed: {allowed(row)}.") from None
-    return text
 
 
 def allowed(row: KnobRow) -> str:

@@ -6,14 +6,13 @@ consistent (a unit is suspected before it is given up, and not before it could h
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from agentrl.config.base import Section
+from agentrl.config.knob import Boundary
 from agentrl.errors import ConfigError
-
-Boundary = Literal["now", "next claim", "next version", "restart"]
 
 _Time = Annotated[float, Field(strict=True, ge=0.01, le=86_400)]
 _Limit = Annotated[int, Field(strict=True, ge=1, le=1_000)]

@@ -164,6 +164,7 @@ class KnobActs:
         """The effect, with the words of the unit that owns the knob."""
         knobs = self._context.knobs
         value = args.value if name == "tune" else knobs.undo_value(args.name)
+        knobs.preview(args.name, value)  # refuses a value that the unit must not even be asked about
         told = await self._ask_owner(args.name, value)
         return knobs.preview(args.name, value, told)
 

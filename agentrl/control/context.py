@@ -22,7 +22,7 @@ from agentrl.control.knobs import KnobRegistry
 from agentrl.control.metrics import Metrics
 from agentrl.control.operations import Operations
 from agentrl.control.peers import Peers
-from agentrl.protocol.rows import AuditRow
+from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
 from agentrl.supervision.liveness import Leases
@@ -84,7 +84,7 @@ class Context:
         if group is None or group.removed:
             self.feed.remove(f"group/{name}")
         else:
-            self.feed.set(f"group/{name}", self.board.group_row(group))
+            self.feed.set_later(f"group/{name}", lambda: self.board.group_row(group))
 
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
@@ -92,9 +92,12 @@ class Context:
             self.feed.set(f"host/{name}", self.board.host_row(host))
 
     def show_run(self) -> None:
+        self.feed.set_later("run", self._run_row)
+
+    def _run_row(self) -> RunRow:
         self.life.segment = self.knobs.segment
         self.life.journal_full = self.executor.full
-        self.feed.set("run", self.board.run_row(self.run, self.life))
+        return self.board.run_row(self.run, self.life)
 
     def show_knob(self, name: str) -> None:
         self.feed.set(f"knob/{name}", self.knobs.row(name), urgent=True)

@@ -44,6 +44,7 @@ from agentrl.control.stacks import Stacks
 from agentrl.control.switchboard import Switchboard
 from agentrl.control.turning import Turning
 from agentrl.control.units_desk import UnitsDesk
+from agentrl.control.vitals import Vitals
 from agentrl.errors import ConfigError
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
@@ -163,7 +164,8 @@ class Coordinator:
     async def serve(self) -> None:
         """Until `down` has ended, or `stop` is called."""
         self._open()
-        turning = Turning(self._context, self._sign, self._alerting.tick)
+        vitals = Vitals(self._context, self._metrics_out.publish)
+        turning = Turning(self._context, self._sign, vitals, self._alerting.tick)
         watch = AgentWatch(self._context, self._state_dir)
         tasks = [
             asyncio.create_task(turning.run(), name="turning"),

@@ -33,6 +33,7 @@ class Executor:
         self._perform = perform
         self._loop = asyncio.get_running_loop()
         self._todo: list[do.Instruction] = []
+        self._shows: dict[do.Publish, None] = {}
         self._puts: dict[tuple[str, str], bytes | None] = {}
         self._events: list[tuple[str, str, float, bytes]] = []
         self._after: list[Callable[[], None]] = []
@@ -40,14 +41,16 @@ class Executor:
         self.full = ""
         """A sentence while the journal cannot be written."""
         self.on_full: Callable[[], None] = lambda: None
-        self.commit_s = 0.0
-        """How long the last commit took."""
+        self._slowest_commit_s = 0.0
 
     def add(self, instructions: list[do.Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, do.Persist):
                 # Encoded at the end of the turn: only the last state of a turn is worth a write.
                 self._puts[instruction.kind, instruction.key] = b"" if not instruction.gone else None
+            elif isinstance(instruction, do.Publish):
+                # Likewise: a row is shown once per turn, as it is at the turn's end.
+                self._shows[instruction] = None
             else:
                 self._todo.append(instruction)
         self._schedule()
@@ -69,6 +72,11 @@ class Executor:
         self._after.append(act)
         self._schedule()
 
+    def slowest_commit_s(self) -> float:
+        """How long the slowest commit took since this was asked last."""
+        slowest, self._slowest_commit_s = self._slowest_commit_s, 0.0
+        return slowest
+
     def flush(self) -> None:
         """Write, then perform. Also called directly where a command must be durable before its answer."""
         if self._scheduled is not None:
@@ -81,7 +89,7 @@ class Executor:
             except DiskError as failed:
                 self._wait_for_room(failed)
                 return
-            self.commit_s = self._loop.time() - began
+            self._slowest_commit_s = max(self._slowest_commit_s, self._loop.time() - began)
             self._puts.clear()
             self._events.clear()
         if self.full:
@@ -89,7 +97,8 @@ class Executor:
             self.full = ""
             self.on_full()
         todo, self._todo = self._todo, []
-        for instruction in todo:
+        shows, self._shows = self._shows, {}
+        for instruction in (*todo, *shows):
             self._perform(instruction)
         after, self._after = self._after, []
         for act in after:

@@ -49,6 +49,7 @@ class Feed:
         self._publish = publish
         self._kinds: dict[str, dict[str, _Entry]] = {}
         self._changed: dict[str, _Entry] = {}
+        self._later: dict[str, Callable[[], AnyRow]] = {}
         self._held: list[tuple[float, str]] = []
         self._now = float("-inf")
         self._next_beat = float("-inf")
@@ -62,8 +63,13 @@ class Feed:
         self._touch(key, entry, urgent)
         return True
 
+    def set_later(self, key: str, make: Callable[[], AnyRow]) -> None:
+        """Say that a row that sums up others may have changed: it is made once, when it is sent or asked for."""
+        self._later[key] = make
+
     def remove(self, key: str) -> bool:
         """The row is gone. Always urgent: what is not there any more must not be shown."""
+        self._later.pop(key, None)
         entry = self._entry(key)
         if entry is None or entry.row is None:
             return False
@@ -72,20 +78,24 @@ class Feed:
         return True
 
     def get(self, key: str) -> AnyRow | None:
+        self._make_later()
         entry = self._entry(key)
         return None if entry is None else entry.row
 
     def rows(self, kinds: Iterable[str] = ()) -> dict[str, AnyRow]:
         """Rows by key, of the given kinds (the part of the key before the slash) or all."""
+        self._make_later()
         return {key: entry.row for key, entry in self._entries(kinds) if entry.row is not None}
 
     def snapshot(self, kinds: Iterable[str] = ()) -> tuple[list[tuple[str, msgspec.Raw]], int]:
         """All rows, and the sequence number after which the feed is to be applied to them."""
+        self._make_later()
         return [(key, entry.encoded()) for key, entry in self._entries(kinds) if entry.row is not None], self.seq
 
     def tick(self, now: float, at: float) -> None:
         """Publish what is due, and the beat; call it several times a second."""
         self._now = now
+        self._make_later()
         while self._held and self._held[0][0] <= now:
             _, key = heapq.heappop(self._held)
             entry = self._entry(key)
@@ -102,6 +112,11 @@ class Feed:
         """Say at once where the feed stands: somebody has just begun to listen."""
         self._next_beat = now + BEAT_S
         self._publish(wire.encode(FeedBeat(self.epoch, self.seq, now, at)))
+
+    def _make_later(self) -> None:
+        later, self._later = self._later, {}
+        for key, make in later.items():
+            self.set(key, make())
 
     def _touch(self, key: str, entry: _Entry, urgent: bool) -> None:
         entry.dirty = True

@@ -12,18 +12,11 @@ from typing import Protocol
 
 from agentrl.control.alerts import Finding, World
 from agentrl.protocol.rows import Severity, UnitRow
+from agentrl.telemetry.metrics import METRICS, UNIT_METRICS
 
 STALE_S = 60.0
 HISTORY_S = 600.0
-ROW_METRICS = (
-    "cpu_percent",
-    "rss_bytes",
-    "rss_slope_bytes_per_h",
-    "processes",
-    "restarts",
-    "deaths_in_window",
-    "progress",
-)
+ROW_METRICS = tuple(metric.name for metric in UNIT_METRICS)
 """What can be asked of any unit, also of one that reports nothing; a unit's own number of that name comes first."""
 
 
@@ -100,8 +93,14 @@ class MetricRule:
 
     def _sentence(self, name: str, value: float) -> str:
         side, threshold = self._limit()
-        text = self.declared.sentence or f"{{metric}} of {{subject}} is {{value}}, {side} {threshold:g}."
-        words = {"subject": name, "metric": self.declared.metric, "value": f"{value:g}", "threshold": f"{threshold:g}"}
+        text = self.declared.sentence or f"{{metric}} of {{subject}} is {{value}}, {side} {{threshold}}."
+        metric = self.declared.metric
+        words = {
+            "subject": name,
+            "metric": metric,
+            "value": _in_words(metric, value),
+            "threshold": _in_words(metric, threshold),
+        }
         return _filled(text, words)
 
     def _cure(self, name: str) -> str:
@@ -129,6 +128,11 @@ def metric_rules(declared: Iterable[Declaration]) -> list[MetricRule]:
 def metrics_read(declared: Iterable[Declaration]) -> frozenset[str]:
     """Names whose history has to be kept, and which rows show."""
     return frozenset(rule.metric for rule in declared)
+
+
+def _in_words(metric: str, value: float) -> str:
+    known = METRICS.get(metric)
+    return f"{value:g}" if known is None else known.in_words(value)
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

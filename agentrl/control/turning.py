@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from agentrl.control.context import Context
 from agentrl.control.lock import RunDirSign
+from agentrl.control.vitals import Vitals
 from agentrl.errors import DiskError
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events
@@ -27,9 +28,10 @@ KEEP_EVENTS_S = 90 * 86_400.0
 
 
 class Turning:
-    def __init__(self, context: Context, sign: RunDirSign, look: Callable[[float], None]) -> None:
+    def __init__(self, context: Context, sign: RunDirSign, vitals: Vitals, look: Callable[[float], None]) -> None:
         self._context = context
         self._sign = sign
+        self._vitals = vitals
         self._look = look
         self._last = context.clock.now()
         self._sign_at = self._prune_at = 0.0
@@ -50,6 +52,7 @@ class Turning:
     def _turn(self, now: float) -> None:
         late = now - self._last - self._pace()
         self._last = now
+        self._vitals.turned(now, max(0.0, late))
         if late > self._context.supervisor.times.late_after_s:
             log.warning("the coordinator was late by %.1f s; all leases are extended by that", late)
             self._context.leases.extend_all(late)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.protocol.messages import Spawn
 from agentrl.protocol.specs import Probe, incarnation_name, split_unit
@@ -135,18 +136,10 @@ def program(command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) 
 
 
 def _value(name: str, value: str, home: Home, unit: str) -> str:
-    kind, _, where = value.partition(":")
-    if kind == "env" and where:
-        if where not in os.environ:
-            raise ConfigError(
-                f"The secret env:{where} for {name} is not set in the environment of the host agent of {home.host}."
-            )
-        return os.environ[where]
-    if kind == "file" and where:
-        path = Path(filled(where, home, unit)).expanduser()
-        try:
-            return path.read_text().rstrip("\n")
-        except (OSError, UnicodeDecodeError) as failed:
-            why = failed.strerror if isinstance(failed, OSError) else "it is not text"
-            raise ConfigError(f"The secret file:{where} for {name} cannot be read on {home.host}: {why}.") from None
-    return filled(value, home, unit)
+    value = filled(value, home, unit)
+    if not is_reference(value):
+        return value
+    try:
+        return resolve_secret(value)
+    except ConfigError as missing:
+        raise ConfigError(f"{name}: {missing.message} (on host {home.host})", hint=missing.hint) from None

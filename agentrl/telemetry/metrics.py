@@ -38,8 +38,6 @@ PROCESSES = Metric("processes", "", "Processes in the unit's tree.")
 RESTARTS = Metric("restarts", "", "Unplanned deaths since the run was created.")
 RECENT_DEATHS = Metric("deaths_in_window", "", "Unplanned deaths in the restart window.", (0, 1))
 PROGRESS = Metric("progress", "", "The unit's own counter of work done.")
-PROGRESS_RATE = Metric("progress_per_s", "1/s", "How fast the unit's counter of work rises.")
-BEAT_AGE = Metric("beat_age_s", "s", "How long ago the unit was last heard.", (0, 6))
 
 LOOP_LAG = Metric(
     "loop_lag_ms", "ms", "How late the coordinator's loop turned, at worst, in the last second.", (0, 250)
@@ -50,7 +48,7 @@ JOURNAL_COMMIT = Metric(
 )
 PEERS = Metric("peers", "", "Units, host agents and clients that are connected.")
 
-UNIT_METRICS = (CPU, RSS, RSS_SLOPE, PROCESSES, RESTARTS, RECENT_DEATHS, PROGRESS, PROGRESS_RATE, BEAT_AGE)
+UNIT_METRICS = (CPU, RSS, RSS_SLOPE, PROCESSES, RESTARTS, RECENT_DEATHS, PROGRESS)
 """Measured of every unit, also of one that reports nothing."""
 COORDINATOR_METRICS = (LOOP_LAG, FEED_ROWS, JOURNAL_COMMIT, PEERS)
 """Measured of the coordinator itself, and published as those of the unit `coordinator`."""

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.knobs import Knob, supervision_knobs, times_with
+from agentrl.config.knob import Knob
+from agentrl.config.knobs import supervision_knobs, times_with
 from agentrl.config.times import SupervisionTimes
 from agentrl.errors import ConfigError, UnknownNameError
 
