@@ -31,7 +31,7 @@ from agentrl.client.discovery import read_coordinator
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
-from agentrl.control.lock import refuse_network_file_system
+from agentrl.control.records.lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host import cgroups
 from agentrl.store.binary import find_mongod, mongod_version

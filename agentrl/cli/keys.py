@@ -19,11 +19,12 @@ _EVERYWHERE = ("", "*", "0.0.0.0", "[::]", "::")
 
 
 class Permission(enum.StrEnum):
-    """What a person's key may do. Keys of units are made by the coordinator."""
+    """What a key may do: a person's key, or with `unit` that of a host agent elsewhere and of its units."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
+    UNIT = "unit"
 
 
 def register(app: typer.Typer) -> None:

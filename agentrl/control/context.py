@@ -12,16 +12,16 @@ import msgspec
 
 from agentrl.config.paths import RunFile
 from agentrl.config.run import RunConfig
-from agentrl.control.board import Board, RunLife
+from agentrl.control.books.board import Board, RunLife
+from agentrl.control.books.feed import Feed
+from agentrl.control.books.knobs import KnobRegistry
+from agentrl.control.books.metrics import Metrics
+from agentrl.control.books.operations import Operations
+from agentrl.control.books.peers import Peers
 from agentrl.control.clock import Clock
 from agentrl.control.executor import Executor
-from agentrl.control.feed import Feed
-from agentrl.control.journal import Journal
-from agentrl.control.keyring import Keyring
-from agentrl.control.knobs import KnobRegistry
-from agentrl.control.metrics import Metrics
-from agentrl.control.operations import Operations
-from agentrl.control.peers import Peers
+from agentrl.control.records.journal import Journal
+from agentrl.control.records.keyring import Keyring
 from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events

@@ -16,34 +16,35 @@ from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.run import RunConfig
 from agentrl.config.times import SupervisionTimes
-from agentrl.control import recovery, whereabouts
-from agentrl.control.acts import Act, Acts, KnobActs
+from agentrl.control import recovery
 from agentrl.control.agent_watch import AgentWatch
-from agentrl.control.alerting import Alerting
-from agentrl.control.asks import Asks
-from agentrl.control.board import Board, RunLife
-from agentrl.control.clients_desk import ClientsDesk
+from agentrl.control.alerts.watch import Alerting
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.board import Board, RunLife
+from agentrl.control.books.feed import Feed
+from agentrl.control.books.knobs import KnobRegistry
+from agentrl.control.books.metrics import Metrics
+from agentrl.control.books.operations import Operation, Operations
+from agentrl.control.books.peers import Peers
 from agentrl.control.clock import Clock
+from agentrl.control.commands.acts import Act, Acts, KnobActs
+from agentrl.control.commands.keys import KeyActs
+from agentrl.control.commands.settings import Settings
+from agentrl.control.commands.stacks import Stacks
 from agentrl.control.context import Context
+from agentrl.control.desks.clients import ClientsDesk
+from agentrl.control.desks.hosts import HostsDesk
+from agentrl.control.desks.queries import Queries
+from agentrl.control.desks.units import UnitsDesk
 from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
-from agentrl.control.feed import Feed
-from agentrl.control.hosts_desk import HostsDesk
-from agentrl.control.journal import Journal
-from agentrl.control.key_acts import KeyActs
-from agentrl.control.keyring import Keyring
-from agentrl.control.knobs import KnobRegistry
-from agentrl.control.lock import RunDirSign, StateLock
-from agentrl.control.metrics import Metrics
-from agentrl.control.operations import Operation, Operations
-from agentrl.control.peers import Peers
 from agentrl.control.performing import Performer
-from agentrl.control.queries import Queries
-from agentrl.control.settings import Settings
-from agentrl.control.stacks import Stacks
+from agentrl.control.records import whereabouts
+from agentrl.control.records.journal import Journal
+from agentrl.control.records.keyring import Keyring
+from agentrl.control.records.lock import RunDirSign, StateLock
 from agentrl.control.switchboard import Switchboard
 from agentrl.control.turning import Turning
-from agentrl.control.units_desk import UnitsDesk
 from agentrl.control.vitals import Vitals
 from agentrl.errors import ConfigError
 from agentrl.protocol.wire import encode

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from agentrl.control.asks import Asks
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.operations import Operation
 from agentrl.control.context import Context
-from agentrl.control.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.messages import ProcessInfo

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from agentrl.control.journal import Batch, Journal
+from agentrl.control.records.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
 from agentrl.supervision.slots import State

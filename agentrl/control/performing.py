@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from agentrl.control.context import Context
-from agentrl.control.units_desk import token_of
+from agentrl.control.desks.units import token_of
 from agentrl.protocol import messages
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events

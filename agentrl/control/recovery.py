@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
+from agentrl.control.books.operations import Operation
 from agentrl.control.executor import KIND_GROUP, KIND_RUN, KIND_SLOT
-from agentrl.control.journal import Batch, Journal
-from agentrl.control.operations import Operation
+from agentrl.control.records.journal import Batch, Journal
 from agentrl.supervision.slots import GroupState, RunState, Slot, State
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from agentrl.control.clients_desk import ClientsDesk
+from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
-from agentrl.control.hosts_desk import HostsDesk
-from agentrl.control.peers import Kind, Known
-from agentrl.control.units_desk import UnitsDesk
+from agentrl.control.desks.clients import ClientsDesk
+from agentrl.control.desks.hosts import HostsDesk
+from agentrl.control.desks.units import UnitsDesk
 from agentrl.errors import ExitCode, ProtocolError
 from agentrl.protocol import messages
 from agentrl.protocol.messages import Permission, Refused, ToCoordinator, WhoAreYou

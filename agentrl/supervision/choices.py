@@ -8,27 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import msgspec
+
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision.slots import HostState, Slot
 from agentrl.supervision.transitions import WITH_PROCESS
 
 
+class Use(msgspec.Struct):
+    """What the living units of one host take up."""
+
+    units: int = 0
+    gpus: int = 0
+    cpus: float = 0.0
+    memory: int = 0
+
+    def add(self, spec: GroupSpec) -> None:
+        self.units += 1
+        self.gpus += spec.resources.gpus
+        self.cpus += spec.resources.cpus
+        self.memory += spec.resources.memory_max_bytes
+
+
+def use_of(slots: Iterable[Slot]) -> dict[str, Use]:
+    """By host. To be made once for many placements: it looks at every slot."""
+    used: dict[str, Use] = {}
+    for slot in slots:
+        if slot.state in WITH_PROCESS and slot.spec is not None:
+            used.setdefault(slot.host, Use()).add(slot.spec)
+    return used
+
+
 def place(
-    spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], slots: Iterable[Slot]
+    spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use]
 ) -> tuple[str, str]:
     """(host, "") or ("", why not). Prefers the host with the fewest units, then the first name."""
     if not hosts:
         return "", "no host agent is connected"
-    used = _used(slots)
     refusals: list[str] = []
     fits: list[tuple[int, str]] = []
     for name, host in sorted(hosts.items()):
-        refusal = _refusal(spec, host, name in draining, used.get(name, _Use()))
+        use = used.get(name, _NOTHING)
+        refusal = _refusal(spec, host, name in draining, use)
         if refusal:
             refusals.append(f"{name}: {refusal}")
         else:
-            fits.append((used.get(name, _Use()).units, name))
+            fits.append((use.units, name))
     if fits:
         return min(fits)[1], ""
     absent = [name for name in spec.hosts if name not in hosts]
@@ -36,27 +62,10 @@ def place(
     return "", "no host can take it (" + "; ".join(refusals) + ")"
 
 
-class _Use:
-    def __init__(self) -> None:
-        self.units = 0
-        self.gpus = 0
-        self.cpus = 0.0
-        self.memory = 0
+_NOTHING = Use()
 
 
-def _used(slots: Iterable[Slot]) -> dict[str, _Use]:
-    used: dict[str, _Use] = {}
-    for slot in slots:
-        if slot.state in WITH_PROCESS and slot.spec is not None:
-            use = used.setdefault(slot.host, _Use())
-            use.units += 1
-            use.gpus += slot.spec.resources.gpus
-            use.cpus += slot.spec.resources.cpus
-            use.memory += slot.spec.resources.memory_max_bytes
-    return used
-
-
-def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: _Use) -> str:
+def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use) -> str:
     need, facts = spec.resources, host.facts
     if spec.hosts and host.host not in spec.hosts:
         return "not among its hosts"

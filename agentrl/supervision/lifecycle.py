@@ -12,7 +12,7 @@ from agentrl.config.times import SupervisionTimes
 from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
 from agentrl.supervision import restarts
-from agentrl.supervision.choices import place
+from agentrl.supervision.choices import Use, place, use_of
 from agentrl.supervision.instructions import (
     AllStopped,
     Forget,
@@ -44,6 +44,8 @@ class Lifecycle:
         self._pending = {s.unit for s in state.slots.values() if s.state is S.PENDING}
         self._recheck_pending = False
         self._announced_end = False
+        self._used: dict[str, Use] | None = None
+        """What each host is taken up by; None once a process ended, until it is asked for again."""
 
     # ---- bookkeeping ----
 
@@ -64,6 +66,8 @@ class Lifecycle:
         self._recheck_pending = True
 
     def move(self, slot: Slot, to: S, reason: str, now: float) -> None:
+        if to not in WITH_PROCESS:
+            self._used = None
         slot.move(to, reason, now)
         if to is S.PENDING:
             self._pending.add(slot.unit)
@@ -177,7 +181,9 @@ class Lifecycle:
         if obstacle := self._gang_obstacle(slot, now):
             return "", obstacle
         spec = self.state.groups[slot.group].spec
-        return place(spec, self.state.hosts, self.state.run.draining_hosts, self.state.slots.values())
+        if self._used is None:
+            self._used = use_of(self.state.slots.values())
+        return place(spec, self.state.hosts, self.state.run.draining_hosts, self._used)
 
     def _gang_obstacle(self, slot: Slot, now: float) -> str:
         group = self.state.groups[slot.group]
@@ -204,6 +210,8 @@ class Lifecycle:
         slot.stop_now = slot.patient = False
         slot.unhealthy = slot.silent = slot.stopping_because = ""
         slot.bye_code, slot.continued_at = None, 0.0
+        if self._used is not None:
+            self._used.setdefault(host, Use()).add(group.spec)
         self.move(slot, S.STARTING, f"starting on {host}", now)
         self.set_timer(slot, now + group.spec.start_deadline_s)
         self.out.append(Spawn(host, slot.unit, slot.incarnation))

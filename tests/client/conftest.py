@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import agentrl.control.feed as feed_module
+import agentrl.control.books.feed as feed_module
 from tests.client.coordinator import SmallCoordinator
 
 

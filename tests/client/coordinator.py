@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.control.feed import Feed
+from agentrl.control.books.feed import Feed
 from agentrl.errors import ExitCode
 from agentrl.protocol import commands, wire
 from agentrl.protocol.danger import Effect, Tier

@@ -16,7 +16,7 @@ from agentrl.config.load import load_config
 from agentrl.config.plain import config_from_plain, config_to_plain
 from agentrl.config.run import RunConfig
 from agentrl.config.schema import json_schema
-from agentrl.control.desired import specs_of, stop_ranks
+from agentrl.control.commands.desired import specs_of, stop_ranks
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Probe, Resources, Role
 from agentrl.telemetry.metrics import CPU, LOOP_LAG, METRICS, RSS, RSS_SLOPE

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.control.feed import Feed
+from agentrl.control.books.feed import Feed
 from agentrl.protocol import wire
 from agentrl.protocol.messages import FeedBeat, FeedRow
 from agentrl.protocol.rows import AnyRow, HostRow, UnitRow, UnitState

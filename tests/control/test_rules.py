@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from agentrl.config.alerts import Rule
-from agentrl.control.alerts import AlertEngine, Notification, World
-from agentrl.control.metric_rules import metric_rules, metrics_read
-from agentrl.control.metrics import Metrics
-from agentrl.control.rules import default_rules
+from agentrl.control.alerts.book import AlertEngine, Notification, World
+from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
+from agentrl.control.alerts.rules import default_rules
+from agentrl.control.books.metrics import Metrics
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, RunRow, Severity, UnitRow, UnitState

@@ -11,10 +11,10 @@ import time
 import traceback
 from pathlib import Path
 
-from agentrl.control.asks import Asks
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.operations import Operation
 from agentrl.control.context import Context
-from agentrl.control.files import replace_file
-from agentrl.control.operations import Operation
+from agentrl.control.records.files import replace_file
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.danger import Effect

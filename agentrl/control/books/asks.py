@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from typing import Any, TypeVar
 
-from agentrl.control.peers import Peers
+from agentrl.control.books.peers import Peers
 from agentrl.errors import AgentrlError, NoCoordinatorError, WaitTimeoutError
 from agentrl.protocol import messages
 from agentrl.protocol.wire import decode_as

@@ -10,10 +10,10 @@ import signal
 from collections import deque
 
 from agentrl import __version__
-from agentrl.control.asks import Asks
-from agentrl.control.board import HostFactsNow
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.board import HostFactsNow
+from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
-from agentrl.control.peers import Kind, Known
 from agentrl.errors import ExitCode
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome

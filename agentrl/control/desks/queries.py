@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from agentrl.control import effects
-from agentrl.control.asks import Asks
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.knobs import KnobChange
+from agentrl.control.commands import effects
 from agentrl.control.context import Context
-from agentrl.control.journal import JournalEvent
-from agentrl.control.knobs import KnobChange
+from agentrl.control.records.journal import JournalEvent
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport

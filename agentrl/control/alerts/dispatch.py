@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.alerts import DeadMan, Sinks
-from agentrl.control.alerts import Notification
-from agentrl.control.files import replace_file
-from agentrl.control.sinks import (
+from agentrl.control.alerts.book import Notification
+from agentrl.control.alerts.sinks import (
     DEADLINE_S,
     ExecSink,
     FileSink,
@@ -27,6 +26,7 @@ from agentrl.control.sinks import (
     request,
     run_command,
 )
+from agentrl.control.records.files import replace_file
 from agentrl.errors import DiskError
 
 log = logging.getLogger(__name__)

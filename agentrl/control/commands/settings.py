@@ -17,9 +17,9 @@ from agentrl.config.knobs import supervision_knobs, times_with
 from agentrl.config.plain import config_from_plain, config_to_plain
 from agentrl.config.run import RunConfig
 from agentrl.config.times import SupervisionTimes
+from agentrl.control.books.knobs import KnobChange
+from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
-from agentrl.control.knobs import KnobChange
-from agentrl.control.operations import Goal, Operation
 from agentrl.errors import ConfigError, ConflictError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.danger import Effect

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from agentrl import __version__
-from agentrl.control.acts import Act
+from agentrl.control.books.operations import Operation
+from agentrl.control.books.peers import Kind, Known
+from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
-from agentrl.control.operations import Operation
-from agentrl.control.peers import Kind, Known
-from agentrl.control.queries import Handler
+from agentrl.control.desks.queries import Handler
 from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec

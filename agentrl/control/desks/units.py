@@ -12,9 +12,9 @@ import logging
 
 from agentrl import __version__
 from agentrl.config.knob import Knob
-from agentrl.control.asks import Asks
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
-from agentrl.control.peers import Kind, Known
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from agentrl.control.alerts import Finding, Rule, World
-from agentrl.control.metrics import Trend
+from agentrl.control.alerts.book import Finding, Rule, World
+from agentrl.control.books.metrics import Trend
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 
 Check = Callable[[World, Collection[str], float], Iterable[Finding]]

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from agentrl.config.secrets import SecretRef, is_reference, resolve_secret
-from agentrl.control.alerts import Notification
+from agentrl.control.alerts.book import Notification
 from agentrl.errors import ConfigError
 
 DEADLINE_S = 10.0

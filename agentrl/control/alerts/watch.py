@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.run import RunConfig
-from agentrl.control.alerts import AlertEngine, AlertTimes, Notification, Silence, World
+from agentrl.control.alerts.book import AlertEngine, AlertTimes, Notification, Silence, World
+from agentrl.control.alerts.dispatch import Dispatcher, SignOfLife, sinks_of
+from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
+from agentrl.control.alerts.rules import default_rules
+from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
-from agentrl.control.dispatch import Dispatcher, SignOfLife, sinks_of
-from agentrl.control.metric_rules import metric_rules, metrics_read
-from agentrl.control.operations import Goal, Operation
-from agentrl.control.rules import default_rules
 from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain

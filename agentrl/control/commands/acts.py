@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.control import effects
-from agentrl.control.asks import Asks
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.operations import Goal, Operation, Want
+from agentrl.control.commands import effects
+from agentrl.control.commands.desired import specs_of
+from agentrl.control.commands.settings import Settings
 from agentrl.control.context import Context
-from agentrl.control.desired import specs_of
-from agentrl.control.operations import Goal, Operation, Want
-from agentrl.control.settings import Settings
 from agentrl.errors import ConflictError
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect

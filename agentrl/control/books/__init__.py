@@ -1,0 +1,1 @@
+"""What the coordinator knows while it lives: rows, numbers, operations, knobs, questions and who is connected."""
