@@ -19,11 +19,12 @@ class ExitCode(enum.IntEnum):
     NO_COORDINATOR = 3
     """No coordinator answers for this run."""
     REFUSED = 4
-    """The coordinator refused: permission, a stale value, an expired deadline, a wrong incarnation."""
+    """The coordinator refused: permission, an expired deadline, a state in which the command means nothing."""
     UNKNOWN = 5
     """No such run, unit, knob, alert, operation or command."""
     CONFLICT = 6
-    """Somebody else holds it: the run is up elsewhere, a knob was changed meanwhile, an operation was superseded."""
+    """Somebody else was first: the run is up elsewhere, a knob was changed or a unit replaced meanwhile, an
+    operation was superseded."""
     TIMEOUT = 7
     """Accepted or asked, but not finished in the time given; it goes on."""
     KEY_REFUSED = 8

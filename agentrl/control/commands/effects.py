@@ -38,7 +38,7 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
         raise UsageError("scale wants a number of units, or a difference such as +1.")
     count = args.to if args.to is not None else group.spec.count + (args.by or 0)
     if not 0 <= count <= MOST_UNITS:
-        raise RefusedError(f"{args.group} cannot have {count} units; 0 to {MOST_UNITS} are possible.")
+        raise UsageError(f"{args.group} cannot have {count} units; 0 to {MOST_UNITS} are possible.")
     members = [s for s in state.of_group(args.group) if s.wanted]
     going = tuple(s.unit for s in victims(members, len(members) - count, idle))
     coming = tuple(new_units({s.unit for s in members}, args.group, count - len(members)))
