@@ -42,6 +42,7 @@ demo: $(STAMP)
 	$(BIN)/python -m assets.demo
 
 test: $(STAMP)
+	.ci/packages
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP)
@@ -59,6 +60,7 @@ bench: $(BENCH_STAMP)
 	$(BENCH)/bin/python -m tests.benchmarks $(ARGS)
 
 chaos: $(STAMP)
+	.ci/packages
 	$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 clean:

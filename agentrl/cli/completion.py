@@ -71,6 +71,22 @@ Register-ArgumentCompleter -Native -CommandName agentrl -ScriptBlock {
 
 def register(app: typer.Typer) -> None:
     verb(app, "completion")(completion)
+
+    async def complete(
+        cli: Cli, words: Annotated[list[str] | None, typer.Argument(metavar="[WORDS]...", show_default=False)] = None
+    ) -> ExitCode:
+        """Print the candidates for the last of these words, one a line."""
+        *before, last = words or [""]
+        found = await _candidates(cli, typer.main.get_command(app), before, last)
+        if cli.json:
+            from agentrl.cli import output
+
+            output.emit(found)
+        else:
+            for candidate in found:
+                print(candidate)
+        return ExitCode.OK
+
     verb(app, "_complete", hidden=True, context_settings={"ignore_unknown_options": True})(complete)
 
 
@@ -87,27 +103,8 @@ def completion(
     return ExitCode.OK
 
 
-async def complete(
-    cli: Cli, words: Annotated[list[str] | None, typer.Argument(metavar="[WORDS]...", show_default=False)] = None
-) -> ExitCode:
-    """Print the candidates for the last of these words, one a line."""
-    *before, last = words or [""]
-    found = await candidates(cli, before, last)
-    if cli.json:
-        from agentrl.cli import output
-
-        output.emit(found)
-    else:
-        for candidate in found:
-            print(candidate)
-    return ExitCode.OK
-
-
-async def candidates(cli: Cli, before: list[str], last: str) -> list[str]:
+async def _candidates(cli: Cli, command: Any, before: list[str], last: str) -> list[str]:
     """What may stand in the place of `last`, behind the words before it."""
-    from agentrl.cli.app import app
-
-    command: Any = typer.main.get_command(app)
     path: list[str] = []
     behind: list[str] = []
     for word in before:

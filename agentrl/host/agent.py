@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,7 @@ from agentrl.host.ledger import Ledger
 from agentrl.host.lives import Life, Services
 from agentrl.host.logs import Logs
 from agentrl.host.processes import Processes
-from agentrl.host.rounds import Rounds
+from agentrl.host.rounds import Rounds, Times
 from agentrl.host.trees import Attribution, Sweeper
 from agentrl.protocol import messages, wire
 from agentrl.protocol.messages import (
@@ -44,20 +43,6 @@ _HELLO_BYTES = 3 << 20
 """An inventory beyond this leaves the log lines out; a message may have 4 MiB."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """How often, how long."""
-
-    stats_s: float = 2.0
-    """Until a coordinator says otherwise."""
-    memory_check_s: float = 0.5
-    """For memory limits that no cgroup enforces."""
-    strays_every: int = 5
-    """Environments are read at every so manieth measurement."""
-    lonely_s: float = 3600.0
-    """Without units and without a coordinator for so long, the agent ends."""
-
-
 class Agent:
     """One per host and run. Create it inside a running loop, then `start()`."""
 
@@ -70,7 +55,6 @@ class Agent:
         times: Times | None = None,
     ) -> None:
         self.home = home
-        self.times = times or Times()
         self.processes = Processes()
         self.lives: dict[str, Life] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
@@ -93,8 +77,8 @@ class Agent:
             send=self.send,
             on_over=self.check_finished,
         )
-        self._answers = Answers(self)
-        self._rounds = Rounds(self)
+        self._answers = Answers(self.services, self.lives)
+        self._rounds = Rounds(self.services, self.lives, times or Times(), self._been_lonely)
 
     # ---- life of the agent ----
 
@@ -124,7 +108,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.processes.close()
-        if not any(not life.over for life in self.lives.values()):
+        if self._empty:
             self.cgroups.close()
 
     def run_task(self, work: Coroutine[object, object, None], name: str) -> None:
@@ -292,11 +276,19 @@ class Agent:
             self.guardian.stop()
         self.check_finished()
 
-    def check_finished(self, *, lonely: bool = False) -> None:
-        """Whether there is a reason to go on."""
-        alone = lonely and not (self.guardian is not None and self.guardian.keeping)
-        if (self._exiting or alone) and all(life.over for life in self.lives.values()):
+    def _been_lonely(self) -> None:
+        """Without units to keep there is nothing to wait for, unless a coordinator is being brought back."""
+        if self._empty and not (self.guardian is not None and self.guardian.keeping):
             self.finished.set()
+
+    def check_finished(self) -> None:
+        """Whether there is a reason to go on."""
+        if self._exiting and self._empty:
+            self.finished.set()
+
+    @property
+    def _empty(self) -> bool:
+        return all(life.over for life in self.lives.values())
 
     async def _answer(self, ask: messages.Ask) -> None:
         try:

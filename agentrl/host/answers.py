@@ -6,22 +6,20 @@ Invariant: an answer may take long and read much, so it never runs on the loop t
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from agentrl.errors import UnknownNameError
 from agentrl.host import scan, stacks
-from agentrl.host.lives import Life
+from agentrl.host.lives import Life, Services
 from agentrl.protocol.messages import DumpStacks, LogChunk, ReadLog, ScanReport, ScanRun, StackReport
-
-if TYPE_CHECKING:
-    from agentrl.host.agent import Agent
 
 _STACKS_CHARS = 1 << 20
 
 
 class Answers:
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, services: Services, lives: Mapping[str, Life]) -> None:
+        self._services = services
+        self._lives = lives
 
     async def to(self, what: ReadLog | ScanRun | DumpStacks) -> LogChunk | ScanReport | StackReport:
         """Raises AgentrlError or OSError where there is no answer."""
@@ -29,7 +27,7 @@ class Answers:
             case ReadLog():
                 return await self._log(what)
             case ScanRun():
-                home, in_cgroups = self._agent.home, self._agent.cgroups.can_kill
+                home, in_cgroups = self._services.home, self._services.cgroups.can_kill
                 return await asyncio.to_thread(
                     scan.scan, home.run, home.host, kill=what.kill, control=False, in_cgroups=in_cgroups
                 )
@@ -37,23 +35,23 @@ class Answers:
                 return await self._stacks(what)
 
     async def _log(self, what: ReadLog) -> LogChunk:
-        logs = self._agent.services.logs
+        logs = self._services.logs
         try:
             return await asyncio.to_thread(logs.read, what.unit, what.incarnation, what.offset, what.limit)
         except FileNotFoundError:
-            raise UnknownNameError(f"{what.unit} has no such log on {self._agent.home.host}.") from None
+            raise UnknownNameError(f"{what.unit} has no such log on {self._services.home.host}.") from None
 
     async def _stacks(self, what: DumpStacks) -> StackReport:
         wanted = [
             life
-            for life in self._agent.lives.values()
+            for life in self._lives.values()
             if life.alive and (not what.units or life.entry.unit in what.units or life.name in what.units)
         ]
         texts = await asyncio.gather(*map(self._stack, wanted))
         # All of them must fit into one message; the innermost frames stand first, so the end is what may go.
         each = _STACKS_CHARS // max(1, len(wanted))
         return StackReport(
-            host=self._agent.home.host,
+            host=self._services.home.host,
             stacks={life.name: text[:each] for life, text in zip(wanted, texts, strict=True)},
         )
 
@@ -61,4 +59,4 @@ class Answers:
         process = life.process
         if process is None:
             return "It has ended."
-        return await stacks.of_process(process, self._agent.home.run_dir, life.name, speaks=life.entry.spec.speaks)
+        return await stacks.of_process(process, self._services.home.run_dir, life.name, speaks=life.entry.spec.speaks)

@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from agentrl.host import proc, stats
-from agentrl.host.lives import Life
+from agentrl.host.lives import Life, Services
 from agentrl.host.stats import HostMeter, Sampler, Strays, Usage
 from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
-
-if TYPE_CHECKING:
-    from agentrl.host.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +23,37 @@ _MOST_STRAYS = 50
 """More are not told one by one; a scan names them all."""
 
 
+@dataclass(frozen=True)
+class Times:
+    """How often, how long."""
+
+    stats_s: float = 2.0
+    """Until a coordinator says otherwise."""
+    memory_check_s: float = 0.5
+    """For memory limits that no cgroup enforces."""
+    strays_every: int = 5
+    """Environments are read at every so manieth measurement."""
+    lonely_s: float = 3600.0
+    """Without units and without a coordinator for so long, the agent ends."""
+
+
 class Rounds:
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        home = agent.home
+    """`on_lonely` is called for as long as there has been no coordinator for too long."""
+
+    def __init__(
+        self, services: Services, lives: Mapping[str, Life], times: Times, on_lonely: Callable[[], None]
+    ) -> None:
+        self._services = services
+        self._lives = lives
+        self._times = times
+        self._on_lonely = on_lonely
+        self._heard = False
+        home = services.home
         own = proc.read_stat(os.getpid())
         self.own_start_ticks = own.start_ticks if own else 0
         self._loop = asyncio.get_running_loop()
         self._lonely_since = self._loop.time()
-        self._stats_s = agent.times.stats_s
+        self._stats_s = times.stats_s
         self._beat_seq = 0
         self._turn = 0
         self._meter = HostMeter((home.run_dir, home.state_dir))
@@ -46,7 +65,7 @@ class Rounds:
         self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        check_s = self._agent.times.memory_check_s
+        check_s = self._times.memory_check_s
         self._tasks = [
             asyncio.create_task(self._every(lambda: self._stats_s, self._measure), name="measurements"),
             asyncio.create_task(self._every(lambda: check_s, self._check_memory), name="memory limits"),
@@ -59,6 +78,7 @@ class Rounds:
 
     def greeted(self, heard: bool) -> None:
         """Said hello, or lost the connection."""
+        self._heard = heard
         if not heard:
             self._lonely_since = self._loop.time()
             if self._beating is not None:
@@ -67,7 +87,7 @@ class Rounds:
 
     def welcomed(self, heartbeat_s: float, stats_every_s: float) -> None:
         """The coordinator says how often it wants to hear; the next measurement takes it up."""
-        self._stats_s = stats_every_s or self._agent.times.stats_s
+        self._stats_s = stats_every_s or self._times.stats_s
         if self._beating is not None:
             self._beating.cancel()
         self._beating = asyncio.create_task(self._every(lambda: heartbeat_s, self._beat), name="beats")
@@ -82,13 +102,13 @@ class Rounds:
 
     async def _beat(self) -> None:
         self._beat_seq += 1
-        self._agent.send(HostBeat(self._beat_seq))
+        self._services.send(HostBeat(self._beat_seq))
 
     async def _measure(self) -> None:
-        agent = self._agent
-        agent.processes.reap()
-        agent.ledger.flush()
-        living = [life for life in agent.lives.values() if life.alive]
+        services = self._services
+        services.processes.reap()
+        services.ledger.flush()
+        living = [life for life in self._lives.values() if life.alive]
         usage = self._sampler.sample(life.tree for life in living)
         rows = []
         for life in living:
@@ -97,24 +117,24 @@ class Rounds:
             rows.append(stats.on_wire(life.entry.unit, life.entry.incarnation, used, self._log_bytes(life)))
         await self._cut_logs(living)
         await self._look_for_strays()
-        agent.send(
+        services.send(
             HostStats(
                 units=tuple(rows),
                 cpu_percent=self._meter.cpu_percent(),
                 memory_used_bytes=self._meter.memory_used_bytes(),
                 disk_free_bytes=self._meter.disk_free_bytes(),
-                disk_full=agent.ledger.trouble or self._meter.full_disk(),
+                disk_full=services.ledger.trouble or self._meter.full_disk(),
                 strays=self._found,
             )
         )
-        lonely_s = 0.0 if agent.greeted else self._loop.time() - self._lonely_since
-        agent.check_finished(lonely=lonely_s > agent.times.lonely_s)
+        if not self._heard and self._loop.time() - self._lonely_since > self._times.lonely_s:
+            self._on_lonely()
 
     def _log_bytes(self, life: Life) -> int:
-        return self._agent.services.logs.size(life.entry.unit, life.entry.incarnation)
+        return self._services.logs.size(life.entry.unit, life.entry.incarnation)
 
     async def _cut_logs(self, living: list[Life]) -> None:
-        logs = self._agent.services.logs
+        logs = self._services.logs
         for life in living:
             most = life.entry.spec.log_max_bytes
             if 0 < most < self._log_bytes(life):
@@ -122,18 +142,18 @@ class Rounds:
 
     async def _look_for_strays(self) -> None:
         self._turn += 1
-        if self._turn % self._agent.times.strays_every != 1 and self._agent.times.strays_every > 1:
+        if self._turn % self._times.strays_every != 1 and self._times.strays_every > 1:
             return
-        before = frozenset(life.name for life in self._agent.lives.values() if not life.over)
-        found = await asyncio.to_thread(self._strays.find, before, self._agent.processes.own_pids())
+        before = frozenset(life.name for life in self._lives.values() if not life.over)
+        found = await asyncio.to_thread(self._strays.find, before, self._services.processes.own_pids())
         # One that was started while we looked is no stray.
-        now = frozenset(life.name for life in self._agent.lives.values() if not life.over)
+        now = frozenset(life.name for life in self._lives.values() if not life.over)
         self._found = tuple(info for info in found if info.incarnation not in now)[:_MOST_STRAYS]
 
     async def _check_memory(self) -> None:
         limited = [
             life
-            for life in self._agent.lives.values()
+            for life in self._lives.values()
             if life.alive and life.entry.spec.resources.memory_max_bytes and life.tree.group.memory is None
         ]
         if not limited:

@@ -169,6 +169,19 @@ def test_why_prints_chain_ages_and_culprit(shell: Shell, coordinator: Scripted) 
     assert shell("why", "--json").json["chains"][0]["culprit"] == "c-0"
 
 
+def test_why_tells_of_many_waits_of_one_unit_the_oldest(shell: Shell, coordinator: Scripted) -> None:
+    many = tuple(WaitLink("a-0", "b-0", f"record {n}", 20.0 - n, overdue=n < 4) for n in range(20))
+    links = (*many, WaitLink("c-0", "page", "page", 1.0))
+    coordinator.answers["why"] = lambda args: WhyReport((WaitChain(links, "b-0", "it hangs", "a-0 ← b-0, 20 s"),))
+    assert shell("why").out.splitlines()[1:-1] == [
+        "    a-0 waits for b-0 (record 0), 20 s, overdue",
+        "    a-0 waits for b-0 (record 1), 19 s, overdue",
+        "    a-0 has 18 more such waits, 2 of them overdue",
+        "    c-0 waits for page, 1 s",
+    ]
+    assert len(shell("why", "--json").json["chains"][0]["links"]) == 21
+
+
 READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs", "web-0"], ["scale", "web", "2"]]
 
 
