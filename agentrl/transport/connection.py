@@ -55,11 +55,12 @@ class Connection:
     def __init__(
         self,
         address: str,
-        key: ClientKey | None,
+        *,
         on_message: Callable[[bytes], None],
-        on_connected: Callable[[], None],
-        on_disconnected: Callable[[], None],
-        on_refused: Callable[[str], None],
+        key: ClientKey | None = None,
+        on_connected: Callable[[], None] = nothing,
+        on_disconnected: Callable[[], None] = nothing,
+        on_refused: Callable[[str], None] = no_refusal,
     ) -> None:
         self.address = address
         self.connected = False

@@ -6,14 +6,11 @@ the outbox is bounded and a full one is the caller's to know; `send` never block
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import zmq
 
 from agentrl.errors import ProtocolError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import Connection, no_refusal, nothing
-from agentrl.transport.keys import ClientKey
+from agentrl.transport.connection import Connection
 
 OUTBOX_MESSAGES = 1000
 
@@ -22,18 +19,6 @@ class Dealer(Connection):
     """A DEALER with a fresh identity on every connection. `start()` it in the loop that owns it, `close()` it there."""
 
     _kind = zmq.DEALER
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        on_message: Callable[[bytes], None],
-        key: ClientKey | None = None,
-        on_connected: Callable[[], None] = nothing,
-        on_disconnected: Callable[[], None] = nothing,
-        on_refused: Callable[[str], None] = no_refusal,
-    ) -> None:
-        super().__init__(address, key, on_message, on_connected, on_disconnected, on_refused)
 
     def send(self, frame: bytes) -> bool:
         """False when not connected or the outbox is full; the frame is then gone, and the caller knows it."""

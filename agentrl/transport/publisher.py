@@ -14,10 +14,9 @@ from collections.abc import Callable
 import zmq
 
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import Connection, keep_alive, no_refusal, nothing
+from agentrl.transport.connection import Connection, keep_alive, nothing
 from agentrl.transport.dealer import check_size
 from agentrl.transport.drain import Drain
-from agentrl.transport.keys import ClientKey
 from agentrl.transport.router import BACKLOG
 from agentrl.transport.zap import Gate
 
@@ -158,18 +157,6 @@ class Subscriber(Connection):
     """A SUB that hears everything which is published at an address."""
 
     _kind = zmq.SUB
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        on_message: Callable[[bytes], None],
-        key: ClientKey | None = None,
-        on_connected: Callable[[], None] = nothing,
-        on_disconnected: Callable[[], None] = nothing,
-        on_refused: Callable[[str], None] = no_refusal,
-    ) -> None:
-        super().__init__(address, key, on_message, on_connected, on_disconnected, on_refused)
 
     def _set_options(self, socket: zmq.Socket[bytes]) -> None:
         super()._set_options(socket)
