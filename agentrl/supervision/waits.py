@@ -1,7 +1,8 @@
 """Who waits for whom, and who is the culprit.
 
 Invariants: pure and total: any set of facts gives an answer, circles included; every wait occurs in exactly one chain;
-a chain ends at a culprit with a reason in words, and chains with the same culprit are one.
+a chain ends at a culprit with a reason in words, and chains with the same culprit are one. Resources that no unit
+stands for, and that the same units wait for, count as one: of them nothing else is known.
 
 A culprit is looked for along the waits. Something broken ends the search; a circle of waits comes next; then something
 that is late; then a resource that no unit stands for; and last somebody who is simply at work.
@@ -58,7 +59,8 @@ def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> lis
     _circles(graph, ends)
     # Somebody late who waits only for people at work, or for nobody known, is late by itself.
     _reach(graph, ends, {name: why for name in graph.nodes - ends.culprit.keys() if (why := _late(units.get(name)))})
-    loose = {name: _why(name, units) for name in graph.nodes if name not in ends.culprit and not graph.out.get(name)}
+    undecided = (name for name in graph.nodes if name not in ends.culprit and not graph.out.get(name))
+    loose = {name: _why(name, units, len(graph.stands_for(name)) - 1) for name in undecided}
     for late in (True, False):
         _reach(graph, ends, {name: why for name, (why, is_late) in loose.items() if is_late is late})
     ends.busy = {
@@ -119,6 +121,10 @@ class _Graph:
         self.out.setdefault(who, []).append(edge)
         self.into.setdefault(edge.target, []).append(who)
 
+    def stands_for(self, name: str) -> set[str]:
+        """What is waited for where waits lead to this node."""
+        return {edge.link.on for who in set(self.into[name]) for edge in self.out[who] if edge.target == name}
+
 
 @dataclass(slots=True)
 class _Ends:
@@ -136,12 +142,29 @@ def _graph(units: Mapping[str, UnitFacts], no_progress_s: float) -> _Graph:
     for unit in units.values():
         members.setdefault(unit.group, []).append(unit)
     worst = {group: min(of, key=_health) for group, of in members.items()}
+    edges = [
+        _edge(units, worst, unit, wait, no_progress_s) for unit in units.values() for wait in _waits(unit, members)
+    ]
+    edges.sort(key=lambda edge: (-edge.link.age_s, edge.target, edge.link.who))
     graph = _Graph()
-    for name in sorted(units):
-        edges = [_edge(units, worst, units[name], wait, no_progress_s) for wait in _waits(units[name], members)]
-        for edge in sorted(edges, key=lambda edge: (-edge.link.age_s, edge.target)):
-            graph.add(edge)
+    for edge in sorted(_folded(edges, units), key=lambda edge: edge.link.who):
+        graph.add(edge)
     return graph
+
+
+def _folded(edges: list[_Edge], units: Mapping[str, UnitFacts]) -> list[_Edge]:
+    """Resources that no unit stands for and that the same units wait for become one target, the oldest of them."""
+    waiters: dict[str, set[str]] = {}
+    for edge in edges:
+        if edge.target not in units:
+            waiters.setdefault(edge.target, set()).add(edge.link.who)
+    first: dict[frozenset[str], str] = {}
+    folded: list[_Edge] = []
+    for edge in edges:
+        known_by = waiters.get(edge.target)
+        target = first.setdefault(frozenset(known_by), edge.target) if known_by else edge.target
+        folded.append(_Edge(target, edge.link, edge.limited))
+    return folded
 
 
 def _waits(unit: UnitFacts, members: Mapping[str, list[UnitFacts]]) -> Iterable[Wait]:
@@ -260,11 +283,15 @@ def _late(unit: UnitFacts | None) -> str:
     return ""
 
 
-def _why(name: str, units: Mapping[str, UnitFacts]) -> tuple[str, bool]:
-    """What is to be said of the end of a chain, and whether it is late rather than at work."""
+def _why(name: str, units: Mapping[str, UnitFacts], others: int) -> tuple[str, bool]:
+    """What is to be said of the end of a chain, and whether it is late rather than at work.
+
+    A resource in words may stand for others.
+    """
     unit = units.get(name)
     if unit is None:
-        return "is no unit of the run, so nobody here can say more", True
+        like = f"is, like {others} other{'s' if others > 1 else ''}," if others > 0 else "is"
+        return f"{like} no unit of the run, so nobody here can say more", True
     because = f": {unit.reason}" if unit.reason else ""
     if unit.state is UnitState.PENDING:
         return f"is not started yet, for {unit.age_s:.0f} s{because}", True

@@ -119,6 +119,32 @@ def test_a_resource_in_words_is_the_end_when_no_unit_stands_for_it() -> None:
     assert "no unit of the run" in chain.sentence
 
 
+def test_resources_in_words_with_the_same_waiters_are_one_chain() -> None:
+    chain = only(
+        world(
+            unit("trainer-0", Wait("waiter-0", age_s=5.0)),
+            unit("waiter-0", *(Wait(f"record {n}", age_s=20.0 - n) for n in range(20))),
+        )
+    )
+    assert chain.sentence == (
+        "trainer-0 ← waiter-0 ← record 0, 20 s: record 0 is, like 19 others, no unit of the run, "
+        "so nobody here can say more"
+    )
+    assert [link.who for link in chain.links] == ["trainer-0", *["waiter-0"] * 20]
+    assert [link.on for link in chain.links[1:]] == [f"record {n}" for n in range(20)]
+
+
+def test_resources_in_words_with_other_waiters_are_chains_of_their_own() -> None:
+    chains = explain(
+        world(
+            unit("a-0", Wait("x", age_s=1.0), Wait("both", age_s=3.0), Wait("y", age_s=2.0)),
+            unit("b-0", Wait("both", age_s=9.0)),
+        )
+    )
+    assert [(chain.culprit, len(chain.links)) for chain in chains] == [("both", 2), ("y", 2)]
+    assert "like 1 other," in chains[1].because
+
+
 def test_a_unit_that_was_not_started_waits_for_the_groups_before_it() -> None:
     chain = only(
         world(
