@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from agentrl import __version__
-from agentrl.client.discovery import read_coordinator
+from agentrl.client.living import coordinator_of
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
@@ -74,7 +74,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None and config.coordinator.listen:
-        running = read_coordinator(state)
+        running = coordinator_of(state)
         yield check_ports(config.coordinator.listen, running.pid if running else 0)
 
 

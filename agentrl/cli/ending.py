@@ -15,10 +15,10 @@ import msgspec
 
 from agentrl.cli import launch, output, proof
 from agentrl.cli.acts import agreed, consented, report_accepted, report_preview
-from agentrl.cli.living import Living, keepers_of
 from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import RUN_VARIABLE, Cli
 from agentrl.client import Client
+from agentrl.client.living import Living, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError

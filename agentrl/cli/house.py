@@ -17,14 +17,14 @@ DAEMONS = ("host", "coordinator", "mongo")
 def register(app: typer.Typer) -> None:
     verb(app, "runs")(runs)
     verb(app, "doctor")(doctor)
-    # A daemon's own options are its own: --help behind the role is the daemon's.
-    verb(app, "daemon", context_settings={"ignore_unknown_options": True, "help_option_names": []})(daemon)
+    # Whatever follows the role is the daemon's own, also what is spelled as an option of all verbs (--run, --key, --help).
+    verb(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)
 
 
 def runs(cli: Cli) -> ExitCode:
     """List all runs of this user on this host."""
     from agentrl.cli import output
-    from agentrl.cli.living import coordinator_of
+    from agentrl.client.living import coordinator_of
     from agentrl.config import paths
 
     rows = []

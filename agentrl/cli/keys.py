@@ -86,7 +86,7 @@ async def new(
 
 def _listening(client: Client) -> dict[str, str]:
     """Where the coordinator listens for other hosts, and its public key."""
-    from agentrl.cli.living import read_json
+    from agentrl.client.living import read_json
 
     mine = client.target.key
     if mine is not None:

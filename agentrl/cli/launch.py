@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from agentrl.cli.living import boot_id, read_json
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
+from agentrl.client.living import boot_id, read_json
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError
 
 START_WITHIN_S = 40.0

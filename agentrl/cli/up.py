@@ -127,7 +127,7 @@ class _Terminal:
 
 def _say_what_may_live(place: Place) -> None:
     from agentrl.cli import output
-    from agentrl.cli.living import keepers_of
+    from agentrl.client.living import keepers_of
 
     living = keepers_of(place.state_dir)
     if living:

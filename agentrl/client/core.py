@@ -18,7 +18,7 @@ from typing import Any, Self
 import msgspec
 
 from agentrl.client.commands import CommandMethods
-from agentrl.client.discovery import Target, find
+from agentrl.client.discovery import Target, find, refuse_if_dead
 from agentrl.client.session import Answer, Session
 from agentrl.client.tail import FeedTail
 from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, WaitTimeoutError
@@ -74,6 +74,7 @@ class Client(CommandMethods):
         return cls(find(run, key_file=key_file, address=address, state_dir=state_dir), timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
+        refuse_if_dead(self.target)
         self._session = Session(self.target)
         self._session.start()
         try:

@@ -7,11 +7,13 @@ that is not clear nothing is guessed, and the runs are named.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from agentrl.client.living import coordinator_of, keepers_of
 from agentrl.config import paths
 from agentrl.errors import ConfigError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import tcp_triplet
@@ -40,8 +42,6 @@ class CoordinatorFile(msgspec.Struct, frozen=True):
     address: str
     feed: str
     metrics: str
-    pid: int = 0
-    start_ticks: int = 0
 
 
 def find(
@@ -117,18 +117,28 @@ def _only_one(env: Mapping[str, str]) -> Path:
     if not up:
         raise NoCoordinatorError("No run is up on this host.", hint="agentrl up RUN.yaml starts one.")
     if len(up) > 1:
-        up = {name: state for name, state in up.items() if _lives(state)} or up
+        # Only to choose between runs: the coordinator of one that is up may be restarting.
+        up = {name: state for name, state in up.items() if coordinator_of(state)} or up
     if len(up) > 1:
         raise UsageError(f"Several runs are up here: {', '.join(sorted(up))}.", hint="Say which one: --run NAME.")
     return next(iter(up.values()))
 
 
-def _lives(state_dir: Path) -> bool:
-    """True if the process that wrote the file is still there. Only to choose between runs: it may be restarting."""
-    try:
-        found = read_coordinator(state_dir)
-        stat = Path(f"/proc/{found.pid if found else 0}/stat").read_text()
-    except (ConfigError, OSError):
-        return False
-    # The name in the second field may contain blanks and brackets; the start time is the 20th field after it.
-    return found is not None and int(stat.rpartition(")")[2].split()[19]) == found.start_ticks
+def refuse_if_dead(target: Target) -> None:
+    """NoCoordinatorError if nobody is left on this host who could answer, or start somebody who does."""
+    if target.state_dir is None or keepers_of(target.state_dir) or _is_listened_at(target.address):
+        return
+    raise NoCoordinatorError(
+        f"The coordinator of {target.what} is dead, and so is the host agent that would start it again.",
+        hint="agentrl up starts both and keeps the units that run.",
+    )
+
+
+def _is_listened_at(address: str) -> bool:
+    """Whether some process has the socket open: in a container it may be one that cannot be seen from here."""
+    with socket.socket(socket.AF_UNIX) as line:
+        try:
+            line.connect(address.removeprefix("ipc://"))
+        except OSError:
+            return False
+    return True

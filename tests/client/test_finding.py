@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from agentrl.client import ClientKey, find, new_keypair
+from agentrl.client import Client, ClientKey, find, new_keypair
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConfigError, NoCoordinatorError, UnknownNameError, UsageError
 
@@ -118,6 +119,25 @@ def test_inside_a_unit_its_own_run_is_meant(env: dict[str, str]) -> None:
     state = make_run("mine")
     assert find(environ={**env, "AGENTRL_STATE_DIR": str(state)}).what == "mine"
     assert find(state_dir=state, environ=env).what == "mine"
+
+
+async def test_nobody_is_waited_for_if_nobody_is_left_to_answer(env: dict[str, str]) -> None:
+    make_run("mine")
+    began = time.monotonic()
+    with pytest.raises(NoCoordinatorError, match=r"of mine is dead, and so is the host agent .* agentrl up"):
+        async with Client.connect("mine", timeout_s=30):
+            pass
+    assert time.monotonic() - began < 10
+
+
+async def test_a_coordinator_that_its_host_agent_may_bring_back_is_waited_for(env: dict[str, str]) -> None:
+    state = make_run("mine")
+    agent = state / "hosts" / "here" / "agent.json"
+    agent.parent.mkdir(parents=True)
+    agent.write_text(json.dumps({"pid": os.getpid()}))
+    with pytest.raises(NoCoordinatorError, match=r"does not answer within 0.1 s"):
+        async with Client.connect("mine", timeout_s=0.1):
+            pass
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"address": 1}', b"\xff\xff"])

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from agentrl.errors import ExitCode
 from tests.e2e.running import Run
 from tests.waiting import eventually
 
@@ -67,6 +68,11 @@ def test_both_dead_units_work_on_and_the_next_up_adopts_them(many: Run) -> None:
     many.kill(coordinator)
     eventually(lambda: not many.alive(agent) and not many.alive(coordinator))
     assert len(many.processes()) >= UNITS
+    asked = time.monotonic()
+    code, said = many.cli("status", check=False)
+    assert code == ExitCode.NO_COORDINATOR
+    assert "and so is the host agent" in said["error"]["message"]
+    assert time.monotonic() - asked < 4, "nobody is waited for who cannot come"
     again = many.up()
     assert again is not None
     after = many.units()
