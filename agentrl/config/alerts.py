@@ -12,6 +12,13 @@ from pydantic import Field, model_validator
 from agentrl.config.base import Command, Number, Seconds, SecretOrUrl, Section, Words, problems_in_one_of
 from agentrl.protocol.rows import Severity
 
+BUILT_IN_RULES = (
+    *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending"),
+    *("unit-memory-grows", "host-silent", "host-lost", "host-disk-low", "host-cannot-write", "host-strays"),
+    *("journal-full", "no-progress"),
+)
+"""What every run is watched for; `agentrl/control/alerts/rules.py` says how."""
+
 
 class Rule(Section):
     """An alert on a number that a unit reports or that is measured of it."""
@@ -124,6 +131,9 @@ class Alerts(Section):
     """A sign of life that proves that alerts would arrive."""
     repeat_s: Seconds = 3600.0
     """How often a page that nobody acknowledged is sent again."""
+    memory_window_s: Annotated[Seconds, Field(ge=1)] = 3600.0
+    """Evidence that `unit-memory-grows` wants: it fires when the memory of a unit has grown for one and a half of
+    these, after a warm-up of a sixth of it that does not count. Six of them are kept."""
 
     @model_validator(mode="after")
     def _names_once(self) -> Alerts:

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config.alerts import Alerts
+from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.base import Flag, Secret, Section
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.sidecars import Sidecar, is_endpoint
@@ -119,13 +119,21 @@ def _problems_between_sections(config: RunConfig) -> Iterator[Problem]:
     for name in config.sidecars:
         yield from _problems_of_name(name)
     yield from _problems_of_after(config)
+    yield from _problems_of_alerts(config)
+
+
+def _problems_of_alerts(config: RunConfig) -> Iterator[Problem]:
+    disabled = config.alerts.disable
+    for name in disabled:
+        if name not in BUILT_IN_RULES:
+            yield ("alerts", "disable"), f"names no built-in rule, {name!r}; {nearest(name, BUILT_IN_RULES)}"
     for index, rule in enumerate(config.alerts.rules):
+        path = ("alerts", "rules", str(index))
         group = re.sub(r"-\d+$", "", rule.of)
         if rule.of not in config.groups and group not in config.groups:
-            yield (
-                ("alerts", "rules", str(index), "of"),
-                f"names no group or unit of the run, {rule.of!r}; {nearest(rule.of, config.groups)}",
-            )
+            yield (*path, "of"), f"names no group or unit of the run, {rule.of!r}; {nearest(rule.of, config.groups)}"
+        if rule.name in BUILT_IN_RULES and rule.name not in disabled:
+            yield (*path, "name"), f"is that of a built-in rule, {rule.name!r}; take another, or disable that one"
 
 
 def _problems_of_name(name: str) -> Iterator[Problem]:

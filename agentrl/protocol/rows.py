@@ -102,6 +102,10 @@ class UnitRow(Row, tag="unit", frozen=True):
     cpu_percent: float = 0.0
     rss_bytes: int = 0
     rss_slope_bytes_per_h: float = 0.0
+    rss_over_time: tuple[int, ...] = ()
+    """Memory of this life at equal distances, a few dozen values at most, the newest last."""
+    rss_over_s: float = 0.0
+    """How long ago the first of them was measured when the last one was."""
     processes: int = 0
     metrics: dict[str, float] = {}
     """The newest values of the metrics that alert rules read."""

@@ -228,6 +228,15 @@ def test_rules_are_about_something_that_exists(mistakes, load):
     assert load(WEB + rule.replace("OF", "web-1")).config.alerts.rules[0].of == "web-1"
 
 
+def test_only_rules_that_exist_can_be_switched_off_and_their_names_are_taken(mistakes, load):
+    (sentence,) = mistakes(WEB + "alerts: {disable: [unit-fatal, unit-hang]}\n")
+    assert sentence == ("run.yaml:6: alerts.disable names no built-in rule, 'unit-hang'; did you mean unit-hung?")
+    own = "alerts: {disable: [OFF], rules: [{name: unit-hung, metric: m, above: 1, of: web}]}\n"
+    (sentence,) = mistakes(WEB + own.replace("OFF", ""))
+    assert sentence.startswith("run.yaml:6: alerts.rules.0.name is that of a built-in rule, 'unit-hung'")
+    assert load(WEB + own.replace("OFF", "unit-hung")).config.alerts.rules[0].name == "unit-hung"
+
+
 @pytest.mark.parametrize(
     ("rule", "part"),
     [

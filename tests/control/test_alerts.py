@@ -136,9 +136,13 @@ def test_only_what_fires_can_be_acknowledged() -> None:
     clock = Clock(Level(for_s=5.0))
     clock.after(1.0, web=20)
     with pytest.raises(RefusedError, match="pending"):
+        clock.engine.to_acknowledge("level:web")
+    with pytest.raises(RefusedError, match="pending"):
         clock.engine.acknowledge("level:web", "ann")
     with pytest.raises(UnknownNameError, match="did you mean 'level:web'"):
         clock.engine.acknowledge("level:wep", "ann")
+    with pytest.raises(UnknownNameError, match="did you mean 'level'"):
+        clock.engine.to_silence("levl")
 
 
 def test_silence_holds_notifications_back_and_ends_by_itself() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from agentrl.config.alerts import Rule
+from agentrl.config.alerts import BUILT_IN_RULES, Rule
 from agentrl.control.alerts.book import AlertEngine, Notification, World
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
-from agentrl.control.books.metrics import Metrics
+from agentrl.control.books.metrics import POINTS, MemoryStory, MemoryWatch, Metrics
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, RunRow, Severity, UnitRow, UnitState
@@ -139,6 +139,10 @@ def test_every_default_rule_has_a_case_here() -> None:
     assert {rule.name for rule in default_rules()} == tested
 
 
+def test_the_configuration_knows_the_names_of_the_default_rules() -> None:
+    assert tuple(rule.name for rule in default_rules()) == BUILT_IN_RULES
+
+
 def test_rules_can_be_switched_off() -> None:
     assert "unit-fatal" not in {rule.name for rule in default_rules(disable=("unit-fatal",))}
 
@@ -252,14 +256,31 @@ def test_other_shapes_of_memory_are_silent(healthy: Callable[[float], float]) ->
     assert memory_alerts(healthy, 30) == []
 
 
+def test_the_window_of_evidence_can_be_chosen() -> None:
+    metrics = Metrics(watch=MemoryWatch(60.0))
+    engine = AlertEngine(default_rules(memory_window_s=60.0))
+    fired: list[float] = []
+    for now in range(300):
+        metrics.memory("web-0", 1, GIB + now * 4 * MIB, float(now))
+        outcome = engine.evaluate(world(unit(), metrics=metrics), float(now), AT + now)
+        fired += [now for note in outcome.notify if note.what == "firing"]
+    assert fired == [10 + 60 + 30], "after the warm-up, the window and half a window"
+    metrics.watch_memory(MemoryWatch(61.0))
+    assert metrics.memory_story("web-0") == MemoryStory(), "another pace begins from nothing"
+
+
 def test_a_new_life_begins_from_nothing() -> None:
     metrics = Metrics()
     for step in range(120):
         metrics.memory("web-0", 1, GIB + step * 50 * MIB, step * 60.0)
-    assert metrics.memory_slope("web-0") == pytest.approx(50 * 60 * MIB, rel=0.01)
+    story = metrics.memory_story("web-0")
+    assert story.slope_per_h == pytest.approx(50 * 60 * MIB, rel=0.01)
+    assert len(story.points) == POINTS
+    assert (story.points[0], story.points[-1], story.over_s) == (GIB, GIB + 119 * 50 * MIB, 119 * 60.0)
+    assert list(story.points) == sorted(story.points)
     metrics.memory("web-0", 2, GIB, 7200.0)
     assert metrics.memory_trend("web-0") is None
-    assert metrics.memory_slope("web-0") == 0.0
+    assert metrics.memory_story("web-0") == MemoryStory(points=(GIB,))
 
 
 # ---- a healthy run ----

@@ -145,17 +145,28 @@ class AlertEngine:
     def silences(self) -> list[Silence]:
         return list(self._silences.values())
 
-    def acknowledge(self, id: str, who: str) -> AlertRow:
-        """Somebody is on it: it is not repeated any more."""
-        life = self._find(id)
-        if life.row.state in (AlertState.PENDING, AlertState.RESOLVED):
+    def to_acknowledge(self, id: str) -> AlertRow:
+        """The alert, if it can be acknowledged. UnknownNameError, RefusedError."""
+        row = self._find(id).row
+        if row.state in (AlertState.PENDING, AlertState.RESOLVED):
             raise RefusedError(
-                f"The alert {id} is {life.row.state}: only one that fires can be acknowledged.",
+                f"The alert {id} is {row.state}: only one that fires can be acknowledged.",
                 hint="`agentrl alerts list` shows those that fire.",
             )
-        if life.row.state is AlertState.FIRING:
-            life.row = replace(life.row, state=AlertState.ACKNOWLEDGED, acknowledged_by=who)
-        return life.row
+        return row
+
+    def acknowledge(self, id: str, who: str) -> AlertRow:
+        """Somebody is on it: it is not repeated any more."""
+        row = self.to_acknowledge(id)
+        if row.state is AlertState.FIRING:
+            row = self._lives[id].row = replace(row, state=AlertState.ACKNOWLEDGED, acknowledged_by=who)
+        return row
+
+    def to_silence(self, id: str) -> list[AlertRow]:
+        """The alert of that id, or all of the rule of that name. UnknownNameError."""
+        if id in self._rules:
+            return [life.row for life in self._lives.values() if life.row.rule == id]
+        return [self._find(id).row]
 
     def silence(self, id: str, for_s: float, *, who: str, why: str, at: float) -> list[AlertRow]:
         """No notifications of an alert, or of a whole rule, for a while; 0 ends a silence.
@@ -163,13 +174,11 @@ class AlertEngine:
         Answers the rows that it changed; a rule's silence holds for its later alerts too.
         """
         until_at = at + for_s if for_s > 0 else 0.0
+        touched = [self._lives[row.id] for row in self.to_silence(id)]
         if id in self._rules:
             self._silences.pop(id, None)
             if until_at:
                 self._silences[id] = Silence(id, until_at, who, why)
-            touched = [life for life in self._lives.values() if life.row.rule == id]
-        else:
-            touched = [self._find(id)]
         for life in touched:
             life.row = _silenced(life.row, until_at, who, why)
         return [life.row for life in touched]

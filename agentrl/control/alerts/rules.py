@@ -50,8 +50,10 @@ class Thresholds:
     """The last third must still grow at this share of the whole window's pace: warm-ups and caches level off."""
 
 
-def default_rules(disable: Iterable[str] = (), limits: Thresholds | None = None) -> list[Rule]:
-    """All built-in rules but the disabled ones."""
+def default_rules(
+    disable: Iterable[str] = (), limits: Thresholds | None = None, *, memory_window_s: float = 3600.0
+) -> list[Rule]:
+    """All built-in rules but the disabled ones. Their names are those that the configuration knows."""
     limits = limits or Thresholds()
     off = set(disable)
     rules = (
@@ -61,8 +63,8 @@ def default_rules(disable: Iterable[str] = (), limits: Thresholds | None = None)
         BuiltIn("unit-lost", Severity.WARNING, 5.0, _lost),
         BuiltIn("unit-hung", Severity.WARNING, 30.0, _hung),
         BuiltIn("unit-pending", Severity.WARNING, 60.0, _pending),
-        # Half an hour: the end of a warm-up looks like a leak for some minutes.
-        BuiltIn("unit-memory-grows", Severity.WARNING, 1800.0, _MemoryGrows(limits)),
+        # Half a window (half an hour): the end of a warm-up looks like a leak for some minutes.
+        BuiltIn("unit-memory-grows", Severity.WARNING, memory_window_s / 2, _MemoryGrows(limits)),
         BuiltIn("host-silent", Severity.WARNING, 10.0, _host_silent),
         BuiltIn("host-lost", Severity.PAGE, 0.0, _host_lost),
         BuiltIn("host-disk-low", Severity.WARNING, 10.0, _DiskLow(limits)),
@@ -181,13 +183,14 @@ class _MemoryGrows:
 
     def _evidence(self, trend: Trend, unit: UnitRow, host: HostRow | None) -> Iterator[str]:
         yield (
-            f"{_size(trend.first)} -> {_size(trend.last)} in {trend.window_s / 3600:.1f} h, "
+            f"{_size(trend.first)} -> {_size(trend.last)} in {_span(trend.window_s)}, "
             f"a straight line explains {trend.fit:.0%} of it"
         )
         yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {unit.processes} processes"
         if host is not None and host.facts.memory_bytes:
             left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
-            yield f"{host.host} has {_size(left)} left: enough for {left / trend.slope_per_h:.0f} h at this pace"
+            enough_s = 3600 * left / trend.slope_per_h
+            yield f"{host.host} has {_size(left)} left: enough for {_span(enough_s)} at this pace"
 
 
 # ---- hosts ----
@@ -292,3 +295,10 @@ def _ends(unit: UnitRow) -> Iterator[str]:
 
 def _size(count: float) -> str:
     return f"{count / GIB:.1f} GiB" if abs(count) >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -16,6 +16,7 @@ from agentrl.control.alerts.book import AlertEngine, AlertTimes, Notification, S
 from agentrl.control.alerts.dispatch import Dispatcher, SignOfLife, sinks_of
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
+from agentrl.control.books.metrics import MemoryWatch
 from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError, UsageError
@@ -53,10 +54,12 @@ class Alerting:
     def configure(self, config: RunConfig) -> None:
         """New rules and sinks; what fires goes on firing."""
         run_dir = Path(self._context.run.run_dir)
-        self._engine.set_rules([*default_rules(config.alerts.disable), *metric_rules(config.alerts.rules)])
+        built_in = default_rules(config.alerts.disable, memory_window_s=config.alerts.memory_window_s)
+        self._engine.set_rules([*built_in, *metric_rules(config.alerts.rules)])
         hold_s = min(HOLD_S, 2 * config.supervision.suspect_after_s)
         self._engine.times = AlertTimes(hold_s=hold_s, repeat_s=config.alerts.repeat_s)
         self._context.metrics.name(metrics_read(config.alerts.rules))
+        self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
         self.close()
         self._dispatcher = Dispatcher(sinks_of(config.alerts.sinks, run_dir), on_trouble=self._sink_failed)
         self._tasks = [asyncio.create_task(self._dispatcher.run(), name="alert sinks")]
@@ -111,7 +114,8 @@ class Alerting:
         return self._engine.rows(all=all)
 
     def preview_acknowledge(self, args: commands.Acknowledge) -> Effect:
-        return Effect(changes=(f"{args.id} is acknowledged",))
+        row = self._engine.to_acknowledge(args.id)
+        return Effect(changes=(f"{args.id} is acknowledged",) if row.state is AlertState.FIRING else ())
 
     def acknowledge(self, operation: Operation, args: commands.Acknowledge) -> dict[str, Goal]:
         row = self._engine.acknowledge(args.id, operation.who)
@@ -121,7 +125,9 @@ class Alerting:
     def preview_silence(self, args: commands.Silence) -> Effect:
         if not 0 <= args.for_s <= 30 * 86_400:
             raise UsageError(f"A silence lasts between 0 s (ends it) and 30 days, not {args.for_s:g} s.")
-        return Effect(changes=(f"{args.id} is silent for {args.for_s:g} s",))
+        self._engine.to_silence(args.id)
+        change = f"{args.id} is silent for {args.for_s:g} s" if args.for_s else f"{args.id} is heard again"
+        return Effect(changes=(change,))
 
     def silence(self, operation: Operation, args: commands.Silence) -> dict[str, Goal]:
         now = self._context.clock.now()

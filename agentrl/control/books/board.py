@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from agentrl.config.paths import RunFile
+from agentrl.control.books.metrics import MemoryStory
 from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision.liveness import Leases
@@ -31,7 +32,7 @@ class Facts:
     report: messages.UnitReport = field(default_factory=messages.UnitReport)
     reported: float = 0.0
     stats: messages.UnitStats | None = None
-    slope: float = 0.0
+    memory: MemoryStory = field(default_factory=MemoryStory)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -69,11 +70,11 @@ class Board:
                 return facts.report
         return messages.UnitReport()
 
-    def measured(self, slot: Slot, stats: messages.UnitStats, slope: float) -> bool:
+    def measured(self, slot: Slot, stats: messages.UnitStats, memory: MemoryStory) -> bool:
         """Take in measurements; True if they are news."""
         facts = self.facts(slot)
         shown = facts.stats
-        facts.slope = slope
+        facts.memory = memory
         if shown is not None and not _is_news(shown, stats):
             return False
         facts.stats = stats
@@ -93,6 +94,7 @@ class Board:
         facts, lease = self.facts(slot), self.leases.get(slot.unit)
         report, stats = facts.report, facts.stats
         alive = slot.state in WITH_PROCESS
+        memory = facts.memory if alive else MemoryStory()
         group = self.state.groups.get(slot.group)
         next_what, next_at = _what_next(slot)
         phase_ends = lease.phase_ends if lease is not None and alive else None
@@ -125,7 +127,9 @@ class Board:
             paused=paused,
             cpu_percent=stats.cpu_percent if stats and alive else 0.0,
             rss_bytes=stats.rss_bytes if stats and alive else 0,
-            rss_slope_bytes_per_h=facts.slope if alive else 0.0,
+            rss_slope_bytes_per_h=memory.slope_per_h,
+            rss_over_time=memory.points,
+            rss_over_s=memory.over_s,
             processes=stats.processes if stats and alive else 0,
             metrics=facts.metrics,
         )

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 MOST_METRICS = 500
 """Kept per unit; what a unit reports beyond that is dropped."""
 HISTORY_LENGTH = 600
+LEAST_SAMPLES = 9
+"""Of fewer no trend is claimed."""
+POINTS = 24
+"""Of memory over time, as rows show it."""
 
 
 class Series:
@@ -58,13 +62,33 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class MemoryWatch:
-    """How memory is watched. The ring holds `length * every_s` seconds."""
+    """How memory is watched: six windows of it are kept, sixty samples in each."""
 
-    every_s: float = 60.0
-    length: int = 360
-    skip_s: float = 600.0
-    """The first minutes of a life are not looked at: everything grows then."""
-    window_min_s: float = 3600.0
+    window_s: float = 3600.0
+    """What a trend is claimed from, at least."""
+
+    @property
+    def every_s(self) -> float:
+        return self.window_s / 60
+
+    @property
+    def length(self) -> int:
+        return 360
+
+    @property
+    def skip_s(self) -> float:
+        """The first minutes of a life are not looked at: everything grows then."""
+        return self.window_s / 6
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStory:
+    """Memory of one life, as its row tells it."""
+
+    slope_per_h: float = 0.0
+    """0 while there is too little evidence."""
+    points: tuple[int, ...] = ()
+    over_s: float = 0.0
 
 
 class _Unit:
@@ -107,6 +131,13 @@ class Metrics:
             if metric in self._named:
                 known.history.setdefault(metric, Series(HISTORY_LENGTH, 1.0)).add(now, value)
 
+    def watch_memory(self, watch: MemoryWatch) -> None:
+        """Say anew how memory is watched; another pace begins from nothing."""
+        if watch != self.watch:
+            self.watch = watch
+            for unit in self._units.values():
+                unit.memory = Series(watch.length, watch.every_s)
+
     def memory(self, unit: str, incarnation: int, rss_bytes: int, now: float) -> None:
         """What the host agent measured."""
         known = self._unit(unit, incarnation, now)
@@ -140,14 +171,23 @@ class Metrics:
         if known is None:
             return None
         times, values = known.memory.since(known.began + self.watch.skip_s)
-        if len(times) < 9 or times[-1] - times[0] < self.watch.window_min_s:
+        if len(times) < LEAST_SAMPLES or times[-1] - times[0] < self.watch.window_s:
             return None
         return trend(times, values)
 
-    def memory_slope(self, unit: str) -> float:
-        """For the row of a unit: bytes per hour, 0 while there is too little evidence."""
-        found = self.memory_trend(unit)
-        return 0.0 if found is None else round(found.slope_per_h)
+    def memory_story(self, unit: str) -> MemoryStory:
+        """For the row of a unit."""
+        known, found = self._units.get(unit), self.memory_trend(unit)
+        if known is None or not known.memory.times:
+            return MemoryStory()
+        times, values = known.memory.times, known.memory.values
+        last = len(times) - 1
+        chosen = sorted({round(place * last / (POINTS - 1)) for place in range(POINTS)})
+        return MemoryStory(
+            slope_per_h=0.0 if found is None else round(found.slope_per_h),
+            points=tuple(round(values[place]) for place in chosen),
+            over_s=round(times[last] - times[0], 1),
+        )
 
     def _unit(self, unit: str, incarnation: int, now: float) -> _Unit | None:
         known = self._units.get(unit)

@@ -127,7 +127,7 @@ class HostsDesk:
             if slot is None or slot.incarnation != each.incarnation:
                 continue
             context.metrics.memory(each.unit, each.incarnation, each.rss_bytes, now)
-            if context.board.measured(slot, each, context.metrics.memory_slope(each.unit)):
+            if context.board.measured(slot, each, context.metrics.memory_story(each.unit)):
                 context.show_unit(each.unit, urgent=False)
         context.show_host(host)
 
