@@ -17,7 +17,7 @@ DAEMONS = ("host", "coordinator", "mongo")
 def register(app: typer.Typer) -> None:
     verb(app, "runs")(runs)
     verb(app, "doctor")(doctor)
-    # Whatever follows the role is the daemon's own, also what is spelled as an option of all verbs (--run, --key, --help).
+    # Whatever follows the role is the daemon's own, also what is spelled as an option of all verbs (--run, --help).
     verb(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)
 
 

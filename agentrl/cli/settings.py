@@ -58,8 +58,7 @@ def show(
 ) -> ExitCode:
     """Print the configuration as it is after file, environment and --set."""
     from agentrl.cli import output
-    from agentrl.config.plain import config_to_plain
-    from agentrl.config.show import rows
+    from agentrl.config.show import document, rows
 
     loaded = load(file, sets)
     if cli.json:
@@ -67,7 +66,7 @@ def show(
         if sources or given:
             output.emit([{"key": row.key, "value": row.value, "source": row.source} for row in shown])
         else:
-            output.emit(config_to_plain(loaded.config))
+            output.emit(document(loaded))
         return ExitCode.OK
     lines = [
         (row.key, _as_text(row.value), *([row.source] if sources else [])) for row in rows(loaded, only_given=given)
@@ -85,12 +84,17 @@ def _as_text(value: object) -> str:
 def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     """Check a run file without starting anything."""
     from agentrl.cli import output
+    from agentrl.config.show import advice
 
     loaded = load(file, sets)
+    advised = advice(loaded)
     units = sum(sidecar.count for sidecar in loaded.config.sidecars.values()) + int(loaded.config.mongo.embedded)
     if cli.json:
-        output.emit({"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True})
+        document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
+        output.emit({**document, "advice": advised})
     else:
+        for line in advised:
+            output.note(line)
         output.say(f"{loaded.path}: the run {loaded.config.name} with {units} units is valid.")
     return ExitCode.OK
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from agentrl.config import shape
 from agentrl.config.base import Section
 from agentrl.config.run import RunConfig, nearest
-from agentrl.config.secrets import SecretRef
+from agentrl.config.secrets import SecretRef, names_a_secret
 from agentrl.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -23,8 +23,6 @@ Where = Callable[[Path], str]
 """Where a value was written, `run.yaml:12` or `--set a.b=c`; empty if it was not written at all."""
 
 _WHOLE = shape.Shape(RunConfig)
-# Names under which people keep secrets, for values that stand where no reference is demanded.
-_SECRET_WORDS = ("password", "passwd", "secret", "token", "key", "credential")
 _LONGEST_VALUE = 60
 
 
@@ -83,7 +81,7 @@ def _shown(value: Any, path: Path) -> str:
     if isinstance(value, Mapping):
         return ", not a table"
     place = _WHOLE.at(path)
-    secret = "env" in path or any(word in path[-1].lower() for word in _SECRET_WORDS) if path else False
+    secret = bool(path) and ("env" in path or names_a_secret(path[-1]))
     if place is None or secret:
         return ""
     text = str(value).lower() if isinstance(value, bool) else repr(value)

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError
 _ENV = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _FILE = re.compile(r"file:(?!//)(.+)")
 _MAX_SECRET_BYTES = 1 << 20
+_KEEPS_A_SECRET = re.compile(r"(password|passwd|secret|token|key|credentials?)(?![a-z0-9])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class SecretRef:
 def is_reference(text: str) -> bool:
     """True for `env:NAME` and `file:PATH`; a URL such as `file:///x` is a plain value."""
     return bool(_ENV.fullmatch(text) or _FILE.fullmatch(text))
+
+
+def names_a_secret(name: str) -> bool:
+    """True for names under which people keep secrets: `API_KEY`, `HF_TOKEN`, `PGPASSWORD`; not for `MAX_TOKENS`."""
+    return _KEEPS_A_SECRET.search(name) is not None
 
 
 def parse_reference(value: object) -> SecretRef:

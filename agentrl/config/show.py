@@ -1,15 +1,20 @@
-"""The resolved configuration as rows, for `agentrl config show [--sources]`.
+"""The resolved configuration as people see it, for `agentrl config show` and `check`.
 
-Invariant: a secret is shown as its reference.
+Invariant: a secret is shown as its reference; what looks like a secret and is written out is not shown at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config import shape
 from agentrl.config.load import DEFAULT, Loaded
+from agentrl.config.plain import config_to_plain
+from agentrl.config.secrets import is_reference, names_a_secret
+
+HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,5 +28,37 @@ class ShownValue:
 def rows(loaded: Loaded, *, only_given: bool = False) -> list[ShownValue]:
     """One row per value, in the order of the fields; `only_given` leaves out the defaults."""
     plain = loaded.config.model_dump(mode="json")
-    shown = [ShownValue(".".join(path), value, loaded.sources[".".join(path)]) for path, value in shape.leaves(plain)]
+    shown = [
+        ShownValue(".".join(path), HIDDEN if _is_bare_secret(path, value) else value, loaded.sources[".".join(path)])
+        for path, value in shape.leaves(plain)
+    ]
     return [row for row in shown if not only_given or row.source != DEFAULT]
+
+
+def document(loaded: Loaded) -> dict[str, Any]:
+    """The whole as plain data."""
+    plain = config_to_plain(loaded.config)
+    for path in _bare_secrets(plain):
+        here = plain
+        for key in path[:-1]:
+            here = here[key]
+        here[path[-1]] = HIDDEN
+    return plain
+
+
+def advice(loaded: Loaded) -> list[str]:
+    """What is allowed and yet unwise."""
+    return [
+        f"{loaded.sources['.'.join(path)]}: {'.'.join(path)} looks like a secret that is written out; "
+        "say where it is instead, env:NAME or file:PATH."
+        for path in _bare_secrets(config_to_plain(loaded.config))
+    ]
+
+
+def _bare_secrets(plain: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    return (path for path, value in shape.leaves(plain) if _is_bare_secret(path, value))
+
+
+def _is_bare_secret(path: tuple[str, ...], value: object) -> bool:
+    in_environment = len(path) > 1 and path[-2] == "env"
+    return in_environment and isinstance(value, str) and names_a_secret(path[-1]) and not is_reference(value)

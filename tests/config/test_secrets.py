@@ -9,7 +9,7 @@ import pytest
 from agentrl.config import show
 from agentrl.config.load import load_config
 from agentrl.config.plain import config_to_plain
-from agentrl.config.secrets import SecretRef, is_reference, parse_reference, resolve_secret
+from agentrl.config.secrets import SecretRef, is_reference, names_a_secret, parse_reference, resolve_secret
 from agentrl.errors import ConfigError
 
 HIDDEN = "mongodb://root:hunter2@db"
@@ -84,3 +84,34 @@ def test_what_is_shown_and_sent_is_the_reference(tmp_path):
     everything = json.dumps(config_to_plain(loaded.config)) + repr(show.rows(loaded)) + repr(loaded)
     assert "hunter2" not in everything
     assert {row.key: row.value for row in show.rows(loaded)}["mongo.url"] == "env:DB"
+
+
+@pytest.mark.parametrize("name", ["API_KEY", "HF_TOKEN", "PGPASSWORD", "client_secret", "AWS_SECRET_ACCESS_KEY", "key"])
+def test_names_under_which_people_keep_secrets(name):
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize("name", ["MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "OMP_NUM_THREADS", "url"])
+def test_names_under_which_they_do_not(name):
+    assert not names_a_secret(name)
+
+
+def test_a_secret_that_is_written_out_works_but_is_not_shown_and_a_reference_is_advised(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "name: demo\nsidecars:\n  web:\n    command: x\n    env:\n"
+        "      API_KEY: hunter2\n      HF_TOKEN: env:HF_TOKEN\n      MODE: fast\n"
+    )
+    loaded = load_config(file, environ={})
+    assert loaded.config.sidecars["web"].env["API_KEY"] == "hunter2"
+    assert "hunter2" not in json.dumps(show.document(loaded))
+    assert show.document(loaded)["sidecars"]["web"]["env"] == {
+        "API_KEY": show.HIDDEN,
+        "HF_TOKEN": "env:HF_TOKEN",
+        "MODE": "fast",
+    }
+    assert "hunter2" not in str(show.rows(loaded))
+    assert show.advice(loaded) == [
+        "run.yaml:6: sidecars.web.env.API_KEY looks like a secret that is written out; "
+        "say where it is instead, env:NAME or file:PATH."
+    ]
