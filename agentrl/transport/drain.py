@@ -58,6 +58,10 @@ class Drain:
     def stopped(self) -> bool:
         return self._stopped
 
+    @property
+    def running(self) -> bool:
+        return self._running
+
     def _run_scheduled(self) -> None:
         self._scheduled = False
         self.run()

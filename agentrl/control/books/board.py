@@ -7,6 +7,7 @@ units has to fit 20 kB/s).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl.config.paths import RunFile
@@ -205,10 +206,23 @@ class Board:
 
     # ---- waits ----
 
-    def wait_facts(self, now: float, paused: dict[str, bool]) -> dict[str, UnitFacts]:
+    def wait_facts(self, now: float, paused: Callable[[str], bool]) -> dict[str, UnitFacts]:
+        """Of those who wait and those who are waited for; nobody else can be part of a chain."""
+        wanted = [slot for slot in self.state.slots.values() if slot.wanted]
+        waits = {slot.unit: on for slot in wanted if (on := self._waits_on(slot))}
+        named = set[str]().union(*waits.values())
         return {
-            s.unit: self._wait_facts(s, now, paused.get(s.unit, False)) for s in self.state.slots.values() if s.wanted
+            slot.unit: self._wait_facts(slot, now, paused(slot.unit))
+            for slot in wanted
+            if slot.unit in waits or slot.unit in named or slot.group in named
         }
+
+    def _waits_on(self, slot: Slot) -> tuple[str, ...]:
+        """Units, groups and resources that it waits for."""
+        on = tuple(wait.on for wait in waits) if (waits := self.facts(slot).report.waits) else ()
+        if slot.state is UnitState.PENDING and (group := self.state.groups.get(slot.group)):
+            on += group.spec.after
+        return on
 
     def _wait_facts(self, slot: Slot, now: float, paused: bool) -> UnitFacts:
         facts, lease = self.facts(slot), self.leases.get(slot.unit)

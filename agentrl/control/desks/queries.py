@@ -60,8 +60,7 @@ class Queries:
 
     def chains(self) -> list[WaitChain]:
         context = self._context
-        paused = {unit: context.supervisor.paused(unit) for unit in context.state.slots}
-        facts = context.board.wait_facts(context.clock.now(), paused)
+        facts = context.board.wait_facts(context.clock.now(), context.supervisor.paused)
         return explain(facts, context.supervisor.times.no_progress_s)
 
     def _operation(self, args: commands.ShowOperation) -> OperationRow:

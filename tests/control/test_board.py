@@ -1,0 +1,74 @@
+"""What the board tells of waits: all that the chains need, and nothing of the thousands that are merely at work."""
+
+from __future__ import annotations
+
+from agentrl.control.books.board import Board
+from agentrl.protocol.messages import UnitReport, Wait
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import GroupSpec, Role
+from agentrl.supervision.liveness import Leases
+from agentrl.supervision.slots import GroupState, RunState, Slot, State
+from agentrl.supervision.waits import explain
+
+
+def board_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> Board:
+    """Groups with what they start after; all units are ready."""
+    state = State(run=RunState())
+    for name, after in groups:
+        spec = GroupSpec(name, Role.SIDECAR, ("true",), count=members, after=after)
+        state.groups[name] = GroupState(spec=spec, file_count=members)
+        for number in range(members):
+            unit = f"{name}-{number}"
+            state.slots[unit] = Slot(unit, name, number, state=UnitState.READY, incarnation=1)
+    return Board(state, Leases(10.0, 60.0))
+
+
+def facts_of(board: Board, paused: str = "") -> set[str]:
+    return set(board.wait_facts(100.0, lambda unit: unit == paused))
+
+
+def reports(board: Board, unit: str, *on: str) -> None:
+    board.facts(board.state.slots[unit]).report = UnitReport(waits=tuple(Wait(name, age_s=5.0) for name in on))
+
+
+def test_where_nobody_waits_nothing_is_told() -> None:
+    assert facts_of(board_of(("web", ()), ("api", ()))) == set()
+
+
+def test_who_waits_for_a_unit_and_that_unit() -> None:
+    board = board_of(("web", ()), ("api", ()))
+    reports(board, "web-0", "api-1", "some resource")
+    assert facts_of(board) == {"web-0", "api-1"}
+
+
+def test_who_waits_for_a_group_is_told_of_all_its_members() -> None:
+    board = board_of(("web", ()), ("api", ()))
+    reports(board, "web-0", "api")
+    board.state.slots["api-2"].state = UnitState.FATAL
+    facts = board.wait_facts(100.0, lambda unit: False)
+    assert set(facts) == {"web-0", "api-0", "api-1", "api-2"}
+    (chain,) = explain(facts)
+    assert chain.culprit == "api-2"
+
+
+def test_a_unit_that_may_not_start_yet_waits_for_the_groups_before_it() -> None:
+    board = board_of(("web", ("api",)), ("api", ()), ("other", ()))
+    board.state.slots["web-1"].state = UnitState.PENDING
+    assert facts_of(board) == {"web-1", "api-0", "api-1", "api-2"}
+
+
+def test_a_chain_is_told_to_its_end_and_a_pause_is_seen() -> None:
+    board = board_of(("web", ()), ("api", ()), ("base", ()))
+    reports(board, "web-0", "api-0")
+    reports(board, "api-0", "base-0")
+    facts = board.wait_facts(100.0, lambda unit: unit == "base-0")
+    assert set(facts) == {"web-0", "api-0", "base-0"}
+    (chain,) = explain(facts)
+    assert (chain.culprit, chain.because) == ("base-0", "is paused")
+
+
+def test_a_unit_that_is_not_wanted_any_more_is_no_part_of_it() -> None:
+    board = board_of(("web", ()), ("api", ()))
+    reports(board, "web-0", "api-0")
+    board.state.slots["api-0"].wanted = False
+    assert facts_of(board) == {"web-0"}
