@@ -1,6 +1,7 @@
 """The verb tune: knobs shown, previewed, changed and taken back.
 
-Invariant: a change is sent with the revision that was just read, so nobody's change is overwritten unseen.
+Invariant: a change is sent with the revision that a person saw, or else with the one that was just read, so nobody's
+change is overwritten unseen.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ async def tune(
     remark: Annotated[
         str, typer.Option("--note", metavar="TEXT", help="Why; scientific knobs want it.", show_default=False)
     ] = "",
+    seen: Annotated[
+        int | None,
+        typer.Option(
+            "--seen", metavar="REVISION", min=0, help="Refuse if it was changed since this.", show_default=False
+        ),
+    ] = None,
     history: Annotated[bool, typer.Option("--history", help="Who changed it, when, from what to what.")] = False,
 ) -> ExitCode:
     """Show or change a setting of the living run."""
@@ -49,12 +56,13 @@ async def tune(
         if knob is None:
             return _show_all(cli, await client.knobs())
         row = await _read(client, knob)
+        revision = row.revision if seen is None else seen
         if undo:
-            return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=row.revision))
+            return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=revision))
         if value is None:
             return _show_one(cli, row, await client.knob_history(row.name))
         wanted = knob_of(row).parse(value)
-        args = Tune(name=row.name, value=wanted, seen_revision=row.revision, note=remark)
+        args = Tune(name=row.name, value=wanted, seen_revision=revision, note=remark)
         return await act_with(cli, client, "tune", args)
 
 

@@ -192,6 +192,14 @@ def test_tune_sends_the_revision_that_it_read(shell: Shell, coordinator: Scripte
     assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 3)]
 
 
+def test_tune_sends_the_revision_that_a_person_saw(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["knobs"] = lambda args: [KNOB]
+    shell("tune", KNOB.name, "30", "--seen", "2")
+    shell("tune", KNOB.name, "--undo", "--seen", "2")
+    assert coordinator.sent("tune") == [commands.Tune(KNOB.name, 30.0, 2)]
+    assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 2)]
+
+
 def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     coordinator.effects["tune"] = Effect(changes=("backoff_max_s 60 → 30",), scientific=True)

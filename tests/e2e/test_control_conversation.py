@@ -18,7 +18,7 @@ import zmq
 
 from agentrl.client.core import Client
 from agentrl.client.discovery import find
-from agentrl.errors import ConflictError, ExitCode, KeyRefusedError
+from agentrl.errors import ExitCode, KeyRefusedError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL_MAJOR, Request
 from agentrl.protocol.wire import decode_feed, decode_from_coordinator, encode, raw
@@ -387,22 +387,3 @@ async def _quiet_but(silent: list[messages.Feed], loud: list[messages.Feed]) -> 
     so_far, before = len(silent), len(loud)
     await aeventually(lambda: len(loud) > before + 10, within_s=30)
     assert len(silent) <= so_far + 1
-
-
-# ---- people ----
-
-
-def test_two_operators_at_one_knob_do_not_overwrite_each_other(talking: Run) -> None:
-    client, knob = talking.client, "supervision.max_deaths"
-    (seen,) = client.knobs(knob)
-    changed = client.tune(knob, 7, seen_revision=seen.revision)
-    assert client.wait(changed.operation).state == "succeeded"
-    with pytest.raises(ConflictError, match="7"):
-        client.tune(knob, 9, seen_revision=seen.revision)
-    (now,) = client.knobs(knob)
-    assert now.value == 7
-    talking.cli("tune", knob, "--undo")
-    (back,) = client.knobs(knob)
-    assert back.value == seen.value
-    history = client.knob_history(knob)
-    assert len(history) == 2

@@ -161,6 +161,18 @@ class KnobRegistry:
 
     # ---- changes ----
 
+    def compare(self, name: str, seen: int | None) -> None:
+        """ConflictError, naming the other change, if a knob was changed since the caller saw it."""
+        stored = self._find(name).stored
+        if seen is None or seen == stored.revision:
+            return
+        by = f"by {stored.history[-1].who} at {_clock(stored.history[-1].at)}" if stored.history else "meanwhile"
+        raise ConflictError(
+            f"{name} was changed {by} to {shown(stored.value)} "
+            f"(revision {stored.revision}, you saw {seen}); nothing was overwritten.",
+            hint=f"Look at it with `agentrl tune {name}` and try again.",
+        )
+
     def check(self, name: str, value: KnobValue, *, seen_revision: int | None, note: str = "") -> None:
         """Raise what `tune` would raise, and change nothing."""
         self._admit(self._find(name), value, seen_revision, note)
@@ -173,7 +185,7 @@ class KnobRegistry:
 
     def undo(self, name: str, *, seen_revision: int | None, who: str, at: float) -> KnobChange | None:
         """Give a knob the value that it had before its last change; an undo is a change as well."""
-        self._compare(self._find(name), seen_revision)
+        self.compare(name, seen_revision)
         value = self.undo_value(name)
         last = self._find(name).stored.history[-1]
         note = f"takes back revision {last.revision}{f' ({last.note})' if last.note else ''}"
@@ -250,7 +262,7 @@ class KnobRegistry:
     def _admit(self, entry: _Entry, value: KnobValue, seen: int | None, note: str) -> tuple[KnobValue, bool]:
         """The value in the knob's own type, and whether its change begins a new segment."""
         new = _checked(entry, value)
-        self._compare(entry, seen)
+        self.compare(entry.knob.name, seen)
         if new == entry.stored.value:
             return new, False
         scientific = entry.knob.scientific or _previewed(entry, new).scientific
@@ -274,17 +286,6 @@ class KnobRegistry:
         history = (*stored.history, change)[-HISTORY_KEPT:]
         entry.stored = msgspec.structs.replace(stored, value=new, revision=change.revision, history=history)
         return change
-
-    def _compare(self, entry: _Entry, seen: int | None) -> None:
-        stored = entry.stored
-        if seen is None or seen == stored.revision:
-            return
-        by = f"by {stored.history[-1].who} at {_clock(stored.history[-1].at)}" if stored.history else "meanwhile"
-        raise ConflictError(
-            f"{entry.knob.name} was changed {by} to {shown(stored.value)} "
-            f"(revision {stored.revision}, you saw {seen}); nothing was overwritten.",
-            hint=f"Look at it with `agentrl tune {entry.knob.name}` and try again.",
-        )
 
     def _find(self, name: str) -> _Entry:
         entry = self._entries.get(name)

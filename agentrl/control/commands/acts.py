@@ -163,6 +163,7 @@ class KnobActs:
     async def asked_preview(self, name: str, args: Any) -> Effect:
         """The effect, with the words of the unit that owns the knob."""
         knobs = self._context.knobs
+        knobs.compare(args.name, args.seen_revision)
         value = args.value if name == "tune" else knobs.undo_value(args.name)
         knobs.preview(args.name, value)  # refuses a value that the unit must not even be asked about
         told = await self._ask_owner(args.name, value)
