@@ -31,7 +31,7 @@ async def run(args: argparse.Namespace, home: Home) -> int:
     folder = home.state_dir / "hosts" / home.host
     claim = Claim(folder, home.run, home.host)
     dealer = Dealer(
-        args.coordinator or hub_address(home.run),
+        home.coordinator,
         key=ClientKey.load(home.key) if home.key else None,
         on_message=lambda frame: agent.receive_frame(frame),
         on_connected=lambda: agent.connected(),
@@ -66,6 +66,18 @@ def run_uuid(state_dir: Path) -> str:
     return known.uuid
 
 
+def home_of(args: argparse.Namespace, uuid: str) -> Home:
+    """Units have working directories of their own, so every path is a whole one."""
+    return Home(
+        run=uuid,
+        host=args.name,
+        state_dir=args.state_dir.absolute(),
+        run_dir=args.run_dir.absolute(),
+        key=args.key.absolute() if args.key else None,
+        coordinator=args.coordinator or hub_address(uuid),
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m daemons.host", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
@@ -87,7 +99,7 @@ def main() -> int:
                 [sys.executable, "-m", "daemons.host", *sys.argv[1:]],
                 {**os.environ, "AGENTRL_RUN": uuid},
             )
-        home = Home(uuid, args.name, args.state_dir.absolute(), args.run_dir.absolute(), args.key)
+        home = home_of(args, uuid)
         home.run_dir.mkdir(parents=True, exist_ok=True)
         return asyncio.run(run(args, home))
     except AgentrlError as failed:

@@ -15,9 +15,8 @@ from agentrl.control.desks.hosts import HostsDesk
 from agentrl.control.desks.units import UnitsDesk
 from agentrl.errors import ExitCode, ProtocolError
 from agentrl.protocol import messages
-from agentrl.protocol.messages import Permission, Refused, ToCoordinator, WhoAreYou
+from agentrl.protocol.messages import Permission, Refused, ToCoordinator
 from agentrl.protocol.wire import decode_to_coordinator
-from agentrl.supervision import events
 from agentrl.transport.hub import Peer
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class Switchboard:
             else:
                 self._hosts.hello(peer, message)
         elif known is None:
-            self._context.peers.send(peer, WhoAreYou())
+            self._context.peers.ask_who(peer, self._context.clock.now())
         elif known.kind is Kind.CLIENT:
             if isinstance(message, messages.Request):
                 self._clients.request(peer, known, message)
@@ -83,7 +82,7 @@ class Switchboard:
         elif known.kind is Kind.UNIT:
             self._from_unit(known, message)
         else:
-            self._from_host(known, message)
+            self._from_host(peer, known, message)
 
     def _from_unit(self, known: Known, message: ToCoordinator) -> None:
         if not self._context.supervisor.is_present(known.name, known.incarnation):
@@ -100,11 +99,12 @@ class Switchboard:
             case _:
                 log.warning("%s sent a %s, which is not for units", known.name, type(message).__name__)
 
-    def _from_host(self, known: Known, message: ToCoordinator) -> None:
-        context = self._context
-        context.host_leases.beat(known.name, context.clock.now())
+    def _from_host(self, peer: Peer, known: Known, message: ToCoordinator) -> None:
+        context, now = self._context, self._context.clock.now()
+        context.host_leases.beat(known.name, now)
         host = context.state.hosts.get(known.name)
         if host is not None and not host.connected:
-            context.happened(events.HostHeard(host=known.name))
+            # Its connection outlived the silence, but meanwhile much may have happened: only its ledger tells.
+            context.peers.ask_who(peer, now)
         if isinstance(message, messages.FromHost) and not isinstance(message, messages.HostBeat):
             self._hosts.message(known, message)

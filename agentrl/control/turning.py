@@ -72,10 +72,18 @@ class Turning:
                 self._context.happened(events.HostSilent(host=finding.name, for_s=silent))
 
     def _judge_units(self, now: float) -> None:
-        for finding in list(self._context.leases.scan(now)):
+        for finding in list(self._context.leases.scan(now, self._unseen())):
             slot = self._context.state.slots.get(finding.name)
             if slot is not None and slot.state is not UnitState.STARTING:
                 self._context.happened(_event_of(finding, slot.incarnation))
+
+    def _unseen(self) -> frozenset[str]:
+        """Units of hosts that are silent themselves."""
+        state = self._context.state
+        silent = {host.host for host in state.hosts.values() if not host.connected}
+        if not silent:
+            return frozenset()
+        return frozenset(slot.unit for slot in state.slots.values() if slot.host in silent)
 
     def _keep_house(self, now: float) -> None:
         if now >= self._sign_at:

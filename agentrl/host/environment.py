@@ -45,6 +45,8 @@ class Home:
     state_dir: Path
     run_dir: Path
     key: Path | None = None
+    coordinator: str = ""
+    """The address at which the agent itself found the coordinator."""
 
 
 def without_marks(env: Mapping[str, str]) -> dict[str, str]:
@@ -93,7 +95,7 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
         "AGENTRL_GROUP": spec.name,
         "AGENTRL_RUN_DIR": str(home.run_dir),
         "AGENTRL_STATE_DIR": str(home.state_dir),
-        "AGENTRL_COORDINATOR": spawn.coordinator,
+        "AGENTRL_COORDINATOR": spawn.coordinator or home.coordinator,
         "AGENTRL_TOKEN": spawn.token,
         "AGENTRL_HEARTBEAT_S": f"{heartbeat_s:g}",
         "AGENTRL_ORPHAN_LEASE_S": f"{spec.orphan_lease_s:g}",

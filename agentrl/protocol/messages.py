@@ -384,7 +384,7 @@ class Spawn(Message, tag="spawn", frozen=True):
     token: str
     spec: GroupSpec
     coordinator: str
-    """Address that the unit connects to."""
+    """Address that the unit connects to; empty for the one at which its host agent found the coordinator."""
 
 
 class SignalUnit(Message, tag="signal_unit", frozen=True):

@@ -99,12 +99,6 @@ class HostSilent(Event, frozen=True):
     for_s: float
 
 
-class HostHeard(Event, frozen=True):
-    """The agent is heard again on the connection it had."""
-
-    host: str
-
-
 class Spawned(Event, frozen=True):
     unit: str
     incarnation: int

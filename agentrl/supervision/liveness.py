@@ -1,14 +1,15 @@
 """Who has been silent for how long, and who stands still.
 
 Invariants: a peer inside an announced phase is judged by the phase's deadline alone (code that holds the GIL silences
-its heartbeat too); a phase's deadline counts from its begin or its last progress; if the judge itself was late, all
-leases are extended by as much. Looking at ten thousand leases costs a pass over plain floats.
+its heartbeat too), as long as its host agent is there to see that it lives; a phase's deadline counts from its begin or
+its last progress; if the judge itself was late, all leases are extended by as much. Looking at ten thousand leases
+costs a pass over plain floats.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -97,20 +98,21 @@ class Leases:
             lease.progressed += by_s
             lease.phase_began += by_s
 
-    def scan(self, now: float) -> Iterator[Finding]:
-        """Those whose health changed since the last look."""
+    def scan(self, now: float, unseen: Collection[str] = ()) -> Iterator[Finding]:
+        """Those whose health changed since the last look; of `unseen` ones no host agent knows whether they live."""
         alarm = now - self.suspect_after_s
         for name, lease in self._leases.items():
             ordinary = not lease.phase and lease.loop_lag_s < self.suspect_after_s
             if ordinary and lease.heard >= alarm and lease.health is Health.WELL:
                 continue
-            health, because = self._judge(lease, now)
-            if health is not lease.health:
+            health, because = self._judge(lease, now, unseen=name in unseen)
+            # Who hangs is told of at every look: the unit may have been lost when it was told for the first time.
+            if health is not lease.health or health is Health.HUNG:
                 lease.health = health
                 yield Finding(name, health, because)
 
-    def _judge(self, lease: Lease, now: float) -> tuple[Health, str]:
-        ends = lease.phase_ends
+    def _judge(self, lease: Lease, now: float, *, unseen: bool) -> tuple[Health, str]:
+        ends = None if unseen else lease.phase_ends
         if ends is not None:
             if now <= ends:
                 return Health.WELL, ""

@@ -40,7 +40,6 @@ class Supervisor:
             events.DeathVouched: self._death_vouched,
             events.HostConnected: self._host_connected,
             events.HostSilent: self._host_silent,
-            events.HostHeard: self._host_heard,
             events.Spawned: self._spawned,
             events.SpawnFailed: self._spawn_failed,
             events.Exited: self._exited,
@@ -134,7 +133,7 @@ class Supervisor:
             self._life.found_alive(slot, now)
             self._ready_without_words(slot, entry.ready is True, now)
             if slot.state is S.STOPPING:
-                self._life.set_timer(slot, now)
+                self._life.go_on_stopping(slot, now)
         else:
             self._life.ended(slot, entry.exit, now, dice)
         if entry.group_empty:
@@ -172,18 +171,6 @@ class Supervisor:
             if speaks and slot.state is S.READY and not slot.silent:
                 continue  # The unit itself is still heard; only its agent is gone.
             self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
-
-    def _host_heard(self, event: events.HostHeard, now: float) -> None:
-        host = self.state.hosts.get(event.host)
-        if host is None or host.connected:
-            return
-        host.connected, host.since = True, now
-        self._life.out.append(Publish("host", event.host))
-        self._life.recheck_pending()
-        for slot in self.state.slots.values():
-            if slot.host == event.host and slot.state is S.LOST:
-                self._life.found_alive(slot, now)
-                self._life.touch(slot)
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)
@@ -252,7 +239,12 @@ class Supervisor:
             slot.unhealthy = f"liveness probe: {event.detail or 'no'}"
             if slot.state is S.READY:
                 self._life.move(slot, S.SUSPECT, slot.unhealthy, now)
-            self._life.set_timer(slot, now + self.times.dead_after_s - self.times.suspect_after_s)
+            self._life.set_timer(slot, now + self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        """From suspect to replaced, for a unit that its probe calls unwell."""
+        return self.times.dead_after_s - self.times.suspect_after_s
 
     def _process_stopped(self, event: events.ProcessStopped, now: float) -> None:
         slot = self._present(event)
@@ -261,6 +253,8 @@ class Supervisor:
         slot.stopped_process = event.stopped
         if not event.stopped:
             slot.timer = 0.0
+            if slot.unhealthy:
+                self._life.set_timer(slot, now + self._patience_s)
             return
         if now - slot.continued_at < self.times.dead_after_s:
             self._life.hang(slot, "its process was stopped by a signal again after it was continued", now)

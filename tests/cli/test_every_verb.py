@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,12 +53,18 @@ def test_every_command_of_the_table_has_its_verb(spec: Any) -> None:
 def test_every_verb_takes_the_common_options_and_shows_help(verb: tuple[str, ...], capsys: Any) -> None:
     command = VERBS[verb]
     assert {"--run", "--key", "--json", "--no-color"} <= options_of(command)
-    if verb == ("daemon",):
-        return  # --help behind its role belongs to the daemon
     assert run([*verb, "--help"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: agentrl {' '.join(verb)}")
     assert command.hidden or (command.help or "").strip().endswith("."), "a verb says in a sentence what it does"
+
+
+def test_whatever_follows_the_role_of_a_daemon_is_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
+    own = ["--run", "2b1c", "--key", "b.key", "--name", "b", "--json", "--help", "--", "x"]
+    run(["daemon", "host", *own])
+    assert started == [[sys.executable, "-m", "daemons.host", *own]]
 
 
 def test_exit_codes_are_distinct_and_have_names() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from agentrl.protocol.messages import Message
+from agentrl.protocol.messages import Message, WhoAreYou
 from agentrl.protocol.wire import encode
 from agentrl.transport.hub import Hub, Peer
+
+ASK_AGAIN_S = 1.0
 
 
 class Kind(enum.Enum):
@@ -37,6 +39,7 @@ class Peers:
         self._known: dict[Peer, Known] = {}
         self._units: dict[str, Peer] = {}
         self._hosts: dict[str, Peer] = {}
+        self._asked: dict[Peer, float] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -45,20 +48,34 @@ class Peers:
         return self._known.get(peer)
 
     def welcome(self, peer: Peer, known: Known) -> None:
+        table = self._table(known.kind)
+        if table is not None:
+            former = table.get(known.name)
+            if former is not None and former != peer:
+                # What it still says is not heard as the word of the newer one: it has to say who it is.
+                self._known.pop(former, None)
+            table[known.name] = peer
         self._known[peer] = known
-        if known.kind is Kind.UNIT:
-            self._units[known.name] = peer
-        elif known.kind is Kind.HOST:
-            self._hosts[known.name] = peer
+        self._asked.pop(peer, None)
+
+    def ask_who(self, peer: Peer, now: float) -> None:
+        """Have it say hello; once, however many messages it sent before it hears that."""
+        if now - self._asked.get(peer, 0.0) >= ASK_AGAIN_S:
+            self._asked[peer] = now
+            self.send(peer, WhoAreYou())
 
     def gone(self, peer: Peer) -> Known | None:
+        self._asked.pop(peer, None)
         known = self._known.pop(peer, None)
         if known is None:
             return None
-        table = {Kind.UNIT: self._units, Kind.HOST: self._hosts}.get(known.kind)
+        table = self._table(known.kind)
         if table is not None and table.get(known.name) == peer:
             del table[known.name]
         return known
+
+    def _table(self, kind: Kind) -> dict[str, Peer] | None:
+        return {Kind.UNIT: self._units, Kind.HOST: self._hosts}.get(kind)
 
     def send(self, peer: Peer, message: Message) -> bool:
         return self.hub is not None and self.hub.send(peer, encode(message))

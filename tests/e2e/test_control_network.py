@@ -1,0 +1,255 @@
+"""Two hosts with a network between them: what happens when the network goes away, and comes back.
+
+Each host agent lives in a network namespace of its own; a pair of virtual devices joins them. The processes of both are
+seen by this test, as by nobody in the run: it can count the lives of a unit on both sides of a broken link.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrl.protocol.rows import HostRow, UnitRow, UnitState
+from tests.e2e.running import PYTHON, Run, running
+from tests.waiting import eventually
+
+HERE, THERE = socket.gethostname(), "b"
+ADDRESS = "tcp://10.99.0.1:7400"
+LINK_DOWN_S = 6.0
+"""Three leases of a host at the pace of these tests."""
+FAR = ("far-0", "far-1", "mute-0")
+"""Units that may run nowhere but there, and whose writes nobody fences."""
+
+
+class Link:
+    """Two network namespaces and a cable."""
+
+    def __init__(self, name: str) -> None:
+        self.here, self.there = f"{name}-here", f"{name}-there"
+
+    def lay(self) -> None:
+        for namespace in (self.here, self.there):
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("link", "add", "cable", "netns", self.here, "type", "veth", "peer", "name", "cable", "netns", self.there)
+        for namespace, address in ((self.here, "10.99.0.1/24"), (self.there, "10.99.0.2/24")):
+            _ip("-n", namespace, "address", "add", address, "dev", "cable")
+            _ip("-n", namespace, "link", "set", "cable", "up")
+
+    def cut(self) -> None:
+        _ip("-n", self.here, "link", "set", "cable", "down")
+
+    def mend(self) -> None:
+        _ip("-n", self.here, "link", "set", "cable", "up")
+
+    def remove(self) -> None:
+        for namespace in (self.here, self.there):
+            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True, timeout=30)
+
+
+def _ip(*arguments: str) -> None:
+    command = ["ip", *arguments]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    except FileNotFoundError:
+        pytest.fail("This test needs the program ip: `apt-get install iproute2`.")
+    except subprocess.CalledProcessError as failed:
+        needs_root = "; run it as root: `sudo make test`" if os.geteuid() else ""
+        pytest.fail(f"{' '.join(command)}: {failed.stderr.strip()}{needs_root}")
+
+
+class TwoHosts:
+    """A run whose coordinator is on one side of the link, and a second host agent on the other."""
+
+    def __init__(self, run: Run, link: Link) -> None:
+        self.run, self.link = run, link
+        self._folder = run.file.parent
+        self._log = (self._folder / "agent-b.log").open("w")
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        run = self.run
+        run.write()
+        command = [*_inside(self.link.here), PYTHON, "-m", "agentrl", "up", str(run.file), "--no-wait", "--json"]
+        done = subprocess.run(command, env=run.environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def start_agent(self) -> None:
+        """As the operator of the other host would, with paths that mean something in this directory only."""
+        where = ["--state-dir", "b/state", "--run-dir", "b/run", "--run", self.run.uuid()]
+        whom = ["--coordinator", ADDRESS, "--key", "b.key"]
+        self.agent = subprocess.Popen(
+            [*_inside(self.link.there), PYTHON, "-m", "agentrl", "daemon", "host", "--name", THERE, *where, *whom],
+            cwd=self._folder,
+            env=self.run.environ,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def close(self) -> None:
+        self._log.close()
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.kill()
+            self.agent.wait(30)
+
+    # ---- what is ----
+
+    def wait_host(self, name: str, state: str) -> None:
+        def is_so() -> bool:
+            row = self.run.rows().get(f"host/{name}")
+            assert isinstance(row, HostRow), f"no host {name}"
+            assert row.state == state, f"{name} is {row.state}"
+            return True
+
+        eventually(is_so, within_s=60, what=f"host {name} to be {state}")
+
+    def all_ready(self) -> dict[str, UnitRow]:
+        def ready() -> dict[str, UnitRow]:
+            units = self.run.units()
+            assert all(row.state == UnitState.READY for row in units.values()), _said(units)
+            return units
+
+        return eventually(ready, within_s=60, what="all units to be ready")
+
+    def alerts(self) -> dict[str, str]:
+        return {alert["id"]: alert["state"] for alert in self.run.cli("alerts", "list")}
+
+
+def _inside(namespace: str) -> list[str]:
+    return ["nsenter", f"--net=/run/netns/{namespace}"]
+
+
+def _said(units: dict[str, UnitRow]) -> dict[str, str]:
+    return {name: f"{row.state} on {row.host}: {row.reason}" for name, row in units.items()}
+
+
+def _network(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    link = Link(name)
+    try:
+        link.lay()
+        for run in running(tmp_path_factory.mktemp("net"), name):
+            hosts = TwoHosts(run, link)
+            try:
+                _bring_up(hosts)
+                yield hosts
+            finally:
+                link.mend()
+                run.close()
+                hosts.close()
+    finally:
+        link.remove()
+
+
+def _bring_up(hosts: TwoHosts) -> None:
+    run = hosts.run
+    run.config["coordinator"] = {"listen": ADDRESS}
+    run.sidecar("near", ["sleep", "1000"], count=8, hosts=[HERE])
+    run.unit("far", "ticker", "--every", "0.05", count=2, hosts=[THERE])
+    run.sidecar("mute", ["sleep", "1000"], hosts=[THERE])
+    run.unit("fenced", "ticker", "--every", "0.05", fenced=True, count=0)
+    hosts.up()
+    run.cli("keys", "new", THERE, "--permission", "unit", "--out", str(run.file.parent / "b.key"))
+    waiting = run.wait_state("far-0", "pending")
+    assert f"{THERE}: has not registered" in waiting.reason
+    hosts.start_agent()
+    hosts.all_ready()
+    run.cli("scale", "fenced", "1")  # to where fewer units are
+
+
+def test_units_there_are_supervised_as_units_here(hosts: TwoHosts) -> None:
+    run, units = hosts.run, hosts.all_ready()
+    assert {unit: units[unit].host for unit in (*FAR, "fenced-0")} == dict.fromkeys((*FAR, "fenced-0"), THERE)
+    assert _network(units["near-0"].pid) != _network(units["far-0"].pid)
+    environ = psutil.Process(units["far-0"].pid).environ()
+    assert environ["AGENTRL_COORDINATOR"] == ADDRESS
+    assert Path(environ["AGENTRL_KEY"]) == run.file.parent / "b.key"
+    eventually(lambda: run.unit_row("far-0").progress > units["far-0"].progress + 5, what="its progress to be heard")
+
+    run.kill(units["mute-0"].pid)
+    told = run.wait_incarnation("mute-0", above=1).last_exit
+    assert told is not None
+    assert told.signal == signal.SIGKILL
+    run.cli("restart", "far-1")
+    assert run.unit_row("far-1").incarnation == units["far-1"].incarnation + 1
+    assert "far-1" in run.raw("logs", "far-1", "--previous").stdout
+
+
+@pytest.mark.parametrize("coordinator_dies", [False, True], ids=["the link alone", "the coordinator as well"])
+def test_a_broken_link_loses_units_and_doubles_none(
+    hosts: TwoHosts, coordinator_dies: bool, request: pytest.FixtureRequest
+) -> None:
+    run = hosts.run
+    run.cli("restart", "fenced-0")  # to where fewer units are
+    before = hosts.all_ready()
+    assert before["fenced-0"].host == THERE
+    ghost = f"fenced-0.{before['fenced-0'].incarnation}"
+    cut_at = time.monotonic()
+    hosts.link.cut()
+    request.addfinalizer(hosts.link.mend)
+    if coordinator_dies:
+        run.kill(run.coordinator_pid())
+    hosts.wait_host(THERE, "lost")
+    for unit in FAR:
+        run.wait_state(unit, "lost")
+    replaced = run.wait_incarnation("fenced-0", above=before["fenced-0"].incarnation)
+    assert replaced.host == HERE
+    assert run.lives_of("fenced-0") == {ghost, f"fenced-0.{replaced.incarnation}"}
+    eventually(lambda: hosts.alerts().get(f"host-lost:{THERE}") == "firing", within_s=30)
+    run.kill(before["far-1"].pid)  # ends where nobody can tell
+    eventually(lambda: time.monotonic() - cut_at > LINK_DOWN_S, within_s=LINK_DOWN_S + 30)
+    assert {run.unit_row(unit).state for unit in FAR} == {UnitState.LOST}
+    assert run.lives_of("far-1") == set()
+
+    hosts.link.mend()
+    hosts.wait_host(THERE, "up")
+    dead = run.wait_incarnation("far-1", above=before["far-1"].incarnation)
+    assert dead.last_exit is not None
+    assert dead.last_exit.signal == signal.SIGKILL
+    after = hosts.all_ready()
+    for unit in set(before) - {"far-1", "fenced-0"}:
+        assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid), unit
+    heard = after["far-0"].progress
+    eventually(lambda: run.unit_row("far-0").progress > heard + 5, what="its progress to be heard again")
+    assert after["fenced-0"].incarnation == replaced.incarnation
+    lives = {unit: {f"{unit}.{row.incarnation}"} for unit, row in after.items()}
+    eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, within_s=30, what="one life of each unit")
+
+
+def test_a_drained_host_is_empty_until_it_is_taken_back(hosts: TwoHosts) -> None:
+    run, before = hosts.run, hosts.all_ready()
+    run.cli("drain", "--host", THERE, "--yes")
+    for unit in FAR:
+        row = run.wait_state(unit, "pending")
+        assert f"{THERE}: draining" in row.reason
+        assert run.lives_of(unit) == set()
+    assert run.unit_row("fenced-0").host == HERE
+    run.cli("drain", "--host", THERE, "--cancel")
+    after = hosts.all_ready()
+    assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
+
+
+def test_down_proves_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
+    run = hosts.run
+    down = run.cli("down", "--yes")
+    assert down["proven"]
+    said = " ".join(down["lines"])
+    assert f"{HERE}: " in said
+    assert f"{THERE}: " in said
+    assert hosts.agent is not None
+    assert hosts.agent.wait(30) == 0
+    assert not run.processes()

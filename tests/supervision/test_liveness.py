@@ -1,0 +1,89 @@
+"""Leases: silence, phases, and a judge that was late or whose wall clock jumps."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.control.clock import Clock
+from agentrl.supervision.liveness import Finding, Health, Leases
+
+SUSPECT_S, DEAD_S = 6.0, 20.0
+
+
+@pytest.fixture
+def leases() -> Leases:
+    leases = Leases(SUSPECT_S, DEAD_S)
+    leases.begin("web-0", 1000.0)
+    return leases
+
+
+def healths(leases: Leases, now: float, unseen: tuple[str, ...] = ()) -> list[Health]:
+    return [finding.health for finding in leases.scan(now, unseen)]
+
+
+def test_silence_makes_suspect_and_then_dead_and_each_is_said_once(leases: Leases) -> None:
+    assert healths(leases, 1005.9) == []
+    assert healths(leases, 1006.1) == [Health.SUSPECT]
+    assert healths(leases, 1019.9) == []
+    assert healths(leases, 1020.1) == [Health.HUNG]
+    leases.beat("web-0", 1021.0)
+    assert healths(leases, 1021.0) == [Health.WELL]
+
+
+def test_inside_a_phase_its_deadline_alone_counts(leases: Leases) -> None:
+    leases.phase("web-0", 1000.0, phase="step", age_s=0.0, at_most_s=100.0)
+    assert healths(leases, 1099.0) == []
+    assert list(leases.scan(1101.0)) == [
+        Finding("web-0", Health.HUNG, "phase 'step' stands still for 101.0 s, 100 s allowed")
+    ]
+
+
+def test_a_phase_excuses_no_silence_where_no_host_agent_sees_the_process(leases: Leases) -> None:
+    leases.phase("web-0", 1000.0, phase="step", age_s=0.0, at_most_s=900.0)
+    assert healths(leases, 1007.0, unseen=("web-1",)) == []
+    assert healths(leases, 1007.0, unseen=("web-0",)) == [Health.SUSPECT]
+    assert healths(leases, 1021.0, unseen=("web-0",)) == [Health.HUNG]
+    assert healths(leases, 1022.0) == [Health.WELL], "its agent is back and sees it"
+    leases.beat("web-0", 1023.0)
+    assert healths(leases, 1024.0, unseen=("web-0",)) == [], "its agent is away, but the unit itself is heard"
+
+
+def test_a_judge_that_was_late_makes_nobody_pay_for_it(leases: Leases) -> None:
+    leases.begin("web-1", 1000.0)
+    leases.phase("web-1", 1000.0, phase="step", age_s=0.0, at_most_s=10.0)
+    leases.extend_all(60.0)
+    assert healths(leases, 1065.0) == []
+    assert healths(leases, 1071.0) == [Health.SUSPECT, Health.HUNG]
+
+
+class WallAndMonotonic:
+    """Both clocks of a machine."""
+
+    def __init__(self) -> None:
+        self.wall, self.monotonic = 1_800_000_000.0, 50.0
+
+    def pass_(self, by_s: float) -> None:
+        self.wall += by_s
+        self.monotonic += by_s
+
+
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0, 3 * 365 * 86_400.0, -1_799_999_999.0])
+def test_a_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) -> None:
+    machine = WallAndMonotonic()
+    clock = Clock(monotonic=lambda: machine.monotonic, wall=lambda: machine.wall)
+    assert clock.now() == 1_800_000_000.0, "what is written down means something to people and to the next coordinator"
+    leases = Leases(SUSPECT_S, DEAD_S)
+    leases.begin("web-0", clock.now())
+    leases.begin("web-1", clock.now())
+    leases.phase("web-1", clock.now(), phase="step", age_s=0.0, at_most_s=30.0)
+    machine.pass_(5.0)
+    machine.wall += jump_s
+    assert healths(leases, clock.now()) == []
+    machine.pass_(2.0)
+    assert healths(leases, clock.now()) == [Health.SUSPECT]
+    machine.wall -= 2 * jump_s
+    machine.pass_(14.0)
+    assert healths(leases, clock.now()) == [Health.HUNG]
+    machine.pass_(10.0)
+    assert [finding.name for finding in leases.scan(clock.now())] == ["web-1"]
+    assert clock.now() == 1_800_000_031.0
