@@ -41,9 +41,12 @@ async def ask(probe: Probe, processes: Processes, env: Mapping[str, str], cwd: s
             return await _tcp(probe.tcp)
     except TimeoutError:
         return Answer(False, f"no answer within {probe.timeout_s:g} s")
-    except (OSError, ValueError) as failed:
-        reason = failed.strerror if isinstance(failed, OSError) else None
+    except OSError as failed:
+        # asyncio puts "Connect call failed" in the place of the reason; the errors of name look-ups are negative.
+        reason = os.strerror(failed.errno) if (failed.errno or 0) > 0 else failed.strerror
         return Answer(False, reason or str(failed))
+    except ValueError as wrong:
+        return Answer(False, str(wrong))
 
 
 async def _exec(command: tuple[str, ...], processes: Processes, env: Mapping[str, str], cwd: str | None) -> Answer:

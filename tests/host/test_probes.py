@@ -142,6 +142,15 @@ async def test_an_http_error_is_an_answer_of_no(bench: Bench) -> None:
         assert no.detail == "HTTP 503"
 
 
+@pytest.mark.parametrize("question", ["tcp", "http"])
+async def test_a_port_that_nobody_listens_on_is_said_in_words(bench: Bench, question: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    probe = Probe(tcp=address, **QUICK) if question == "tcp" else Probe(http=f"http://{address}/", **QUICK)
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP, ready=probe))
+        assert (await bench.sent.one(Probed)).detail == "Connection refused"
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"", b"garbage\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 200_000],
