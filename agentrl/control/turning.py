@@ -66,7 +66,8 @@ class Turning:
 
     def _judge_hosts(self, now: float) -> None:
         for finding in list(self._context.host_leases.scan(now)):
-            if finding.health is not Health.WELL:
+            host = self._context.state.hosts.get(finding.name)
+            if finding.health is not Health.WELL and (host is None or host.connected):
                 lease = self._context.host_leases.get(finding.name)
                 silent = now - lease.heard if lease is not None else 0.0
                 self._context.happened(events.HostSilent(host=finding.name, for_s=silent))

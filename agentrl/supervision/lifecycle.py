@@ -284,6 +284,14 @@ class Lifecycle:
         self.set_timer(slot, now + slot.spec.term_grace_s)
         self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
+    def go_on_stopping(self, slot: Slot, now: float) -> None:
+        """Its host says that it lives still. The SIGTERM may have been lost; the grace that was given is kept."""
+        if slot.stopping_because or slot.stop_now or self.state.run.stop_now or slot.timer <= now:
+            self.set_timer(slot, now)
+        else:
+            assert slot.spec is not None
+            self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
+
     def kill(self, slot: Slot, why: str, now: float) -> None:
         if slot.state is S.STOPPING:
             slot.reason = why
@@ -361,7 +369,11 @@ class Lifecycle:
             self.move(slot, S.STOPPED, verdict.reason, now)
             return
         if verdict.free:
-            self.move(slot, S.PENDING, verdict.reason, now)
+            if verdict.delay_s:
+                self.move(slot, S.BACKOFF, verdict.reason, now)
+                self.set_timer(slot, now + verdict.delay_s)
+            else:
+                self.move(slot, S.PENDING, verdict.reason, now)
             return
         self._apply_verdict(slot, verdict, exit, now, swept)
 
@@ -419,6 +431,9 @@ class Lifecycle:
                 self.move(slot, S.STARTING, "its host is back", now)
                 assert slot.spec is not None
                 self.set_timer(slot, now + slot.spec.start_deadline_s)
+            if slot.stopping_because:
+                # It was being replaced when its host fell silent.
+                self.kill(slot, slot.stopping_because, now)
         self.out.append(Publish("unit", slot.unit))
 
     def forget_ghost(self, slot: Slot, host: str, incarnation: int) -> None:

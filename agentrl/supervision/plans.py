@@ -14,6 +14,7 @@ from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, unit_name
 from agentrl.supervision.choices import victims
 from agentrl.supervision.slots import GroupState, Slot, State
+from agentrl.supervision.transitions import MAY_STAY
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
         for slot in members:
             if slot.unit in leaving:
                 continue
-            if not state.run.up or slot.held or slot.state is UnitState.FATAL:
+            if slot.state not in MAY_STAY and (not state.run.up or slot.held or slot.state is UnitState.FATAL):
                 started.append(slot.unit)
             elif not same:
                 changed.append(slot.unit)

@@ -25,7 +25,7 @@ class Verdict(msgspec.Struct, frozen=True):
     fatal: bool = False
     done: bool = False
     free: bool = False
-    """Start again without counting it as a death."""
+    """Start again, after `delay_s`, without counting it as a death."""
 
 
 def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dice: float) -> Verdict:
@@ -36,7 +36,7 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
         if exit.code == 0 and life is Life.JOB:
             return Verdict("done", done=True)
         if exit.code == EXIT_TEMPORARY:
-            return Verdict("asked to be started again (exit 75)", free=True)
+            return _as_asked(slot, times, now, dice)
         if exit.code == EXIT_CONFIG:
             return Verdict("configuration error (exit 78): see its log", fatal=True)
     slot.restarts += 1
@@ -46,6 +46,14 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
     if not slot.came_up:
         return _after_failed_start(slot, story, times, dice)
     return _after_death(slot, story, times, now, dice)
+
+
+def _as_asked(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> Verdict:
+    """No death, and never fatal; but who asks again and again within a minute or so is not asked to hurry."""
+    slot.asked = [*(t for t in slot.asked if 0 <= now - t < times.backoff_max_s), now]
+    n = len(slot.asked)
+    often = f", {n} times in {times.backoff_max_s:g} s" if n > 1 else ""
+    return Verdict(f"asked to be started again (exit 75){often}", delay_s=backoff_s(n, times, dice), free=True)
 
 
 def failed_to_spawn(slot: Slot, reason: str, final: bool, times: SupervisionTimes, dice: float) -> Verdict:

@@ -108,6 +108,8 @@ class Slot(msgspec.Struct):
     failed_starts: int = 0
     """Deaths before it ever was ready, one after another."""
     oom_deaths: list[float] = []
+    asked: list[float] = []
+    """When it asked to be started again (exit 75), of late."""
     restarts: int = 0
     done: bool = False
     """A job that ended well; `generation` must rise before it runs again."""

@@ -87,6 +87,9 @@ class Supervisor:
     def runs(self, unit: str) -> bool:
         return self._life.runs(self.state.slots[unit])
 
+    def outdated(self, unit: str) -> bool:
+        return self._life.outdated(self.state.slots[unit])
+
     def is_present(self, unit: str, incarnation: int) -> bool:
         """Whether this incarnation may speak for the unit."""
         slot = self.state.slots.get(unit)

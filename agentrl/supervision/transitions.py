@@ -26,8 +26,8 @@ WITH_PROCESS = frozenset({S.STARTING, S.READY, S.SUSPECT, S.DRAINING, S.STOPPING
 IN_SERVICE = frozenset({S.STARTING, S.READY, S.SUSPECT})
 """States from which a unit can be asked to stop."""
 
-SETTLED = frozenset({S.READY, S.STOPPED, S.FATAL})
-"""States in which nothing more happens by itself."""
+MAY_STAY = IN_SERVICE | {S.DRAINING, S.LOST}
+"""States in which the present life goes on if it is wanted again: a drain is cancelled, a lost unit comes back."""
 
 
 class IllegalMoveError(Exception):

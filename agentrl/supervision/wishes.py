@@ -51,13 +51,14 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
     for slot in life.state.of_group(spec.name):
         if not slot.wanted:
             continue
-        if not was_up or slot.held or slot.state is UnitState.FATAL:
+        wanted_again = not was_up or bool(slot.held) or slot.state is UnitState.FATAL
+        if wanted_again:
             _fresh_budget(slot)
-        elif not same:
+        if not same:
             # Another spec is another life; a finished job runs again, because it is another job.
             slot.generation += 1
             slot.done = False
-        else:
+        elif not wanted_again:
             continue
         slot.desired_by = by
         life.touch(slot)

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentrl.protocol.messages import ExitStatus
 from agentrl.supervision import events
-from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from tests.supervision.world import World, spec
 
 CONFIGS = (
@@ -28,6 +28,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.world = World()
         self.operation = 0
         self.config = 0
+        self.promised: dict[str, int] = {}
+        """What the last `up` said it would start or change, and the incarnation that it must exceed."""
 
     def by(self) -> str:
         self.operation += 1
@@ -41,8 +43,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(which=st.integers(0, len(CONFIGS) - 1))
     def up(self, which: int) -> None:
         self.config = which
+        plan = self.world.supervisor.plan(CONFIGS[which])
+        before = {unit: slot.incarnation for unit, slot in self.world.supervisor.state.slots.items()}
         self.world.handle(events.Applied(specs=CONFIGS[which], by=self.by()))
         assert self.world.supervisor.plan(CONFIGS[which]).empty, "a plan applied to its own result is empty"
+        self.promised = {unit: before.get(unit, 0) for unit in (*plan.started, *plan.changed)}
 
     @precondition(lambda self: self.world.supervisor.state.run.up)
     @rule()
@@ -164,10 +169,21 @@ class AnyOrder(RuleBasedStateMachine):
         for slot in self.world.supervisor.state.slots.values():
             assert slot.reason or slot.story == [], f"{slot.unit} is {slot.state} without a reason"
 
+    @invariant()
+    def a_life_has_the_definition_that_is_wanted_or_has_to_go(self) -> None:
+        supervisor = self.world.supervisor
+        for slot in supervisor.state.slots.values():
+            if slot.state in IN_SERVICE and supervisor.runs(slot.unit) and not supervisor.outdated(slot.unit):
+                assert slot.spec is not None
+                wanted = supervisor.state.groups[slot.group].spec
+                assert slot.spec.fingerprint() == wanted.fingerprint(), f"{slot.unit} runs an old definition"
+
     def teardown(self) -> None:
         self.world.quiesce()
         for slot in self.world.supervisor.state.slots.values():
             wanted = self.world.supervisor.runs(slot.unit)
+            if wanted and slot.state == "ready":
+                assert slot.incarnation > self.promised.get(slot.unit, 0), f"{slot.unit} was promised another life"
             settled = ("ready", "fatal", "stopped", "pending") if wanted else ("stopped",)
             assert slot.state in settled, f"{slot.unit} ends as {slot.state} ({slot.reason}); {slot.story}"
             if wanted and slot.state == "pending":
