@@ -85,5 +85,16 @@ def test_a_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) 
     machine.pass_(14.0)
     assert healths(leases, clock.now()) == [Health.HUNG]
     machine.pass_(10.0)
-    assert [finding.name for finding in leases.scan(clock.now())] == ["web-1"]
+    assert [finding.name for finding in leases.scan(clock.now())] == ["web-0", "web-1"]
     assert clock.now() == 1_800_000_031.0
+
+
+def test_who_hangs_is_told_of_until_it_is_heard_again() -> None:
+    """Whoever was told for the first time may have had no host to do something about it."""
+    leases = Leases(SUSPECT_S, DEAD_S)
+    leases.begin("web-0", 100.0)
+    assert healths(leases, 100.0 + DEAD_S) == [Health.HUNG]
+    assert healths(leases, 101.0 + DEAD_S) == [Health.HUNG]
+    leases.beat("web-0", 102.0 + DEAD_S)
+    assert healths(leases, 102.0 + DEAD_S) == [Health.WELL]
+    assert healths(leases, 103.0 + DEAD_S) == []
