@@ -21,7 +21,7 @@ class Probe(Section):
     exec: Command = ()
     """A command; exit code 0 means yes."""
     http: str = ""
-    """A URL; a status below 400 means yes."""
+    """A URL that begins with `http://`; a status below 400 means yes."""
     tcp: str = ""
     """`host:port`; a connection means yes."""
     interval_s: Seconds = 2.0
@@ -35,7 +35,9 @@ class Probe(Section):
     def _one_question(self) -> Probe:
         if problem := problems_in_one_of(self, ("exec", "http", "tcp")):
             raise ValueError(problem)
-        if self.http and not self.http.startswith(("http://", "https://")):
+        if self.http.startswith("https://"):
+            raise ValueError("http is asked in plain text; for https name a command, such as exec: curl -fsS URL")
+        if self.http and not self.http.startswith("http://"):
             raise ValueError(f"http must be a URL such as http://127.0.0.1:8000/health, not {self.http!r}")
         if self.tcp and not is_endpoint(self.tcp):
             raise ValueError(f"tcp must be host:port, such as 127.0.0.1:8000, not {self.tcp!r}")

@@ -1,7 +1,7 @@
 """YAML to plain values, with the line of each.
 
 Invariants: a key stands once in its mapping; only what YAML 1.2 calls a number, a boolean or null is one (`no`, `on`
-and `12:30` are text); nothing in a file can make Python objects.
+and `12:30` are text); nothing in a file can make Python objects, or more values than a person would write.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import yaml
 from agentrl.errors import ConfigError
 
 Path = tuple[str, ...]
+
+MOST_VALUES = 100_000
+"""A few lines of aliases of aliases could stand for more values than there is memory."""
+_TOO_DEEP = "values are nested too deeply"
 _MERGE = "tag:yaml.org,2002:merge"
 _CONTAINERS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
@@ -65,6 +69,8 @@ def read_tree(text: str, name: str) -> Tree:
         raise ConfigError(f"{name}:{line}: this is not valid YAML: {said}.") from broken
     except yaml.YAMLError as broken:
         raise ConfigError(f"{name}: this is not valid YAML: {' '.join(str(broken).split())}.") from broken
+    except RecursionError:
+        raise ConfigError(f"{name}: {_TOO_DEEP}.") from None
 
 
 def read_value(text: str, source: str) -> Any:
@@ -78,6 +84,8 @@ def read_value(text: str, source: str) -> Any:
     except yaml.YAMLError as broken:
         said = getattr(broken, "problem", None) or str(broken)
         raise ConfigError(f"{source}: this is not a valid value: {said}.", hint="Put it in quotes.") from broken
+    except RecursionError:
+        raise ConfigError(f"{source}: {_TOO_DEEP}.") from None
 
 
 class _Builder:
@@ -88,8 +96,12 @@ class _Builder:
         self._name = name
         self._lines = lines
         self._open: set[int] = set()
+        self._built = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
+        self._built += 1
+        if self._built > MOST_VALUES:
+            raise _at(self._name, node, f"there are more than {MOST_VALUES} values, counting what aliases name")
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._loader.construct_object(node)

@@ -55,6 +55,10 @@ def test_anchors_and_merges_are_followed_and_the_nearer_value_counts():
     assert tree.lines[("use", "y")] == 6
 
 
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+"""Twelve lines that stand for thirty thousand million values."""
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -71,6 +75,8 @@ def test_anchors_and_merges_are_followed_and_the_nearer_value_counts():
         ("a: \x07\n", "this is not valid YAML"),
         ("a: 1\n---\nb: 2\n", "this is not valid YAML"),
         ("\ta: 1\n", "this is not valid YAML"),
+        (f"a: {'[' * 5000}{']' * 5000}\n", "f.yaml: values are nested too deeply"),
+        (BOMB, "f.yaml:1: there are more than 100000 values"),
     ],
 )
 def test_what_is_wrong_names_file_and_line(text, sentence):
