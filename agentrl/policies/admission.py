@@ -1,0 +1,89 @@
+"""How much may be sampled ahead of training.
+
+Invariants: the formula is stateless (every number in it is counted, none is accumulated), so nothing that dies can hold
+capacity; it is granted in whole groups and in order, so a large group is never starved by small ones; with
+`batch = groups * largest group` a batch that lacks a group always leaves room to admit one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    bound: int
+    """The staleness bound η, in publications."""
+    batch: int
+    """Records of one Step: see `batch_records`."""
+    max_concurrent: int
+    """Records that may be under way at the same time."""
+    publish_every: int = 1
+    """Steps that a publication holds."""
+
+    @property
+    def ahead(self) -> int:
+        """Records that may exist untrained without breaking the bound."""
+        return (self.bound + 1) * self.batch * self.publish_every
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Records of purpose train and branch, counted by query. Evaluation and probes are outside of admission."""
+
+    open: int = 0
+    running: int = 0
+    finished: int = 0
+    unscored: int = 0
+    ready: int = 0
+    """Records of closed groups with signal, and scored ones of groups that are not closed yet."""
+    leased: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.open + self.running + self.finished + self.unscored
+
+
+def batch_records(groups: int, sizes: Iterable[int]) -> int:
+    """Records of a Step of so many groups, the largest size counted for all of them."""
+    return groups * max(sizes)
+
+
+def capacity(plan: Plan, counts: Counts) -> int:
+    """Records that may be admitted now; negative after a bound or a limit was lowered."""
+    free_places = plan.max_concurrent - counts.in_flight
+    free_of_bound = plan.ahead - (counts.ready + counts.leased + counts.in_flight)
+    return min(free_places, free_of_bound)
+
+
+def granted(capacity: int, sizes: Iterable[int]) -> int:
+    """How many of the waiting groups, in their order, are admitted now."""
+    number = 0
+    for size in sizes:
+        if size > capacity:
+            break
+        capacity -= size
+        number += 1
+    return number
+
+
+def refuse_impossible(plan: Plan, sizes: Iterable[int]) -> None:
+    """ConfigError if the largest group could never be admitted."""
+    if plan.bound < 0 or plan.publish_every < 1:
+        raise ConfigError(
+            f"The bound must be at least 0 and publish_every at least 1, not {plan.bound} and {plan.publish_every}."
+        )
+    largest = max(sizes, default=0)
+    if plan.ahead < largest:
+        raise ConfigError(
+            f"A group of {largest} can never be admitted: (bound + 1) * batch * publish_every is {plan.ahead}.",
+            hint="Raise the bound or the batch, or lower n.",
+        )
+    if plan.max_concurrent < largest:
+        raise ConfigError(
+            f"A group of {largest} can never be admitted: only {plan.max_concurrent} records may be under way.",
+            hint=f"Raise the concurrency to {largest} or more, or lower n.",
+        )

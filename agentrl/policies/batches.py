@@ -1,0 +1,165 @@
+"""When the trainer takes a Step, and of what.
+
+Invariants: oldest admitted group first, never first finished; whole groups; a record past the bound never trains, and
+its group trains on without it; whatever can never train any more leaves `ready` at once, also while too few groups are
+there for a Step (it would hold admission's capacity for ever); every answer is a Step, a wait that says for what, or
+the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.policies.freshness import Freshness
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRecord:
+    """A member that trains if it is fresh enough."""
+
+    record: str
+    age: int
+    """From its oldest trained token to the version that the Step would start from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    task: str
+    admitted_order: int
+    signal: bool
+    records: tuple[ReadyRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a Step should be."""
+
+    groups: int
+    """Groups with signal."""
+    max_refill: int
+    """Groups without signal that are replaced before a Step is taken with fewer."""
+    last_batch: Literal["take", "leave"] = "take"
+    """What happens to a smaller batch at the end of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    ready: Sequence[ReadyGroup]
+    under_way: Sequence[int] = ()
+    """Ages of the records in flight, and of scored ones in groups that are not closed, that have generated tokens."""
+    publishes: bool = True
+    """Whether a version is published after this Step."""
+    waited_s: float = 0.0
+    """How long this Step has been held back for records under way."""
+    exhausted: bool = False
+    """Nothing is left to admit and nothing is under way."""
+    hold: str = ""
+    """Why no Step may be taken, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is left of the ready groups: those to choose from, and what has become of the rest."""
+
+    fresh: tuple[ReadyGroup, ...]
+    """With signal, each reduced to its records that train, oldest admitted first."""
+    flat: tuple[ReadyGroup, ...]
+    """Without signal."""
+    stale_records: Mapping[str, tuple[str, ...]]
+    """Mask 0, by the Task that trains on without them."""
+    stale_groups: tuple[str, ...]
+    """Tasks with no trainable record left: next round, or dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    act: Literal["step", "wait", "end"]
+    why: str
+    groups: tuple[ReadyGroup, ...] = ()
+    """Of a Step: what trains. A Step of none commits as empty."""
+    filtered: tuple[str, ...] = ()
+    """Of a Step: Tasks without signal that it consumes."""
+    stale_records: tuple[str, ...] = ()
+    """Of a Step: members of its groups that do not train with it."""
+    stale_groups: tuple[str, ...] = ()
+    """Tasks that leave `ready` now, whatever the act."""
+
+
+def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
+    fresh: list[ReadyGroup] = []
+    flat: list[ReadyGroup] = []
+    stale_records: dict[str, tuple[str, ...]] = {}
+    stale_groups: list[str] = []
+    for group in sorted(ready, key=lambda group: (group.admitted_order, group.task)):
+        if not group.signal:
+            flat.append(group)
+            continue
+        trainable = tuple(record for record in group.records if freshness.allows(record.age))
+        if not trainable:
+            stale_groups.append(group.task)
+            continue
+        stale_records[group.task] = tuple(record.record for record in group.records if not freshness.allows(record.age))
+        fresh.append(ReadyGroup(group.task, group.admitted_order, True, trainable))
+    return Cut(tuple(fresh), tuple(flat), stale_records, tuple(stale_groups))
+
+
+def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
+    """A Step, a wait, or the end. The caller requeues `stale_groups` in any case."""
+    left = cut(now.ready, freshness)
+    if now.hold:
+        return Decision("wait", now.hold, stale_groups=left.stale_groups)
+    missing = wanted.groups - len(left.fresh)
+    if missing > 0:
+        if now.exhausted and not left.stale_groups:
+            return _last(left, wanted)
+        if len(left.flat) < missing + wanted.max_refill:
+            why = f"{len(left.fresh)} of {wanted.groups} groups with signal are ready"
+            return Decision("wait", why, stale_groups=left.stale_groups)
+    chosen = _chosen(left.fresh, now, wanted, freshness)
+    if chosen and (why := _held_back(now, freshness)):
+        return Decision("wait", why, stale_groups=left.stale_groups)
+    return _step(left, chosen)
+
+
+def _last(left: Cut, wanted: Wanted) -> Decision:
+    if wanted.last_batch == "take" and (left.fresh or left.flat):
+        return _step(left, left.fresh)
+    return Decision("end", "nothing is left to sample or to train")
+
+
+def _step(left: Cut, chosen: tuple[ReadyGroup, ...]) -> Decision:
+    why = f"{len(chosen)} groups with signal" if chosen else "no group has signal: the Step is empty"
+    if left.flat:
+        why += f", {len(left.flat)} without"
+    return Decision(
+        "step",
+        why,
+        groups=chosen,
+        filtered=tuple(group.task for group in left.flat),
+        stale_records=tuple(record for group in chosen for record in left.stale_records[group.task]),
+        stale_groups=left.stale_groups,
+    )
+
+
+def _chosen(
+    fresh: tuple[ReadyGroup, ...], now: Situation, wanted: Wanted, freshness: Freshness
+) -> tuple[ReadyGroup, ...]:
+    """The oldest admitted groups. Under `wait` those go first that the Step would make too old: nothing else can save
+    what is finished already, so waiting for it would be waiting for nothing."""
+    if freshness.strategy != "wait" or not now.publishes:
+        return fresh[: wanted.groups]
+    at_the_brink = [group for group in fresh if any(record.age >= freshness.oldest for record in group.records)]
+    others = [group for group in fresh if group not in at_the_brink]
+    return tuple([*at_the_brink, *others][: wanted.groups])
+
+
+def _held_back(now: Situation, freshness: Freshness) -> str:
+    """Why a Step would come too early for records under way."""
+    if freshness.strategy != "wait" or not now.publishes:
+        return ""
+    pushed = sum(1 for age in now.under_way if age == freshness.oldest)
+    if not pushed or now.waited_s >= freshness.wait_limit_s:
+        return ""
+    return f"{pushed} records under way would be pushed past the bound of {freshness.bound}"

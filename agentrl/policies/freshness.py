@@ -1,0 +1,86 @@
+"""Which records may still train, by the age of the oldest token that they train.
+
+Invariants: under `drop` and `wait` nothing past the bound trains, under `decay` nothing past the hard bound; the bounds
+of a decayed ratio are computed from ages or times that are given, never from a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.errors import ConfigError
+
+Strategy = Literal["drop", "wait", "decay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    strategy: Strategy = "drop"
+    bound: int = 2
+    """Publications that the oldest trained token of a record may lie behind."""
+    hard_bound: int | None = None
+    """Under `decay`: what takes the place of the bound; at least as great."""
+    wait_limit_s: float = 300.0
+    """Under `wait`: how long a Step is held back for records that it would make too old."""
+
+    def __post_init__(self) -> None:
+        if self.bound < 0:
+            raise ConfigError(f"The staleness bound must be at least 0, not {self.bound}.")
+        if self.hard_bound is not None and self.hard_bound < self.bound:
+            raise ConfigError(f"The hard bound {self.hard_bound} is smaller than the bound {self.bound}.")
+
+    @property
+    def oldest(self) -> int:
+        """The greatest age that still trains."""
+        if self.strategy == "decay" and self.hard_bound is not None:
+            return self.hard_bound
+        return self.bound
+
+    def allows(self, age: int) -> bool:
+        return age <= self.oldest
+
+
+def voided(ages: Iterable[int], before: Freshness, after: Freshness) -> int:
+    """How many records a change would make stale; the preview of a new bound."""
+    return sum(1 for age in ages if before.allows(age) and not after.allows(age))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    """Bounds of π/μ that close around 1 as a record grows older."""
+
+    out_of_date_decay: float
+    """How fast, per publication or per second, whichever `created` and `now` are given in."""
+    epsilon: float = 0.2
+    extra: float = 0.1
+    cap: float = 4.0
+    """How many times wider the bounds are for a record that is not old at all."""
+    strict: bool = False
+    """As if every record were very old."""
+
+    def __post_init__(self) -> None:
+        if self.cap < 1:
+            raise ConfigError(f"The cap of the decayed bounds must be at least 1, not {self.cap:g}.")
+        if self.epsilon * self.cap >= 1:
+            raise ConfigError(
+                f"The lower bound would reach 0: epsilon {self.epsilon:g} times cap {self.cap:g} must be below 1."
+            )
+        if self.out_of_date_decay < 0 or self.epsilon < 0 or self.extra < 0:
+            raise ConfigError("out_of_date_decay, epsilon and extra must not be negative.")
+
+    def bounds(self, created: float, now: float) -> tuple[float, float]:
+        """Lower and upper bound of the ratio for what was created then."""
+        floor = 1.0 / self.cap
+        faded = floor if self.strict else max(math.exp(min((created - now) * self.out_of_date_decay, 0.0)), floor)
+        # The floor times the cap is 1 but for rounding.
+        width = max(self.cap * faded, 1.0)
+        return 1.0 - self.epsilon * width, 1.0 + (self.epsilon + self.extra) * width
+
+
+def outside(ratio: float, advantage: float, bounds: tuple[float, float]) -> bool:
+    """Whether a pair is masked: it would be pushed further in the direction in which it is too far already."""
+    lower, upper = bounds
+    return (ratio > upper and advantage > 0) or (ratio < lower and advantage < 0)

@@ -1,0 +1,180 @@
+"""Why a Record ended, and what follows from that: the one place that classifies.
+
+Invariants: every outcome has exactly one class; infrastructure never trains and is in no baseline; a judge that cannot
+answer is never a score of 0. Every count on every screen comes from these classes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Literal
+
+from agentrl.errors import UnknownNameError
+from agentrl.policies.states import ToolCallStatus
+
+MAX_REDRAWS = 2
+"""Redrawing until success would select short episodes."""
+
+
+class OutcomeClass(enum.StrEnum):
+    POLICY = "policy"
+    LIMIT = "limit"
+    INFRASTRUCTURE = "infrastructure"
+    UNSCORED = "unscored"
+
+
+class Outcome(enum.StrEnum):
+    # The policy's own result.
+    ANSWERED = "answered"
+    NO_ANSWER = "no_answer"
+    """It stopped without an answer in the form that was asked for."""
+    MALFORMED_CALL = "malformed_call"
+    REFUSED = "refused"
+    """The policy declined."""
+    TOOL_FAILURE = "tool_failure"
+    """A crash or timeout that the tool declares to be the policy's."""
+    # A limit set for the policy.
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    CONTEXT_FULL = "context_full"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The very first prompt does not fit: sampling it again cannot help."""
+    REPETITION = "repetition"
+    INVALID_CALL_LIMIT = "invalid_call_limit"
+    # Not the policy's doing.
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_RUBBISH = "engine_rubbish"
+    """The engine answered what cannot be true: lengths that differ, ids outside the vocabulary, log-probs that are no
+    numbers."""
+    TOOL_SERVER_FAILED = "tool_server_failed"
+    TOOL_TIMEOUT = "tool_timeout"
+    SANDBOX_FAILED = "sandbox_failed"
+    STORE_FAILED = "store_failed"
+    EPISODE_TIMEOUT = "episode_timeout"
+    """Its deadline passed: time measures the machines, not the policy."""
+    LOOP_FAILED = "loop_failed"
+    """The agent loop itself raised."""
+    OWNER_LOST = "owner_lost"
+    """Its sampler died or drained, and the loop cannot be resumed."""
+
+
+CLASS_OF: Mapping[Outcome, OutcomeClass] = {
+    **dict.fromkeys(
+        (Outcome.ANSWERED, Outcome.NO_ANSWER, Outcome.MALFORMED_CALL, Outcome.REFUSED, Outcome.TOOL_FAILURE),
+        OutcomeClass.POLICY,
+    ),
+    **dict.fromkeys(
+        (
+            Outcome.TURN_LIMIT,
+            Outcome.TOKEN_LIMIT,
+            Outcome.CONTEXT_FULL,
+            Outcome.PROMPT_TOO_LONG,
+            Outcome.REPETITION,
+            Outcome.INVALID_CALL_LIMIT,
+        ),
+        OutcomeClass.LIMIT,
+    ),
+    **dict.fromkeys(
+        (
+            Outcome.ENGINE_FAILED,
+            Outcome.ENGINE_RUBBISH,
+            Outcome.TOOL_SERVER_FAILED,
+            Outcome.TOOL_TIMEOUT,
+            Outcome.SANDBOX_FAILED,
+            Outcome.STORE_FAILED,
+            Outcome.EPISODE_TIMEOUT,
+            Outcome.LOOP_FAILED,
+            Outcome.OWNER_LOST,
+        ),
+        OutcomeClass.INFRASTRUCTURE,
+    ),
+}
+
+LimitRule = Literal["cap", "mask", "keep"]
+"""What a record that ran into a limit trains with: at most 0, not at all, or like any other."""
+
+Blame = Literal["policy", "infrastructure"]
+"""What a tool declares about its own crashes and timeouts."""
+
+Fault = Literal["", "policy", "infrastructure"]
+"""Whose doing a failed tool call was; empty if it did not fail."""
+
+
+def class_of(outcome: str) -> OutcomeClass:
+    try:
+        return CLASS_OF[Outcome(outcome)]
+    except ValueError:
+        known = ", ".join(sorted(CLASS_OF))
+        raise UnknownNameError(f"There is no outcome {outcome!r}.", hint=f"Outcomes are: {known}.") from None
+
+
+def in_baseline(kind: OutcomeClass) -> bool:
+    """Whether the score counts for mean and spread of its group."""
+    return kind in (OutcomeClass.POLICY, OutcomeClass.LIMIT)
+
+
+def trains(kind: OutcomeClass, limits: LimitRule = "cap") -> bool:
+    return kind is OutcomeClass.POLICY or (kind is OutcomeClass.LIMIT and limits != "mask")
+
+
+def capped(kind: OutcomeClass, limits: LimitRule = "cap") -> bool:
+    """Whether the advantage is kept at or below 0."""
+    return kind is OutcomeClass.LIMIT and limits == "cap"
+
+
+def tool_fault(
+    status: str,
+    reason: str = "",
+    *,
+    timeout_means: Blame = "infrastructure",
+    crash_means: Blame = "infrastructure",
+    alike_on_fresh_session: bool = False,
+) -> Fault:
+    """Whose doing it was that a tool call ended like this.
+
+    A call that fails alike on a fresh session is the policy's: something about the call itself kills the tool. A lost
+    toolbox or sampler says nothing about the call, whatever came of it elsewhere.
+    """
+    fault: Fault = ""
+    match ToolCallStatus(status):
+        case ToolCallStatus.TOOL_ERROR:
+            fault = "policy"
+        case ToolCallStatus.REFUSED:
+            fault = "infrastructure" if reason == "quota" else "policy"
+        case ToolCallStatus.TIMEOUT:
+            fault = "policy" if alike_on_fresh_session else timeout_means
+        case ToolCallStatus.LOST if reason == "server":
+            fault = "policy" if alike_on_fresh_session else crash_means
+        case ToolCallStatus.LOST:
+            fault = "infrastructure"
+    return fault
+
+
+def may_redraw(redraws: int, *, breaker_open: bool = False, max_redraws: int = MAX_REDRAWS) -> bool:
+    """Whether a seat whose attempt failed gets another. An attempt that met an open breaker costs none."""
+    return breaker_open or redraws < max_redraws
+
+
+def overlong_penalty(tokens: int, *, limit: int, buffer: int) -> float:
+    """To be added to the score: 0 until the last `buffer` tokens before the limit, then falling to -1 at the limit."""
+    if not 0 < buffer <= limit:
+        raise ValueError(f"the buffer must be between 1 and the limit {limit}, not {buffer}")
+    return -min(max(tokens - (limit - buffer), 0) / buffer, 1.0)
+
+
+def valid_share(counts: Mapping[OutcomeClass, int]) -> float | None:
+    """The share of recent attempts that ended by the policy's doing; None if none ended."""
+    ended = _ended(counts)
+    return sum(counts.get(kind, 0) for kind in OutcomeClass if in_baseline(kind)) / ended if ended else None
+
+
+def must_hold(counts: Mapping[OutcomeClass, int], *, threshold: float, least: int = 20) -> bool:
+    """Whether so many attempts fail for other reasons that what is left would be a biased selection."""
+    share = valid_share(counts)
+    return share is not None and _ended(counts) >= least and share < threshold
+
+
+def _ended(counts: Mapping[OutcomeClass, int]) -> int:
+    """What waits for a judge has not been decided yet."""
+    return sum(counts.get(kind, 0) for kind in OutcomeClass if kind is not OutcomeClass.UNSCORED)

@@ -1,0 +1,123 @@
+"""Spans: how a token tree is stored, and what can be read off it without rebuilding the tree.
+
+Invariants: a stored list of spans is in depth-first order, so a parent stands before its children and a subtree is one
+stretch; a span owns no tokens but points into the tokens of one call: into the output if the model generated them, into
+the whole prompt otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+ROOT = -1
+
+SpanKind = Literal["model", "environment"]
+
+
+class Span(msgspec.Struct, frozen=True):
+    parent: int
+    """Index of the span before it; ROOT if it begins a sequence."""
+    kind: SpanKind
+    call: int
+    """Index of the call whose tokens these are."""
+    start: int
+    """Where they begin in the output (model) or in the whole prompt (environment) of the call."""
+    length: int
+
+
+class StoredCall(msgspec.Struct, frozen=True):
+    """A call as it is stored: of its prompt only what another call does not have already."""
+
+    prompt: list[int]
+    """The ids after `base_length`."""
+    output: list[int]
+    base: int | None = None
+    """Index of the call whose prompt and output begin like this prompt."""
+    base_length: int = 0
+
+
+def span_ids(span: Span, calls: Mapping[int, StoredCall]) -> list[int]:
+    """The tokens of a span, out of the stored calls.
+
+    What a call added to the tree lies beyond what any earlier call had, so it is always in the stored part.
+    """
+    call = calls[span.call]
+    if span.kind == "model":
+        ids = call.output[span.start : span.start + span.length]
+    else:
+        offset = span.start - call.base_length
+        ids = call.prompt[offset : offset + span.length] if offset >= 0 else []
+    if len(ids) != span.length:
+        raise ValueError(f"{span} points beyond the tokens that call {span.call} has")
+    return ids
+
+
+def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
+    """The whole prompt of every call. A base has a smaller index than the calls that build on it."""
+    prompts: dict[int, list[int]] = {}
+    for index in sorted(calls):
+        call = calls[index]
+        if call.base is None:
+            prompts[index] = list(call.prompt)
+            continue
+        if call.base not in prompts:
+            raise ValueError(f"call {index} builds on call {call.base}, which is not before it")
+        known = prompts[call.base] + calls[call.base].output
+        if call.base_length > len(known):
+            raise ValueError(
+                f"call {index} keeps {call.base_length} tokens of call {call.base}, which has {len(known)}"
+            )
+        prompts[index] = known[: call.base_length] + list(call.prompt)
+    return prompts
+
+
+def depths(spans: Sequence[Span]) -> list[int]:
+    """For every span the position of its first token: how many tokens stand before it on its way from the root."""
+    found: list[int] = []
+    for index, span in enumerate(spans):
+        if not ROOT <= span.parent < index:
+            raise ValueError(f"span {index} stands before its parent {span.parent}")
+        found.append(0 if span.parent == ROOT else found[span.parent] + spans[span.parent].length)
+    return found
+
+
+def offsets(spans: Sequence[Span]) -> list[int]:
+    """Where each span begins when all are laid out one after another."""
+    found, at = [], 0
+    for span in spans:
+        found.append(at)
+        at += span.length
+    return found
+
+
+def ends(spans: Sequence[Span]) -> list[int]:
+    """Where the subtree of each span ends in that layout: key j is visible to query i iff j <= i < end of j's span."""
+    found = [start + span.length for start, span in zip(offsets(spans), spans, strict=True)]
+    for index in range(len(spans) - 1, -1, -1):
+        parent = spans[index].parent
+        if parent != ROOT:
+            found[parent] = max(found[parent], found[index])
+    return found
+
+
+def branches(spans: Sequence[Span]) -> list[tuple[int, ...]]:
+    """One way from the root to each leaf, as indices of spans."""
+    parents = {span.parent for span in spans}
+    return [_way(spans, index) for index in range(len(spans)) if index not in parents]
+
+
+def _way(spans: Sequence[Span], leaf: int) -> tuple[int, ...]:
+    way: list[int] = []
+    at = leaf
+    while at != ROOT:
+        way.append(at)
+        at = spans[at].parent
+    return tuple(reversed(way))
+
+
+def generated(spans: Iterable[Span]) -> int:
+    """Tokens that the model generated."""
+    return sum(span.length for span in spans if span.kind == "model")

@@ -1,0 +1,55 @@
+"""Which version generated which token: runs of (version, count) over an output.
+
+Invariants: counts are positive and add up to the tokens they describe; neighbours differ in their version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from agentrl.tokens.spans import Span
+
+Runs = Sequence[Sequence[int]]
+"""[[version, count], ...] as stored."""
+
+
+def joined(*parts: Runs) -> list[tuple[int, int]]:
+    """The runs one after another, neighbours of one version made one."""
+    whole: list[tuple[int, int]] = []
+    for version, count in (run for part in parts for run in part):
+        if count < 0:
+            raise ValueError(f"version {version} generated {count} tokens")
+        if count == 0:
+            continue
+        if whole and whole[-1][0] == version:
+            count += whole.pop()[1]
+        whole.append((version, count))
+    return whole
+
+
+def total(runs: Runs) -> int:
+    return sum(count for _, count in runs)
+
+
+def cut(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
+    """The runs of `length` tokens from `start` on."""
+    if start < 0 or length < 0 or start + length > total(runs):
+        raise ValueError(f"tokens {start} to {start + length} are not all among the {total(runs)} that have versions")
+    part: list[tuple[int, int]] = []
+    at = 0
+    for version, count in runs:
+        here = min(at + count, start + length) - max(at, start)
+        if here > 0:
+            part.append((version, here))
+        at += count
+    return joined(part)
+
+
+def trained(spans: Sequence[Span], indices: Iterable[int], runs_of_call: Mapping[int, Runs]) -> dict[int, int]:
+    """How many tokens of these (model) spans each version generated."""
+    counts: dict[int, int] = {}
+    for index in indices:
+        span = spans[index]
+        for version, count in cut(runs_of_call[span.call], span.start, span.length):
+            counts[version] = counts.get(version, 0) + count
+    return counts
