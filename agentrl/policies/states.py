@@ -1,7 +1,7 @@
 """The state machines of the data plane as tables. A move that is not listed raises, with the object's story.
 
 Invariants: these tables are the whole truth about which status follows which and who may make it so; a conditional
-update of the store takes the statuses it starts from out of a table (`Table.sources`) or has its move checked (`check`).
+update of the store takes the statuses it starts from out of a table (`Table.sources`) or has its move checked.
 Units, operations and alerts have tables of their own in the control plane.
 """
 

@@ -1,0 +1,106 @@
+"""What a list can be filtered and sorted by.
+
+Invariants: every field has one kind, and a value in a query is read as that kind (`id=17` means a text, `turns=17` a
+number); a name that is not here is refused with the nearest one that is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["text", "number", "time", "flag", "texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    """As people write it and as rows have it; dots lead into nested documents."""
+    kind: Kind
+    path: str = ""
+    """As MongoDB has it; empty: the same."""
+
+    @property
+    def stored(self) -> str:
+        return self.path or self.name
+
+
+class Fields:
+    """The fields of one kind of document."""
+
+    def __init__(self, fields: Iterable[Field], *, prefixes: Mapping[str, Kind] | None = None) -> None:
+        self._fields = {field.name: field for field in fields}
+        self._prefixes = dict(prefixes or {})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self._fields, *(f"{prefix}.*" for prefix in self._prefixes))
+
+    def find(self, name: str) -> Field | None:
+        """The field of that name; behind an open prefix every name is one."""
+        if name in self._fields:
+            return self._fields[name]
+        prefix, dot, rest = name.partition(".")
+        if dot and rest and prefix in self._prefixes and all(part.isidentifier() for part in rest.split(".")):
+            return Field(name, self._prefixes[prefix])
+        return None
+
+    def nearest(self, name: str) -> str:
+        """The field that was probably meant; empty if none is similar."""
+        close = difflib.get_close_matches(name.lower(), self._fields, n=1, cutoff=0.6)
+        return close[0] if close else ""
+
+
+def fields(
+    *,
+    text: str = "",
+    number: str = "",
+    time: str = "",
+    flag: str = "",
+    texts: str = "",
+    prefixes: Mapping[str, Kind] | None = None,
+) -> Fields:
+    """Fields by kind, as words; every document has an id."""
+    by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
+    named = [Field(name, kind) for kind, words in by_kind.items() for name in words.split()]
+    return Fields([Field("id", "text", "_id"), *named], prefixes=prefixes)
+
+
+TASKS = fields(
+    text="environment split purpose status reason query answer scorer answer_schema agent_name lineage",
+    number="epoch row round rounds_max n admitted_order step trained_count version"
+    " baseline.mean baseline.std baseline.valid sampling.temperature sampling.top_p sampling.max_tokens_per_call",
+    time="admitted_at deadline_at",
+    flag="signal",
+    texts="servers",
+)
+RECORDS = fields(
+    text="task environment purpose status owner outcome outcome_class error",
+    number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
+    time="created_at started_at finished_at",
+)
+CALLS = fields(
+    text="record task turn status base finish_reason engine error",
+    number="index base_length sampling.temperature sampling.top_p",
+    time="sent_at done_at",
+)
+TURNS = fields(text="record task text call reason", number="index", time="started_at done_at", texts="tool_calls")
+TOOL_CALLS = fields(
+    text="record task server tool status error_class result session",
+    number="turn latency_s",
+    time="requested_at done_at",
+)
+STEPS = fields(
+    text="lineage status",
+    number="step base_version duration_s",
+    time="leased_at committed_at",
+    flag="empty",
+    texts="tasks records",
+    prefixes={"metrics": "number"},
+)
+CHECKPOINTS = fields(text="lineage status path", number="step version", time="at", flag="pinned")
+PUBLICATIONS = fields(text="lineage status path", number="parent step", time="announced_at", texts="reasons served_by")
+OWNERS = fields(text="unit role", time="expires_at", flag="expired")
+SERVICES = fields(text="unit kind url state", number="version slots running", time="seen_at", texts="names")

@@ -1,0 +1,122 @@
+"""The order of a list, and where its next page begins.
+
+    -score,created_at      greatest score first; of equal ones the oldest first
+
+Invariants: every order ends with the id, so it is total and a page never repeats or skips a row; what has no value
+comes first when ascending and last when descending, as in MongoDB; pages by `after` put together are the whole list.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.filters.evaluate import as_stored, lookup, type_of
+from agentrl.filters.fields import Field, Fields
+from agentrl.filters.mongo import Query
+from agentrl.filters.parser import FilterError
+
+_RANK = {"null": 0, "number": 1, "text": 2, "other": 3, "flag": 4, "time": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    field: Field
+    descending: bool = False
+
+    def __str__(self) -> str:
+        return f"-{self.field.name}" if self.descending else self.field.name
+
+
+def parse_sort(text: str, fields: Fields) -> tuple[SortKey, ...]:
+    """FilterError if a field is unknown or has no order; the id is added where it is not named."""
+    keys: list[SortKey] = []
+    at = 0
+    for part in text.split(",") if text.strip() else ():
+        name = part.strip()
+        place = at + len(part) - len(part.lstrip())
+        keys.append(_key(text, place, name, fields))
+        at += len(part) + 1
+    if all(key.field.name != "id" for key in keys):
+        identity = fields.find("id")
+        assert identity is not None, "every document has an id"
+        keys.append(SortKey(identity))
+    return tuple(keys)
+
+
+def _key(text: str, place: int, name: str, fields: Fields) -> SortKey:
+    descending = name.startswith("-")
+    name = name.removeprefix("-").removeprefix("+")
+    field = fields.find(name)
+    if field is None:
+        nearest = fields.nearest(name)
+        meant = f"; did you mean {nearest!r}?" if nearest else ""
+        problem = f"there is no field {name!r}{meant}" if name else "the name of a field is missing"
+        raise FilterError(text, place, problem, hint="" if nearest else f"Fields are: {', '.join(fields.names)}.")
+    if field.kind == "texts":
+        raise FilterError(text, place, f"{name} is a list and has no order")
+    return SortKey(field, descending)
+
+
+def to_mongo_sort(keys: Sequence[SortKey]) -> list[tuple[str, int]]:
+    return [(key.field.stored, -1 if key.descending else 1) for key in keys]
+
+
+def arranged(documents: Iterable[Mapping[str, Any]], keys: Sequence[SortKey]) -> list[Mapping[str, Any]]:
+    """The documents in MongoDB's order."""
+
+    def order(left: Mapping[str, Any], right: Mapping[str, Any]) -> int:
+        return compared(left, right, keys)
+
+    return sorted(documents, key=functools.cmp_to_key(order))
+
+
+def compared(left: Mapping[str, Any], right: Mapping[str, Any], keys: Sequence[SortKey]) -> int:
+    """-1, 0 or 1: whether `left` stands before, with or after `right`."""
+    for key in keys:
+        mine, theirs = (_sortable(lookup(document, key.field.name)) for document in (left, right))
+        if mine != theirs:
+            return -1 if (mine < theirs) is not key.descending else 1
+    return 0
+
+
+def _sortable(value: Any) -> tuple[Any, ...]:
+    value = as_stored(value)
+    kind = type_of(value)
+    if kind in ("null", "other"):
+        return (_RANK[kind],)
+    if isinstance(value, float) and math.isnan(value):
+        return (_RANK[kind], False)
+    return (_RANK[kind], True, value)
+
+
+def after(keys: Sequence[SortKey], last: Mapping[str, Any]) -> Query:
+    """What MongoDB has behind this document in this order: `$and` it with the filter."""
+    ways: list[Query] = []
+    equal: list[Query] = []
+    for key in keys:
+        value = as_stored(lookup(last, key.field.name))
+        if (behind := _behind(key, value)) is not None:
+            ways.append({"$and": [*equal, behind]})
+        equal.append({key.field.stored: {"$eq": value}})
+    return {"$or": ways} if ways else {"$nor": [{}]}
+
+
+def _behind(key: SortKey, value: Any) -> Query | None:
+    """What stands behind a value by this key alone; None if nothing can."""
+    path = key.field.stored
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if value is None:
+        return None if key.descending else {path: {"$ne": None}}
+    if not key.descending:
+        # NaN stands before all numbers and is compared with none.
+        return {path: {"$gte": -math.inf}} if is_nan else {path: {"$gt": value}}
+    nothing: list[Query] = [{path: {"$eq": None}}]
+    if is_nan:
+        return nothing[0]
+    if key.field.kind == "number":
+        nothing.append({path: {"$eq": math.nan}})
+    return {"$or": [{path: {"$lt": value}}, *nothing]}
