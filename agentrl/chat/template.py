@@ -1,0 +1,168 @@
+"""From messages to token ids, one segment at a time.
+
+Invariants: a trajectory is the concatenation of segments, and a segment's ids never depend on its neighbours: what the
+model sampled stays as it was sampled, and what the environment adds is tokenised by itself. Data for supervised
+training comes from the same functions. A segment of the environment ends with the opening of the next assistant turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.chat.tokenizer import Tokenizer
+from agentrl.chat.tools import ToolSpec
+from agentrl.errors import ConfigError
+
+Part = tuple[Literal["control", "text"], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """How one family of models writes a conversation. `opening` and `after` are texts around control tokens."""
+
+    name: str
+    end: str
+    roles: dict[str, tuple[str, str]]
+    """Role -> control token, and the text that follows it."""
+    after_end: str = ""
+    """Text between the end of one message and the beginning of the next."""
+    tool_wrap: tuple[str, str] = ("", "")
+    json_tools: bool = False
+
+
+COMPACT = Markup(
+    name="compact",
+    end="<|end|>",
+    roles={role: (f"<|{role}|>", "") for role in ("system", "user", "assistant", "tool")},
+)
+CHATML = Markup(
+    name="chatml",
+    end="<|im_end|>",
+    roles={
+        "system": ("<|im_start|>", "system\n"),
+        "user": ("<|im_start|>", "user\n"),
+        "assistant": ("<|im_start|>", "assistant\n"),
+        # These models read tool results in a message of the user, all of one turn in the same one.
+        "tool": ("<|im_start|>", "user\n"),
+    },
+    after_end="\n",
+    tool_wrap=("<tool_response>\n", "\n</tool_response>"),
+    json_tools=True,
+)
+MARKUPS = (COMPACT, CHATML)
+
+_HERMES = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class Template:
+    """The template of one tokenizer; the markup is found by the control tokens that the tokenizer has."""
+
+    def __init__(self, tokenizer: Tokenizer, markup: Markup | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.markup = markup or _markup_of(tokenizer)
+        self._control = {
+            token: tokenizer.control(token)
+            for token in (self.markup.end, *(token for token, _ in self.markup.roles.values()))
+        }
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """What ends an assistant's turn in this template."""
+        return (self._control[self.markup.end],)
+
+    def first(self, system: str, tools: Sequence[ToolSpec], query: str) -> list[int]:
+        """The first prompt: instructions, tools, the query, and the opening of the assistant's turn."""
+        instructions = "\n".join(part for part in (system, self._render_tools(tools)) if part)
+        parts = [
+            *(self._message("system", instructions) if instructions else ()),
+            *self._message("user", query),
+            *self._opening("assistant"),
+        ]
+        return self._encode(parts)
+
+    def tool_results(self, results: Sequence[str], *, ended: bool = True) -> list[int]:
+        """What the environment adds after an assistant's turn.
+
+        `ended` is False if the model was cut off before its end token; the segment then begins with that token, as the
+        environment's and not as the model's.
+        """
+        parts = self._closing(ended)
+        before, after = self.markup.tool_wrap
+        if before:
+            parts += self._message("tool", "\n".join(f"{before}{result}{after}" for result in results))
+        else:
+            parts += [part for result in results for part in self._message("tool", result)]
+        return self._encode([*parts, *self._opening("assistant")])
+
+    def user(self, text: str, *, ended: bool = True) -> list[int]:
+        """A further message of the user after an assistant's turn, such as an error to be corrected."""
+        return self._encode([*self._closing(ended), *self._message("user", text), *self._opening("assistant")])
+
+    def assistant(self, text: str) -> list[int]:
+        """What a model would have sampled for `text`: its ids and the end token. For supervised data."""
+        return self._encode([("text", text), ("control", self.markup.end)])
+
+    def _closing(self, ended: bool) -> list[Part]:
+        closing: list[Part] = [] if ended else [("control", self.markup.end)]
+        return [*closing, ("text", self.markup.after_end)]
+
+    def _opening(self, role: str) -> list[Part]:
+        token, text = self.markup.roles[role]
+        return [("control", token), ("text", text)]
+
+    def _message(self, role: str, text: str) -> list[Part]:
+        return [
+            *self._opening(role),
+            ("text", text),
+            ("control", self.markup.end),
+            ("text", self.markup.after_end),
+        ]
+
+    def _render_tools(self, tools: Sequence[ToolSpec]) -> str:
+        if not tools:
+            return ""
+        if not self.markup.json_tools:
+            return "\n".join(tool.signature for tool in tools)
+        functions = (
+            {"name": tool.name, "description": tool.description, "parameters": tool.schema or {"type": "object"}}
+            for tool in tools
+        )
+        lines = "\n".join(json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in functions)
+        return "\n" + _HERMES.format(tools=lines)
+
+    def _encode(self, parts: Sequence[Part]) -> list[int]:
+        """Neighbouring texts are joined first: a model's own template has no seam within a message."""
+        ids: list[int] = []
+        text = ""
+        for kind, value in parts:
+            if kind == "text":
+                text += value
+                continue
+            ids += self.tokenizer.encode(text) if text else []
+            ids.append(self._control[value])
+            text = ""
+        return ids + (self.tokenizer.encode(text) if text else [])
+
+
+def _markup_of(tokenizer: Tokenizer) -> Markup:
+    for markup in MARKUPS:
+        tokens = (markup.end, *(token for token, _ in markup.roles.values()))
+        if all(tokenizer.find(token) is not None for token in tokens):
+            return markup
+    known = ", ".join(markup.name for markup in MARKUPS)
+    raise ConfigError(f"The tokenizer has the control tokens of no known chat template ({known}).")

@@ -1,0 +1,66 @@
+"""One model's tokenizer: text to ids and back.
+
+Invariants: control tokens are reached by name (`control`) and never by text, so a tool result that spells `<|end|>`
+stays text; decoding keeps control tokens unless asked to drop them, because the text is to show what the ids are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from agentrl.errors import ConfigError
+
+END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
+"""What ends an assistant's turn, in the families that are known."""
+
+
+class Tokenizer:
+    """Reads `tokenizer.json` from a model directory, or that file itself."""
+
+    def __init__(self, path: Path | str) -> None:
+        file = Path(path)
+        file = file / "tokenizer.json" if file.is_dir() else file
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as broken:  # the library raises no narrower one
+            raise ConfigError(f"The tokenizer {file} cannot be read: {broken}.") from broken
+        # Special tokens inside of text are then ordinary text.
+        self._inner.encode_special_tokens = True
+        self._inner.no_truncation()
+        self._inner.no_padding()
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant's turn."""
+        return tuple(found for token in END_TOKENS if (found := self.find(token)) is not None)
+
+    def find(self, token: str) -> int | None:
+        """The id of a token by its name, None if there is none."""
+        found = self._inner.token_to_id(token)
+        return None if found is None else int(found)
+
+    def control(self, token: str) -> int:
+        """The id of a control token. Raises ConfigError if this tokenizer has no such token."""
+        found = self.find(token)
+        if found is None:
+            raise ConfigError(f"The tokenizer has no token {token}, which its chat template needs.")
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text; nothing is added, and no control token comes out of it."""
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, for many."""
+        return [list(one.ids) for one in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], *, drop_control: bool = False) -> str:
+        return str(self._inner.decode(list(ids), skip_special_tokens=drop_control))

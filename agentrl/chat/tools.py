@@ -1,0 +1,40 @@
+"""What a prompt and a parser need to know of a tool: its name, its arguments in order, and their types.
+
+Invariant: the order of arguments is that of the tool's schema, so that a call by position means the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool as the model sees it."""
+
+    name: str
+    description: str = ""
+    schema: dict[str, Any] = msgspec.field(default_factory=dict)
+    """JSON schema of its arguments, as MCP servers declare it."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        properties = self.schema.get("properties")
+        return tuple(str(name) for name in properties) if isinstance(properties, Mapping) else ()
+
+    @property
+    def signature(self) -> str:
+        """`lookup(item)`: the short form in which small models are told of it."""
+        return f"{self.name}({', '.join(self.arguments)})"
+
+    def wants_text(self, argument: str) -> bool:
+        """True if the schema says that this argument is a string."""
+        properties = self.schema.get("properties")
+        declared = properties.get(argument) if isinstance(properties, Mapping) else None
+        return isinstance(declared, Mapping) and declared.get("type") == "string"
+
+
+def by_name(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
+    return {tool.name: tool for tool in tools}

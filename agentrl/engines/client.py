@@ -1,0 +1,284 @@
+"""An engine behind HTTP: the embedded one, or SGLang's server by its native API.
+
+Invariants: every failure is an EngineError that says whether the engine is gone, busy, or refuses the call; a call ends
+within its deadline plus a short grace, and what an aborted call had generated is returned; tokens are never guessed: an
+answer whose ids, log-probs and versions do not fit each other is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from agentrl.engines.protocol import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineError,
+    EngineGoneError,
+    Generated,
+    Load,
+    PauseMode,
+    Sampling,
+    VersionNotServedError,
+    WeightsRefusedError,
+)
+
+CONNECT_WITHIN_S = 5.0
+ORDER_WITHIN_S = 30.0
+UPDATE_WITHIN_S = 600.0
+T = TypeVar("T")
+ABORT_GRACE_S = 5.0
+"""An aborted call answers with what it has; it gets this long."""
+
+
+class FinishReason(msgspec.Struct):
+    type: str
+    message: str = ""
+
+
+class VersionSpan(msgspec.Struct):
+    """SGLang tells versions by places in the output."""
+
+    version: str | int
+    start: int
+    end: int
+
+
+class Meta(msgspec.Struct):
+    """What is read of `meta_info`."""
+
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    weight_version: str = ""
+    weight_versions: list[VersionSpan] | None = None
+    version_spans: list[tuple[int, int]] | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    input_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+
+
+class Answer(msgspec.Struct):
+    meta_info: Meta
+    output_ids: list[int] | None = None
+
+
+class HttpEngine:
+    """Implements `Engine`. One instance per engine process; it keeps connections open, so close it."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(None, connect=CONNECT_WITHIN_S),
+            # A finite pool would let calls wait for each other; the engine has the queue.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def generate(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> Generated:
+        began = time.monotonic()
+        body = _generate_body(rid, ids, sampling, version)
+        call = asyncio.create_task(
+            self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S), name=f"generate {rid}"
+        )
+        try:
+            done, _ = await asyncio.wait([call], timeout=deadline_s)
+            if not done:
+                await self.abort(rid)
+            return _generated(_answer(await call), time.monotonic() - began)
+        finally:
+            call.cancel()  # closes the connection, by which the engine learns that nobody waits
+
+    async def stream(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> AsyncIterator[Generated]:
+        """What there is so far, again and again; the last one is complete."""
+        began = time.monotonic()
+        body = {**_generate_body(rid, ids, sampling, version), "stream": True}
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._http.stream("POST", "/generate", content=msgspec.json.encode(body)) as response,
+            ):
+                if response.status_code != 200:
+                    _raise_for(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield _generated(_answer(line[6:].encode()), time.monotonic() - began, ended=False)
+        except TimeoutError:
+            raise EngineError(f"The engine {self.url} did not end {rid} within {deadline_s:g} s.") from None
+        except httpx.HTTPError as broken:
+            raise self._gone(broken) from broken
+
+    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+        body = {
+            **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version),
+            "logprob_start_len": 0,
+        }
+        del body["rid"]
+        pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
+        found = [value for value, _, _ in pairs[1:] if value is not None]
+        if [token for _, token, _ in pairs] != list(ids) or len(found) != len(pairs) - 1:
+            raise EngineError(f"The engine {self.url} scored another sequence than it was given.")
+        return found
+
+    async def abort(self, rid: str) -> None:
+        await self._post("/abort_request", {"rid": rid, "abort_all": not rid})
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation", {})
+
+    async def update(self, path: str, version: int) -> None:
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": False}
+        try:
+            answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)
+        except CallRefusedError as refused:
+            raise WeightsRefusedError(refused.message) from refused
+        told = _decode(answer, _Success)
+        if not told.success:
+            raise WeightsRefusedError(f"The engine {self.url} refuses version {version}: {told.message}.")
+
+    async def pin(self, version: int, path: str = "") -> None:
+        """The embedded engine only: hold this version beside the current one."""
+        await self._post("/pin_weights", {"version": version, "model_path": path}, within_s=UPDATE_WITHIN_S)
+
+    async def unpin(self) -> None:
+        await self._post("/pin_weights", {"version": None})
+
+    async def health(self) -> bool:
+        try:
+            response = await self._http.get("/health", timeout=CONNECT_WITHIN_S)
+        except httpx.HTTPError:
+            return False
+        return response.status_code == 200
+
+    async def load(self) -> Load:
+        """Of the embedded engine; SGLang's differ in shape and are read where it is launched."""
+        return _decode(await self._send("GET", "/v1/loads", b"", ORDER_WITHIN_S), Load)
+
+    async def _post(self, path: str, body: dict[str, Any], *, within_s: float = ORDER_WITHIN_S) -> bytes:
+        return await self._send("POST", path, msgspec.json.encode(body), within_s)
+
+    async def _send(self, method: str, path: str, content: bytes, within_s: float) -> bytes:
+        headers = {"Content-Type": "application/json"} if content else {}
+        try:
+            async with asyncio.timeout(within_s):
+                response = await self._http.request(method, path, content=content or None, headers=headers)
+        except TimeoutError:
+            raise EngineError(f"The engine {self.url} did not answer {path} within {within_s:g} s.") from None
+        except httpx.HTTPError as broken:
+            raise self._gone(broken) from broken
+        if response.status_code != 200:
+            _raise_for(response.status_code, response.content)
+        return response.content
+
+    def _gone(self, broken: httpx.HTTPError) -> EngineGoneError:
+        return EngineGoneError(f"The engine {self.url} is gone: {type(broken).__name__} {broken}".rstrip() + ".")
+
+
+class _Success(msgspec.Struct):
+    success: bool = False
+    message: str = ""
+
+
+def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: int | None) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    body = {"rid": rid, "input_ids": list(ids), "sampling_params": params, "return_logprob": True, "stream": False}
+    return body if version is None else {**body, "version": version}
+
+
+def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generated:
+    meta = answer.meta_info
+    pairs = meta.output_token_logprobs or []
+    ids = [token for _, token, _ in pairs]
+    log_probs = [value for value, _, _ in pairs if value is not None]
+    if len(log_probs) != len(ids) or (answer.output_ids is not None and answer.output_ids != ids):
+        raise EngineError("The engine's answer has other tokens than log-probs.")
+    versions = _spans(meta, len(ids))
+    if sum(count for _, count in versions) != len(ids):
+        raise EngineError("The engine's answer does not say by which version each token was made.")
+    kind = meta.finish_reason.type if meta.finish_reason else "abort"
+    if kind not in ("stop", "length", "abort") or (ended and meta.finish_reason is None):
+        raise EngineError(f"The engine's answer ends in an unknown way, {kind!r}.")
+    return Generated(
+        ids=ids,
+        log_probs=log_probs,
+        versions=versions,
+        finish=kind,  # type: ignore[arg-type] # one of the three, as just checked
+        cached_tokens=meta.cached_tokens,
+        seconds=seconds,
+    )
+
+
+def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
+    """Spans of versions, in whichever way the server tells them."""
+    if meta.version_spans is not None:
+        return meta.version_spans
+    try:
+        if meta.weight_versions:
+            return [
+                (int(span.version), span.end - span.start) for span in meta.weight_versions if span.end > span.start
+            ]
+        return [(int(meta.weight_version), tokens)] if tokens else []
+    except ValueError as wrong:
+        raise EngineError("The engine's answer names a version that is no number.") from wrong
+
+
+def _answer(data: bytes) -> Answer:
+    return _decode(data, Answer)
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+        raise EngineError(f"The engine's answer makes no sense: {wrong}.") from wrong
+
+
+class _Told(msgspec.Struct):
+    message: str = ""
+
+
+class _Failure(msgspec.Struct):
+    error: _Told = msgspec.field(default_factory=_Told)
+    message: str = ""
+
+
+def _raise_for(status: int, content: bytes) -> None:
+    try:
+        told = msgspec.json.decode(content, type=_Failure)
+        sentence = told.error.message or told.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        sentence = ""
+    sentence = sentence or f"The engine answers with status {status}."
+    match status:
+        case 409:
+            raise VersionNotServedError(sentence)
+        case 401 | 403:
+            raise CallRefusedError(sentence, hint="Its token is in http.token of the run's state directory.")
+        case 400 | 404 | 405 | 413 | 422:
+            raise CallRefusedError(sentence)
+        case 503:
+            raise EngineBusyError(sentence)
+        case _:
+            raise EngineError(sentence)

@@ -1,0 +1,139 @@
+"""The manifest of one version of the weights: which files it has, and how the model that wrote them answers.
+
+Invariants: bytes that do not agree with the manifest are never loaded, and what is loaded are the very bytes that were
+checked; the canary is a fixed set of sequences with the writer's log-probs, `log_probs[i][j]` being that of
+`ids[i][j + 1]` at temperature 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from agentrl.engines.protocol import WeightsRefusedError
+from agentrl.errors import DiskError
+
+MANIFEST_FILE = "manifest.json"
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+MEAN_LIMIT = 1e-3
+"""Mean |difference| of log-probs in float32 beyond which engine and trainer do not compute the same model."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file as it must be."""
+
+    bytes: int
+    blake2b: str
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """The probe set."""
+
+    ids: list[list[int]] = msgspec.field(default_factory=list)
+    log_probs: list[list[float]] = msgspec.field(default_factory=list)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What `manifest.json` says, and the `manifest` of a Publication."""
+
+    files: dict[str, FileEntry]
+    canary: Canary = msgspec.field(default_factory=Canary)
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """How far two computations of the canary are apart."""
+
+    tokens: int = 0
+    mean: float = 0.0
+    p99: float = 0.0
+    largest: float = 0.0
+    k3: float = 0.0
+    """Mean of exp(d) - 1 - d, an estimate of the divergence."""
+
+    def problem(self, limit: float = MEAN_LIMIT) -> str:
+        """Empty, or the sentence why the weights must not serve. Not-a-number is never in agreement."""
+        if self.mean <= limit:
+            return ""
+        return (
+            f"the canary differs: mean |log-prob difference| {self.mean:.3g} over {self.tokens} tokens, "
+            f"limit {limit:g}, largest {self.largest:.3g}"
+        )
+
+
+def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
+    """The manifest of files as they are now. For whoever writes weights."""
+    return Manifest({name: _entry((directory / name).read_bytes()) for name in names}, canary or Canary())
+
+
+def write(directory: Path, manifest: Manifest) -> None:
+    (directory / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def read(directory: Path) -> Manifest:
+    """Raises WeightsRefusedError if there is none, or it is damaged."""
+    file = directory / MANIFEST_FILE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise WeightsRefusedError(f"{directory} has no {MANIFEST_FILE}.") from None
+    except OSError as broken:
+        raise DiskError(f"{file} cannot be read: {broken.strerror}.") from broken
+    except msgspec.MsgspecError as broken:
+        raise WeightsRefusedError(f"{file} is damaged: {broken}.") from broken
+
+
+def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The contents of all files of the manifest. Raises WeightsRefusedError that names every file that is not right."""
+    contents: dict[str, bytes] = {}
+    wrong: list[str] = []
+    for name, entry in manifest.files.items():
+        if Path(name).name != name:
+            wrong.append(f"{name!r} is no plain file name")
+            continue
+        try:
+            size = (directory / name).stat().st_size
+            # Sizes are compared first: a file that is still being written should not be read for nothing.
+            if size != entry.bytes:
+                wrong.append(f"{name} has {size} bytes, not {entry.bytes}")
+                continue
+            data = (directory / name).read_bytes()
+        except OSError as broken:
+            wrong.append(f"{name} cannot be read ({broken.strerror})")
+            continue
+        if _entry(data) != entry:
+            wrong.append(f"{name} has another content than was written")
+        contents[name] = data
+    if wrong:
+        raise WeightsRefusedError(f"The weights in {directory} are not as announced: {'; '.join(wrong)}.")
+    return contents
+
+
+def compare(canary: Canary, ours: Sequence[Sequence[float]]) -> Agreement:
+    """How far our log-probs of the canary are from the writer's. Raises WeightsRefusedError if they do not pair up."""
+    theirs = canary.log_probs
+    if [len(one) for one in theirs] != [len(one) for one in ours]:
+        raise WeightsRefusedError("The canary has another number of log-probs than of tokens to predict.")
+    differences = [b - a for one, other in zip(theirs, ours, strict=True) for a, b in zip(one, other, strict=True)]
+    if not differences:
+        return Agreement()
+    if not all(map(math.isfinite, differences)):
+        nan = float("nan")
+        return Agreement(tokens=len(differences), mean=nan, p99=nan, largest=nan, k3=nan)
+    sizes = sorted(map(abs, differences))
+    count = len(sizes)
+    return Agreement(
+        tokens=count,
+        mean=math.fsum(sizes) / count,
+        p99=sizes[min(count - 1, math.ceil(0.99 * count) - 1)],
+        largest=sizes[-1],
+        k3=math.fsum(math.expm1(max(-20.0, min(20.0, d))) - max(-20.0, min(20.0, d)) for d in differences) / count,
+    )
+
+
+def _entry(data: bytes) -> FileEntry:
+    return FileEntry(len(data), hashlib.blake2b(data).hexdigest())
