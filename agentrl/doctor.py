@@ -70,7 +70,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_processes()
     yield check_cgroups(usable=cgroups.usable())
     yield check_clock(time.time, time.monotonic, time.sleep)
-    yield check_mongod(needed=config is not None and config.mongo.embedded)
+    yield check_mongod(needed=config is not None and config.has_mongo)
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None and config.coordinator.listen:

@@ -88,7 +88,7 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
 
     loaded = load(file, sets)
     advised = advice(loaded)
-    units = sum(sidecar.count for sidecar in loaded.config.sidecars.values()) + int(loaded.config.mongo.embedded)
+    units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
         output.emit({**document, "advice": advised})

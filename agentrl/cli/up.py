@@ -140,9 +140,8 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     from agentrl.protocol.danger import Effect, tier_of
     from agentrl.protocol.specs import unit_name
 
-    config = loaded.config
-    names = [unit_name(group, slot) for group, sidecar in config.sidecars.items() for slot in range(sidecar.count)]
-    effect = Effect(starts=(*(["mongo-0"] if config.mongo.embedded else []), *names))
+    sizes = loaded.config.sizes
+    effect = Effect(starts=tuple(unit_name(group, slot) for group, count in sizes.items() for slot in range(count)))
     report_preview(cli, effect, tier_of(effect))
     return ExitCode.OK
 

@@ -7,7 +7,7 @@ absolute here and nowhere else, because the coordinator works somewhere else tha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,4 +190,21 @@ def _absolute(config: RunConfig, base: Path) -> RunConfig:
     if coordinator.state_dir:
         coordinator = coordinator.model_copy(update={"state_dir": beside(coordinator.state_dir, "")})
     run_dir = beside(config.dir, f"runs/{config.name}")
-    return config.model_copy(update={"dir": run_dir, "sidecars": sidecars, "coordinator": coordinator})
+    data = _data_paths(config, lambda path: beside(path, "") if path else "")
+    return config.model_copy(update={"dir": run_dir, "sidecars": sidecars, "coordinator": coordinator, **data})
+
+
+def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, object]:
+    """The sections of the data plane that name files."""
+    environments = {
+        name: each.model_copy(update={"dataset": beside(each.dataset), "evaluation": beside(each.evaluation)})
+        for name, each in config.environments.items()
+    }
+    model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
+    warmup = config.training.warmup
+    warmup = warmup.model_copy(update={"dataset": beside(warmup.dataset)})
+    return {
+        "environments": environments,
+        "model": model,
+        "training": config.training.model_copy(update={"warmup": warmup}),
+    }

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from agentrl.config import data
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.base import Flag, Secret, Section
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
@@ -71,7 +72,7 @@ class Coordinator(Section):
     `~/.local/state/agentrl/NAME`."""
 
 
-class RunConfig(Section):
+class RunConfig(data.DataPlane):
     """A run: its name, and what belongs to it."""
 
     name: Annotated[str, AfterValidator(_run_name)]
@@ -101,7 +102,30 @@ class RunConfig(Section):
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of all groups of the run."""
-        return (*self.sidecars, *(("mongo",) if self.mongo.embedded else ()))
+        return tuple(self.sizes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many units each group begins with."""
+        many = {"engine": self.engines.count, "sampler": self.rollout.samplers}
+        return {
+            **({"mongo": 1} if self.has_mongo else {}),
+            **{name: many.get(name, 1) for name in self.data_groups},
+            **{name: sidecar.count for name, sidecar in self.sidecars.items()},
+        }
+
+    @property
+    def has_mongo(self) -> bool:
+        """Whether the run starts a MongoDB server of its own."""
+        return self.mongo.embedded or (bool(self.environments) and self.mongo.url is None)
+
+    @property
+    def data_groups(self) -> tuple[str, ...]:
+        """Names of the groups of the data plane."""
+        if not self.environments:
+            return ()
+        trainer = () if self.training.frozen else ("trainer",)
+        return ("steward", *(("toolbox",) if self.tools else ()), "engine", "sampler", *trainer)
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
@@ -120,6 +144,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[Problem]:
         yield from _problems_of_name(name)
     yield from _problems_of_after(config)
     yield from _problems_of_alerts(config)
+    yield from data.problems_of(config)
 
 
 def _problems_of_alerts(config: RunConfig) -> Iterator[Problem]:
@@ -151,7 +176,7 @@ def _problems_of_after(config: RunConfig) -> Iterator[Problem]:
     edges: dict[str, tuple[str, ...]] = {}
     for name, sidecar in config.sidecars.items():
         for other in sidecar.after:
-            if other == "mongo" and not config.mongo.embedded:
+            if other == "mongo" and not config.has_mongo:
                 yield ("sidecars", name, "after"), "names mongo, but mongo.embedded is not true"
             elif other not in known:
                 yield ("sidecars", name, "after"), f"names the unknown group {other!r}; {nearest(other, known)}"

@@ -19,6 +19,11 @@ class Role(enum.StrEnum):
     HOST = "host"
     MONGO = "mongo"
     SIDECAR = "sidecar"
+    STEWARD = "steward"
+    TOOLBOX = "toolbox"
+    ENGINE = "engine"
+    SAMPLER = "sampler"
+    TRAINER = "trainer"
 
 
 class Life(enum.StrEnum):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from agentrl.config import sidecars
 from agentrl.config.run import RunConfig
+from agentrl.control.commands import data_groups
 from agentrl.protocol.specs import GroupSpec, Probe, Resources, Role
 
 MONGO_GROUP = "mongo"
@@ -26,7 +27,8 @@ def specs_of(
     groups = tuple(
         _sidecar(name, sidecar, ranks[name], os.fspath(run_dir)) for name, sidecar in config.sidecars.items()
     )
-    return (_mongo(os.fspath(state_dir)), *groups) if config.mongo.embedded else groups
+    mongo = (_mongo(os.fspath(state_dir)),) if config.has_mongo else ()
+    return (*mongo, *data_groups.groups_of(config, run_dir=os.fspath(run_dir)), *groups)
 
 
 def stop_ranks(after: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

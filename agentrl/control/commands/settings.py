@@ -6,6 +6,7 @@ time is what its knob says, and the file's value only moves the knob when the fi
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,8 @@ from agentrl.config.times import SupervisionTimes
 from agentrl.control.books.knobs import KnobChange
 from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
-from agentrl.errors import ConfigError, ConflictError
+from agentrl.control.records.files import replace_file
+from agentrl.errors import ConfigError, ConflictError, DiskError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.rows import KnobValue
@@ -29,6 +31,8 @@ from agentrl.protocol.wire import decode_as
 log = logging.getLogger(__name__)
 
 PREFIX = "supervision."
+CONFIG_FILE = "config.json"
+"""In the run directory: the configuration that is in force."""
 
 
 class StoredConfig(msgspec.Struct):
@@ -88,9 +92,21 @@ class Settings:
 
     def _in_force(self, config: RunConfig) -> None:
         self._context.config = config
+        if config.environments:
+            self._show_units(config)
         self._take_times()
         for listener in self.on_config:
             listener(config)
+
+    def _show_units(self, config: RunConfig) -> None:
+        """Units of the data plane read the whole configuration at their start. Secrets are references in it."""
+        path = Path(self._context.run.run_dir) / CONFIG_FILE
+        body = json.dumps(config_to_plain(config), indent=1, sort_keys=True).encode()
+        try:
+            if not path.exists() or path.read_bytes() != body:
+                replace_file(path, body, mode=0o600)
+        except (OSError, DiskError) as failed:
+            log.error("The configuration cannot be shown to the units: %s", failed)
 
     # ---- knobs ----
 

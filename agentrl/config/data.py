@@ -1,0 +1,257 @@
+"""The data plane in the configuration: model, environments, tools, sampling, engines, training.
+
+Invariants: a run has a data plane if and only if it has environments; what one section names in another exists; a
+batch can be filled (the largest group fits into what may be in flight).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.base import Command, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
+
+_Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+_Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+_Share = Annotated[Number, Field(ge=0, le=1)]
+_Rate = Annotated[Number, Field(gt=0, le=10)]
+Meaning = Literal["policy", "infrastructure"]
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    path: str = ""
+    """A directory in the layout of Hugging Face (config.json, safetensors, tokenizer.json); relative to the run
+    file."""
+    build: Literal["", "tiny"] = ""
+    """`tiny` builds a model of half a million parameters with a tokenizer of its own, for two processor cores."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Model:
+        if problem := problems_in_one_of(self, ("path", "build")):
+            raise ValueError(problem)
+        return self
+
+
+class Environment(Section):
+    """A family of tasks with its tools, agent loop and scorer."""
+
+    dataset: str
+    """File or directory of the tasks to train on: JSONL, JSON, Parquet, or a dataset on disk; relative to the run
+    file."""
+    evaluation: str = ""
+    """The same for held-out tasks; empty: none are held out."""
+    tools: Words = ()
+    """Tool servers that its episodes may use, from `tools`."""
+    agent: str = "tool_agent"
+    """The agent loop, by its registered name; a task may name another."""
+    scorer: str = "exact"
+    """The scorer, by its registered name; a task may name another."""
+    answer_schema: str = "answer"
+    """Where the answer stands: `boxed`, or the name of a tag (`<answer>...</answer>`)."""
+    parser: Literal["openai", "qwen", "minicpm"] = "qwen"
+    """How the model writes tool calls."""
+    system: str = ""
+    """The system prompt."""
+    max_turns: _Positive = 8
+    """Model calls of an episode; then it ends at the policy's limit."""
+    epochs: _Positive = 1
+    """How often the dataset is gone through."""
+    shuffle: _Natural = 0
+    """The number that fixes the order of the tasks within an epoch."""
+    weight: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
+    """Its share of the mix, against the weights of the other environments."""
+
+
+class ToolServer(Section):
+    """An MCP server that toolboxes own."""
+
+    command: Command = ()
+    """The program and its arguments, for a server over stdio. `{python}` and `{run_dir}` are replaced."""
+    url: str = ""
+    """The address of a server over streamable HTTP."""
+    env: Env = Field(default_factory=dict)
+    """Environment of the server on top of the little that it inherits. Secrets stand here as `env:NAME` or
+    `file:PATH`."""
+    session: Literal["shared", "keyed", "process"] = "process"
+    """`shared`: stateless. `keyed`: the server keeps episodes apart by a key in each call's metadata. `process`: a
+    process for each episode, from a pool."""
+    pool: _Positive = 4
+    """Processes of a server whose session is `process`."""
+    timeout_s: Seconds = 30.0
+    """How long one call may take."""
+    timeout_means: Meaning = "infrastructure"
+    """Whose fault a call is that takes too long."""
+    crash_means: Meaning = "infrastructure"
+    """Whose fault it is when the server dies during a call."""
+    block: Words = ()
+    """Tools of the server that are not offered."""
+    result_max_chars: _Positive = 16_384
+    """A longer result keeps its beginning and its end."""
+
+    @model_validator(mode="after")
+    def _one_transport(self) -> ToolServer:
+        if problem := problems_in_one_of(self, ("command", "url")):
+            raise ValueError(problem)
+        return self
+
+
+class Sampling(Section):
+    """How episodes are sampled for training. Frozen in each task at its admission."""
+
+    n: Annotated[int, Field(strict=True, ge=2, le=1_024)] = 8
+    """Episodes of one task: the group that a baseline is made of."""
+    temperature: Annotated[Number, Field(gt=0, le=10)] = 1.0
+    """Temperature of training; evaluation is greedy unless it says otherwise."""
+    max_tokens: _Positive = 1_024
+    """Tokens of one model call."""
+    context: _Positive = 8_192
+    """Tokens of a whole trajectory."""
+
+
+class Rollout(Section):
+    """Samplers."""
+
+    samplers: _Natural = 1
+    """How many sampler units there are."""
+    concurrency: _Positive = 64
+    """Episodes that one sampler runs at once."""
+    max_in_flight: _Positive = 256
+    """Episodes of the whole run that may be open at once."""
+    episode_s: Seconds = 600.0
+    """How long an episode may take before it is given up as infrastructure."""
+    call_s: Seconds = 120.0
+    """How long one model call may take."""
+
+
+class Engines(Section):
+    """Inference."""
+
+    count: _Positive = 1
+    """How many engine units there are."""
+    kind: Literal["embedded", "sglang"] = "embedded"
+    """`embedded` runs small models on processors; `sglang` starts SGLang servers on GPUs."""
+    slots: _Positive = 64
+    """Sequences that one embedded engine decodes at once."""
+    threads: _Positive = 1
+    """Processor threads of one embedded engine."""
+    args: Command = ()
+    """More arguments of an SGLang server."""
+
+
+class Warmup(Section):
+    """Supervised steps before the first publication, on demonstrations."""
+
+    dataset: str = ""
+    """JSONL file of demonstrations (`messages`); empty: none."""
+    steps: _Natural = 0
+    """How many steps."""
+    batch: _Positive = 64
+    """Demonstrations of one step."""
+    learning_rate: _Rate = 4e-3
+    """Learning rate of these steps."""
+
+
+class Evaluation(Section):
+    """Evaluation on held-out tasks, each with one pinned version."""
+
+    every: _Natural = 20
+    """Publications between two evaluations; 0 evaluates only at the end."""
+    temperature: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    """0 is greedy."""
+    samples: _Positive = 1
+    """Episodes of one task."""
+    tasks: _Natural = 64
+    """How many held-out tasks at most; 0 takes all."""
+
+
+class Training(Section):
+    """The trainer."""
+
+    frozen: Flag = False
+    """True: there is no trainer; samplers work with the weights that the run begins with."""
+    steps: _Natural = 0
+    """Steps after which the run is complete; 0 goes on to the end of the data."""
+    groups: _Positive = 8
+    """Groups of one step."""
+    loss: Literal["grpo"] = "grpo"
+    """The policy loss."""
+    advantage: Literal["grpo", "leave-one-out"] = "grpo"
+    """The baseline of a group."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` for matrices inside the network, with AdamW for the rest."""
+    learning_rate: _Rate = 1e-6
+    """Learning rate."""
+    clip_low: _Share = 0.2
+    """How far the ratio may fall before its gradient is cut."""
+    clip_high: _Share = 0.28
+    """How far the ratio may rise before its gradient is cut."""
+    max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
+    """A longer gradient is scaled down."""
+    bound: _Natural = 2
+    """Publications by which the oldest trained token of a record may be behind."""
+    strategy: Literal["drop", "wait", "decay"] = "drop"
+    """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
+    publish_every: _Positive = 1
+    """Steps of one publication."""
+    checkpoint_every: _Positive = 50
+    """Steps between two checkpoints."""
+    keep_checkpoints: _Positive = 3
+    """Unpinned checkpoints that are kept."""
+    max_trained_count: _Positive = 1
+    """How often a task may be trained."""
+    min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
+    """Scored members that a group needs; 0 means half of it, at least 2."""
+    threads: _Positive = 1
+    """Processor threads of the trainer."""
+    tokens_per_batch: _Positive = 16_384
+    """Packed tokens of one forward pass."""
+    random: _Natural = 0
+    """The number that fixes initial weights and sampling."""
+    warmup: Warmup = Warmup()
+    """Supervised steps before."""
+
+
+class DataPlane(Section):
+    """The sections of the data plane, as they stand in a run file."""
+
+    model: Model | None = None
+    """The model that is trained."""
+    environments: dict[str, Environment] = Field(default_factory=dict)
+    """What is trained on, by name. With none the run has no data plane."""
+    tools: dict[str, ToolServer] = Field(default_factory=dict)
+    """MCP servers, by name."""
+    sampling: Sampling = Sampling()
+    """How episodes are sampled."""
+    rollout: Rollout = Rollout()
+    """Samplers and their limits."""
+    engines: Engines = Engines()
+    """Inference."""
+    training: Training = Training()
+    """The trainer."""
+    evaluation: Evaluation = Evaluation()
+    """Evaluation."""
+
+
+Problem = tuple[tuple[str, ...], str]
+
+
+def problems_of(data: DataPlane) -> Iterator[Problem]:
+    """What does not fit together."""
+    if not data.environments:
+        return
+    if data.model is None:
+        yield ("model",), "is missing: a run with environments trains a model; write `path` or `build: tiny`"
+    for name, environment in data.environments.items():
+        for server in environment.tools:
+            if server not in data.tools:
+                known = ", ".join(data.tools) or "none"
+                yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
+    n = data.sampling.n
+    if data.rollout.max_in_flight < n:
+        yield ("rollout", "max_in_flight"), f"is smaller than sampling.n ({n}): no group would ever be admitted"
+    if data.training.min_valid > n:
+        yield ("training", "min_valid"), f"is larger than sampling.n ({n}): no group would ever close"

@@ -1,0 +1,87 @@
+"""The groups of the data plane: steward, toolbox, engine, sampler, trainer.
+
+Invariants: pure; a group is replaced when, and only when, a section that its processes read at their start changed;
+what others need is ready before them and stopped after them, and all of it before MongoDB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from agentrl.config.plain import config_to_plain
+from agentrl.config.run import RunConfig
+from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
+
+SETTINGS_VARIABLE = "AGENTRL_SETTINGS"
+"""A digest of the sections that a role reads: another digest, another life."""
+
+_READS: dict[Role, tuple[str, ...]] = {
+    Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation"),
+    Role.TOOLBOX: ("mongo", "tools"),
+    Role.ENGINE: ("mongo", "model", "engines"),
+    Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling"),
+    Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation"),
+}
+_NEEDS: dict[Role, tuple[Role, ...]] = {
+    Role.STEWARD: (),
+    Role.TOOLBOX: (),
+    Role.ENGINE: (),
+    Role.SAMPLER: (Role.STEWARD,),
+    Role.TRAINER: (Role.STEWARD,),
+}
+_STOP_RANKS: dict[Role, int] = {
+    Role.SAMPLER: 10,
+    Role.TRAINER: 20,
+    Role.TOOLBOX: 30,
+    Role.ENGINE: 30,
+    Role.STEWARD: 40,
+}
+_TWO_HOURS, _TEN_MINUTES, _TWO_MINUTES = 7200.0, 600.0, 120.0
+_ORPHAN_LEASES: dict[Role, float] = {
+    Role.STEWARD: _TEN_MINUTES,
+    Role.SAMPLER: _TEN_MINUTES,
+    Role.TOOLBOX: _TEN_MINUTES + _TWO_MINUTES,
+    Role.ENGINE: _TWO_HOURS,
+    Role.TRAINER: _TWO_HOURS,
+}
+
+
+def groups_of(config: RunConfig, *, run_dir: str) -> tuple[GroupSpec, ...]:
+    """In the order in which they are shown."""
+    if not config.environments:
+        return ()
+    plain = config_to_plain(config)
+    return tuple(_group(Role(name), config, plain, run_dir) for name in config.data_groups)
+
+
+def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str) -> GroupSpec:
+    needs = tuple(need.value for need in _NEEDS[role] if need.value in config.data_groups)
+    return GroupSpec(
+        name=role.value,
+        role=role,
+        command=("{python}", "-m", f"daemons.{role.value}"),
+        count=config.sizes[role.value],
+        env={SETTINGS_VARIABLE: _digest(plain, _READS[role])},
+        cwd=run_dir,
+        life=Life.JOB if role is Role.TRAINER else Life.SERVICE,
+        speaks=True,
+        after=(*(("mongo",) if config.has_mongo else ()), *needs),
+        resources=Resources(gpus=_gpus(role, config)),
+        drain_grace_s=60.0,
+        term_grace_s=10.0,
+        start_deadline_s=300.0,
+        orphan_lease_s=_ORPHAN_LEASES[role],
+        # Every write of theirs is conditional on an owner or a lineage that a replacement takes over first.
+        fenced=True,
+        stop_rank=_STOP_RANKS[role],
+    )
+
+
+def _gpus(role: Role, config: RunConfig) -> int:
+    return 1 if role is Role.ENGINE and config.engines.kind == "sglang" else 0
+
+
+def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:
+    read = {name: plain.get(name) for name in sections}
+    return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]

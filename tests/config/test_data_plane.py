@@ -1,0 +1,86 @@
+"""The data plane in a run file: which groups it makes, what it needs, and what changes replace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.load import load_config
+from agentrl.config.run import RunConfig
+from agentrl.control.commands.desired import MONGO_STOP_RANK, specs_of
+from agentrl.errors import ConfigError
+from agentrl.protocol.specs import GroupSpec, Life, Role
+
+SMALL = """\
+name: demo
+model: {build: tiny}
+environments:
+  shop: {dataset: train.jsonl, tools: shop}
+tools:
+  shop: {command: "{python} -m assets.shop", session: keyed}
+"""
+
+
+def config_of(folder: Path, text: str) -> RunConfig:
+    file = folder / "run.yaml"
+    file.write_text(text)
+    return load_config(file, environ={}).config
+
+
+def groups_of(config: RunConfig) -> dict[str, GroupSpec]:
+    return {spec.name: spec for spec in specs_of(config, run_dir="/runs/demo", state_dir="/state/demo")}
+
+
+def test_six_lines_make_every_role(tmp_path: Path) -> None:
+    config = config_of(tmp_path, SMALL)
+    groups = groups_of(config)
+    assert list(groups) == ["mongo", "steward", "toolbox", "engine", "sampler", "trainer"]
+    assert [spec.role for spec in groups.values()] == [Role(name) for name in groups]
+    assert config.sizes == dict.fromkeys(groups, 1)
+    assert config.environments["shop"].dataset == str(tmp_path / "train.jsonl"), "relative to the run file"
+    assert groups["trainer"].life is Life.JOB
+    assert all("mongo" in spec.after for name, spec in groups.items() if name != "mongo")
+    assert max(spec.stop_rank for name, spec in groups.items() if name != "mongo") < MONGO_STOP_RANK
+    assert groups["sampler"].stop_rank < groups["steward"].stop_rank, "what is needed stops later"
+
+
+def test_without_environments_there_is_no_data_plane(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "name: bare\nmodel: {build: tiny}\n")
+    assert config.sizes == {}
+
+
+def test_a_server_of_ones_own_makes_no_other(tmp_path: Path) -> None:
+    config = config_of(tmp_path, SMALL + "mongo: {url: env:MONGO_URL}\n")
+    groups = groups_of(config)
+    assert "mongo" not in groups
+    assert groups["steward"].after == ()
+
+
+def test_frozen_weights_need_no_trainer(tmp_path: Path) -> None:
+    assert "trainer" not in groups_of(config_of(tmp_path, SMALL + "training: {frozen: true}\n"))
+
+
+def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Path) -> None:
+    before = groups_of(config_of(tmp_path, SMALL))
+    after = groups_of(config_of(tmp_path, SMALL + "engines: {slots: 8}\n"))
+    changed = {name for name in before if before[name].fingerprint() != after[name].fingerprint()}
+    assert changed == {"engine"}
+    more = groups_of(config_of(tmp_path, SMALL + "rollout: {samplers: 3}\n"))
+    assert more["sampler"].count == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (SMALL.replace("model: {build: tiny}\n", ""), "model is missing"),
+        (SMALL.replace("tools: shop}", "tools: shp}"), "names the unknown tool server 'shp'; known are: shop"),
+        (SMALL + "rollout: {max_in_flight: 4}\n", "no group would ever be admitted"),
+        (SMALL.replace("build: tiny", "build: tiny, path: x"), "exactly one of path, build"),
+        (SMALL + "sampling: {temprature: 2}\n", "did you mean temperature?"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(tmp_path, text)
+    assert sentence in caught.value.message
