@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 
+from agentrl.engines.http import ConnectionBrokenError, HttpClient, Reply
 from agentrl.engines.protocol import (
     CallRefusedError,
     EngineBusyError,
@@ -28,8 +28,8 @@ from agentrl.engines.protocol import (
     WeightsRefusedError,
 )
 
-CONNECT_WITHIN_S = 5.0
 ORDER_WITHIN_S = 30.0
+HEALTH_WITHIN_S = 5.0
 UPDATE_WITHIN_S = 600.0
 T = TypeVar("T")
 ABORT_GRACE_S = 5.0
@@ -71,17 +71,10 @@ class HttpEngine:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(None, connect=CONNECT_WITHIN_S),
-            # A finite pool would let calls wait for each other; the engine has the queue.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
+        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}"})
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def generate(
         self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
@@ -108,16 +101,15 @@ class HttpEngine:
         try:
             async with (
                 asyncio.timeout(deadline_s),
-                self._http.stream("POST", "/generate", content=msgspec.json.encode(body)) as response,
+                self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
             ):
-                if response.status_code != 200:
-                    _raise_for(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        yield _generated(_answer(line[6:].encode()), time.monotonic() - began, ended=False)
+                if reply.status != 200:
+                    _raise_for(reply.status, await reply.read())
+                async for event in _events(reply):
+                    yield _generated(_answer(event), time.monotonic() - began, ended=False)
         except TimeoutError:
             raise EngineError(f"The engine {self.url} did not end {rid} within {deadline_s:g} s.") from None
-        except httpx.HTTPError as broken:
+        except ConnectionBrokenError as broken:
             raise self._gone(broken) from broken
 
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
@@ -160,10 +152,10 @@ class HttpEngine:
 
     async def health(self) -> bool:
         try:
-            response = await self._http.get("/health", timeout=CONNECT_WITHIN_S)
-        except httpx.HTTPError:
+            await self._send("GET", "/health", b"", HEALTH_WITHIN_S)
+        except EngineError:
             return False
-        return response.status_code == 200
+        return True
 
     async def load(self) -> Load:
         """Of the embedded engine; SGLang's differ in shape and are read where it is launched."""
@@ -173,20 +165,19 @@ class HttpEngine:
         return await self._send("POST", path, msgspec.json.encode(body), within_s)
 
     async def _send(self, method: str, path: str, content: bytes, within_s: float) -> bytes:
-        headers = {"Content-Type": "application/json"} if content else {}
         try:
-            async with asyncio.timeout(within_s):
-                response = await self._http.request(method, path, content=content or None, headers=headers)
+            async with asyncio.timeout(within_s), self._http.ask(method, path, content) as reply:
+                status, answer = reply.status, await reply.read()
         except TimeoutError:
             raise EngineError(f"The engine {self.url} did not answer {path} within {within_s:g} s.") from None
-        except httpx.HTTPError as broken:
+        except ConnectionBrokenError as broken:
             raise self._gone(broken) from broken
-        if response.status_code != 200:
-            _raise_for(response.status_code, response.content)
-        return response.content
+        if status != 200:
+            _raise_for(status, answer)
+        return answer
 
-    def _gone(self, broken: httpx.HTTPError) -> EngineGoneError:
-        return EngineGoneError(f"The engine {self.url} is gone: {type(broken).__name__} {broken}".rstrip() + ".")
+    def _gone(self, broken: ConnectionBrokenError) -> EngineGoneError:
+        return EngineGoneError(f"The engine {self.url} is gone: {broken}.")
 
 
 class _Success(msgspec.Struct):
@@ -242,6 +233,20 @@ def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
         return [(int(meta.weight_version), tokens)] if tokens else []
     except ValueError as wrong:
         raise EngineError("The engine's answer names a version that is no number.") from wrong
+
+
+async def _events(reply: Reply) -> AsyncIterator[bytes]:
+    """The events of a stream; an error among them is raised."""
+    rest = b""
+    async for piece in reply.pieces():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            event = line.removeprefix(b"data: ")
+            if event == line or event == b"[DONE]":
+                continue
+            if event.startswith(b'{"error"'):
+                _raise_for(500, event)
+            yield event
 
 
 def _answer(data: bytes) -> Answer:
