@@ -1,0 +1,87 @@
+"""A real MongoDB and the evaluation on dictionaries answer alike, and so do their orders and pages."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pymongo import MongoClient
+from pymongo.collection import Collection
+from pymongo.write_concern import WriteConcern
+
+from agentrl.filters.evaluate import matches
+from agentrl.filters.expressions import Compare, Expression
+from agentrl.filters.mongo import to_mongo
+from agentrl.filters.sorting import after, arranged, parse_sort, to_mongo_sort
+from agentrl.store.binary import find_mongod
+from agentrl.store.embedded import Mongod
+from agentrl.store.files import prepare
+from tests.filters.queries import FIELDS, NOW, TEXT, documents, expressions
+
+Documents = list[dict[str, Any]]
+
+some_documents = st.lists(documents, max_size=8, unique_by=lambda document: document["id"])
+real = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def wait_a_little(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
+@pytest.fixture(scope="module")
+def collection() -> Iterator[Collection[dict[str, Any]]]:
+    # Short, because of the limits that paths of sockets have.
+    with tempfile.TemporaryDirectory(prefix="agentrl-filters-") as directory:
+        files = prepare(Path(directory) / "mongo")
+        server = Mongod(find_mongod(), files)
+        server.start()
+        try:
+            server.bring_up(keep_trying=wait_a_little)
+            with MongoClient[dict[str, Any]](files.url) as client:
+                # Nothing here has to outlive the test, so no write waits for the disk.
+                yield client["filters"].get_collection("documents", write_concern=WriteConcern(w=1, j=False))
+        finally:
+            server.stop(within_s=20)
+
+
+def keep(collection: Collection[dict[str, Any]], rows: Documents) -> None:
+    collection.delete_many({})
+    if rows:
+        collection.insert_many([{"_id": row["id"], **{k: v for k, v in row.items() if k != "id"}} for row in rows])
+
+
+@given(rows=some_documents, expression=expressions)
+@real
+@example(rows=[{"id": "a", "error": "KELVIN K"}], expression=Compare(TEXT, "~", "k"))
+def test_what_is_found(collection: Collection[dict[str, Any]], rows: Documents, expression: Expression) -> None:
+    keep(collection, rows)
+    found = {row["_id"] for row in collection.find(to_mongo(expression, NOW))}
+    assert found == {row["id"] for row in rows if matches(expression, row, NOW)}, str(expression)
+
+
+sorts = st.lists(
+    st.sampled_from(("score", "status", "created_at", "signal", "nested.depth", "id")), max_size=3, unique=True
+).flatmap(lambda names: st.tuples(*(st.sampled_from((name, f"-{name}")) for name in names)).map(",".join))
+
+
+@given(rows=some_documents, sort=sorts, size=st.integers(1, 4))
+@real
+def test_orders_and_pages(collection: Collection[dict[str, Any]], rows: Documents, sort: str, size: int) -> None:
+    keep(collection, rows)
+    keys = parse_sort(sort, FIELDS)
+    expected = [row["id"] for row in arranged(rows, keys)]
+    order = to_mongo_sort(keys)
+    assert [row["_id"] for row in collection.find().sort(order)] == expected
+    paged: list[str] = []
+    behind: dict[str, Any] = {}
+    while page := list(collection.find(behind).sort(order).limit(size)):
+        paged += [row["_id"] for row in page]
+        behind = after(keys, {**page[-1], "id": page[-1]["_id"]})
+    assert paged == expected

@@ -1,0 +1,189 @@
+"""What a query means, and how one that means nothing is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import ExitCode
+from agentrl.filters.evaluate import matches
+from agentrl.filters.expressions import EVERYTHING, Expression
+from agentrl.filters.fields import CALLS, CHECKPOINTS, PUBLICATIONS, RECORDS, STEPS, TASKS, TOOL_CALLS
+from agentrl.filters.parser import FilterError, parse
+from tests.filters.queries import FIELDS, NOW, expressions
+
+RECORD = {
+    "id": "shop/train/0/000001#r1.s2.a1",
+    "status": "failed",
+    "outcome": "tool_timeout",
+    "error": "read Timeout after 5 s",
+    "score": 0.25,
+    "turns": 3,
+    "duration_s": 31.5,
+    "created_at": datetime(2026, 3, 1, 11, 30, tzinfo=UTC),
+    "finished_at": None,
+}
+
+
+def holds(query: str, record: dict[str, object] = RECORD) -> bool:
+    return matches(parse(query, RECORDS), record, NOW)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'status=failed and duration_s>30 and error~"timeout"',
+        "status == failed",
+        "id=shop/train/0/000001#r1.s2.a1",
+        "status in (open, failed)",
+        "status not in (open, running)",
+        "not status=open and not (turns<3 or turns>3)",
+        "status=open or status=failed and turns=3",
+        "turns>=3 AND turns<=3.0",
+        "score=null or score=0.25",
+        "finished_at=null and created_at!=null",
+        "created_at=2026-03-01 and created_at<2026-03-02 and created_at>2026-02-28",
+        "created_at=2026-03-01T11:30 and created_at>2026-03-01T11:29",
+        "created_at>=2026-03-01T12:30+01:00",
+        "created_at>-1h and created_at<-10m",
+        "created_at in (2026-01-01, 2026-03-01)",
+        "error!~refused and error~'READ timeout'",
+        "",
+        "   ",
+        # What is not there is neither smaller nor greater, and unlike everything.
+        "not oldest_version<5 and not oldest_version>=5 and oldest_version!=5",
+    ],
+)
+def test_a_record_is_found(query: str) -> None:
+    assert holds(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "status=open or status=running and turns=3",
+        "(status=failed or status=open) and turns=4",
+        "created_at>2026-03-01",
+        "created_at<2026-03-01",
+        "created_at>-20m",
+        "error~refused",
+        "outcome in (null, answered)",
+        "turns>3",
+    ],
+)
+def test_a_record_is_not_found(query: str) -> None:
+    assert not holds(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "position", "says"),
+    [
+        ("statsu=failed", 0, "did you mean 'status'?"),
+        ("turns>3 and Duration_S>3", 12, "did you mean 'duration_s'?"),
+        ("zzz=1", 0, "there is no field 'zzz'"),
+        ("status", 6, "comes one of"),
+        ("status failed", 7, "not 'failed'"),
+        ("status=", 7, "a value for status was expected, not 'the end'"),
+        ("status=and turns=3", 7, "quote it"),
+        ("turns=three", 6, "is a number"),
+        ("turns=1_000", 6, "is a number"),
+        ("score>1e999", 6, "too great"),
+        ("turns~3", 5, "looks into texts"),
+        ("finished_at<null", 12, "null can only be compared"),
+        ("created_at>yesterday", 11, "is a time"),
+        ("created_at>2026-13-01", 11, "no time"),
+        ("created_at>-9999999w", 11, "hundred years"),
+        ("created_at>9999-12-31", 11, "no time"),
+        ("(status=failed", 14, "bracket is not closed"),
+        ("status=failed)", 13, "was not expected"),
+        ("status=failed turns=3", 14, "was not expected"),
+        ("status in failed", 10, "list in brackets"),
+        ("status in (a b)", 13, "comma is missing"),
+        ("status in ()", 11, "a value for status"),
+        ('error="half', 6, "quotation is not closed"),
+        ("status=a && turns=3", 9, "was not expected"),
+        ("&& turns=3", 0, "`and` and `or`"),
+        ("turns ! 3", 6, "means nothing"),
+        ("error~''", 6, "1 to 1000 characters"),
+        ("error='\0'", 6, "number 0"),
+        ("not " * 50 + "turns=3", 80, "deeper than 20"),
+        ("(" * 50 + "turns=3" + ")" * 50, 20, "deeper than 20"),
+        ("= 3", 0, "the name of a field"),
+    ],
+)
+def test_a_query_that_means_nothing_is_refused_with_the_place(query: str, position: int, says: str) -> None:
+    with pytest.raises(FilterError) as refused:
+        parse(query, RECORDS)
+    assert refused.value.position == position
+    assert says in refused.value.problem
+    assert says in str(refused.value)
+    assert refused.value.exit_code is ExitCode.USAGE
+
+
+def test_the_place_is_pointed_at_in_its_line() -> None:
+    with pytest.raises(FilterError) as refused:
+        parse("turns=3 and\n  statsu=failed and\n  score=1", RECORDS)
+    line, mark = refused.value.pointed().splitlines()
+    assert line == "  statsu=failed and"
+    assert mark.startswith("  ^ there is no field 'statsu'")
+
+
+def test_a_stranger_gets_the_list_of_fields() -> None:
+    with pytest.raises(FilterError, match="Fields are: id, environment"):
+        parse("zzz=1", TASKS)
+
+
+def test_order_means_nothing_for_flags_and_lists() -> None:
+    for query in ("signal>true", "servers<a"):
+        with pytest.raises(FilterError, match="has no order"):
+            parse(query, TASKS)
+    with pytest.raises(FilterError, match="is true or false"):
+        parse("signal=maybe", TASKS)
+
+
+def test_a_list_matches_by_its_items() -> None:
+    task = {"id": "t", "servers": ["shop", "search"], "sampling": {"temperature": 0.7}, "signal": True}
+    for query in ("servers=shop", "servers~SEAR", "servers!=math", "sampling.temperature<1", "signal=TRUE"):
+        assert matches(parse(query, TASKS), task, NOW), query
+    for query in ("servers!=shop", "servers!~sea", "servers=null", "sampling.top_p<1"):
+        assert not matches(parse(query, TASKS), task, NOW), query
+
+
+def test_metrics_are_fields_by_any_name() -> None:
+    step = {"id": "s", "metrics": {"loss": 0.5, "age": {"mean": 1.0}}}
+    assert matches(parse("metrics.loss<1 and metrics.age.mean=1", STEPS), step, NOW)
+    for name in ("metrics", "metrics.", "metrics.$where", "metrics.a..b"):
+        with pytest.raises(FilterError):
+            parse(f"{name}=1", STEPS)
+
+
+@pytest.mark.parametrize("fields", [TASKS, RECORDS, CALLS, TOOL_CALLS, STEPS, CHECKPOINTS, PUBLICATIONS])
+def test_every_kind_of_document_has_an_id(fields: object) -> None:
+    assert parse("id=x", fields) == parse("id = 'x'", fields)  # type: ignore[arg-type]
+
+
+@given(expressions)
+@settings(max_examples=150, deadline=None)
+def test_a_tree_written_down_is_read_back(tree: Expression) -> None:
+    assert parse(str(tree), FIELDS) == tree
+
+
+@given(st.text("aind not(),<=>!~\"'\\-1.status", max_size=20))
+@settings(max_examples=150, deadline=None)
+def test_any_text_is_understood_or_refused_in_words(text: str) -> None:
+    refused, tree = understood(text)
+    if refused is not None:
+        assert 0 <= refused.position <= len(text)
+        assert refused.problem
+    else:
+        assert parse(str(tree), FIELDS) == tree
+
+
+def understood(text: str) -> tuple[FilterError | None, Expression]:
+    try:
+        return None, parse(text, FIELDS)
+    except FilterError as refused:
+        return refused, EVERYTHING

@@ -1,0 +1,258 @@
+"""A token tree holds what calls consumed and produced: all of it, exactly, and once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.tokens import spans as span_lists
+from agentrl.tokens import versions
+from agentrl.tokens.pairs import Pair, pairs, trained_spans, views
+from agentrl.tokens.spans import ROOT, Span, StoredCall, full_prompts, span_ids
+from agentrl.tokens.tree import TokenTree
+
+Call = tuple[int, list[int], list[int]]
+
+tokens = st.integers(0, 2)
+"""Few different ones, so that calls share a lot by chance."""
+
+
+@st.composite
+def any_calls(draw: st.DrawFn) -> list[Call]:
+    """Calls that extend, cut, edit or repeat earlier ones, or have nothing to do with them."""
+    calls: list[Call] = []
+    for index in range(draw(st.integers(1, 8))):
+        more = draw(st.lists(tokens, max_size=4))
+        if calls and draw(st.integers(0, 3)):
+            _, prompt, output = draw(st.sampled_from(calls))
+            known = prompt + output
+            prompt = known[: draw(st.integers(0, len(known)) | st.just(len(known)))] + more
+        else:
+            prompt = more
+        calls.append((index, prompt or [draw(tokens)], draw(st.lists(tokens, max_size=4))))
+    return calls
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def stored(calls: list[Call]) -> dict[int, StoredCall]:
+    """The calls as a sampler would store them."""
+    tree = TokenTree()
+    kept: dict[int, StoredCall] = {}
+    for index, prompt, output in calls:
+        base, length = tree.base(prompt)
+        kept[index] = StoredCall(prompt[length:], output, base, length)
+        tree.insert(index, prompt, output)
+    return kept
+
+
+@given(any_calls())
+@settings(max_examples=120, deadline=None)
+def test_any_sequence_of_calls_is_rebuilt_exactly(calls: list[Call]) -> None:
+    tree = TokenTree.from_calls(calls)
+    for index, prompt, output in calls:
+        assert tree.sequence(index) == prompt + output
+
+
+@given(any_calls())
+@settings(max_examples=120, deadline=None)
+def test_a_prompt_adds_only_what_no_earlier_call_had(calls: list[Call]) -> None:
+    tree = TokenTree()
+    earlier: list[list[int]] = []
+    before = 0
+    for index, prompt, output in calls:
+        tree.insert(index, prompt, output)
+        after = sum(span.length for span in tree.spans)
+        new = len(prompt) - max((common(prompt, known) for known in earlier), default=0)
+        assert after - before == new + len(output)
+        before = after
+        earlier.append(prompt + output)
+
+
+@given(any_calls())
+@settings(max_examples=120, deadline=None)
+def test_a_generated_token_is_trained_by_exactly_one_pair_in_its_own_context(calls: list[Call]) -> None:
+    tree = TokenTree.from_calls(calls)
+    spans = tree.spans
+    places = [(spans[pair.span].call, spans[pair.span].start + pair.offset) for pair in pairs(tree)]
+    assert Counter(places) == Counter((index, at) for index, _, output in calls for at in range(len(output)))
+    whole = {index: (prompt, output) for index, prompt, output in calls}
+    deep = span_lists.depths(spans)
+    for pair in pairs(tree):
+        call, at = spans[pair.span].call, spans[pair.span].start + pair.offset
+        prompt, output = whole[call]
+        # Its position is the one at which it was generated, and what stands before it is what the engine saw.
+        assert deep[pair.span] + pair.offset == len(prompt) + at
+        assert path_ids(tree, pair)[: len(prompt) + at + 1] == (prompt + output)[: len(prompt) + at + 1]
+
+
+def path_ids(tree: TokenTree, pair: Pair) -> list[int]:
+    spans = tree.spans
+    way, at = [], pair.span
+    while at != ROOT:
+        way.append(spans[at])
+        at = spans[at].parent
+    return [token for span in reversed(way) for token in tree.ids(span)]
+
+
+@given(any_calls())
+@settings(max_examples=80, deadline=None)
+def test_the_stored_calls_and_spans_are_enough(calls: list[Call]) -> None:
+    tree = TokenTree.from_calls(calls)
+    kept = stored(calls)
+    assert [span_ids(span, kept) for span in tree.spans] == [tree.ids(span) for span in tree.spans]
+    assert full_prompts(kept) == {index: prompt for index, prompt, _ in calls}
+
+
+@given(any_calls())
+@settings(max_examples=80, deadline=None)
+def test_depth_first_order_says_who_sees_whom(calls: list[Call]) -> None:
+    spans = TokenTree.from_calls(calls).spans
+    starts, ends = span_lists.offsets(spans), span_lists.ends(spans)
+    for index in range(len(spans)):
+        ancestors = set()
+        at = spans[index].parent
+        while at != ROOT:
+            ancestors.add(at)
+            at = spans[at].parent
+        seen = {j for j in range(len(spans)) if starts[j] < starts[index] < ends[j]}
+        assert seen == ancestors
+
+
+@given(any_calls())
+@settings(max_examples=80, deadline=None)
+def test_the_branches_cover_the_tree_and_each_pair_is_in_one_view(calls: list[Call]) -> None:
+    tree = TokenTree.from_calls(calls)
+    spans = tree.spans
+    assert {index for way in tree.branches() for index in way} == set(range(len(spans)))
+    for way in tree.branches():
+        assert [spans[index].parent for index in way] == [ROOT, *way[:-1]]
+    shown = [
+        index for view in views(tree) for index, is_trained in zip(view.spans, view.trains, strict=True) if is_trained
+    ]
+    assert sorted(shown) == trained_spans(tree)
+
+
+def test_a_conversation_is_one_chain() -> None:
+    tree = TokenTree.from_calls([(0, [1, 2], [3, 4]), (1, [1, 2, 3, 4, 5], [6])])
+    assert tree.spans == [
+        Span(-1, "environment", 0, 0, 2),
+        Span(0, "model", 0, 0, 2),
+        Span(1, "environment", 1, 4, 1),
+        Span(2, "model", 1, 0, 1),
+    ]
+    assert tree.branches() == [(0, 1, 2, 3)]
+    assert pairs(tree) == [Pair(1, 0), Pair(1, 1), Pair(3, 0)]
+
+
+def test_an_edited_context_branches_where_it_differs_and_keeps_what_was_generated() -> None:
+    tree = TokenTree.from_calls([(0, [1, 2], [3, 4, 5]), (1, [1, 2, 3, 9], [6])])
+    assert tree.branches() == [(0, 1, 2), (0, 1, 3, 4)]
+    assert [tree.ids(span) for span in tree.spans] == [[1, 2], [3], [4, 5], [9], [6]]
+    assert [tree.spans[pair.span].call for pair in pairs(tree)] == [0, 0, 0, 1]
+    assert [view.trains for view in views(tree)] == [(False, True, True), (False, False, False, True)]
+
+
+def test_two_calls_that_generate_the_same_are_both_kept() -> None:
+    tree = TokenTree.from_calls([(0, [1], [2, 3]), (1, [1], [2, 3]), (2, [1, 2, 3, 4], [5])])
+    assert [(span.kind, span.call) for span in tree.spans] == [
+        ("environment", 0),
+        ("model", 0),
+        ("model", 1),
+        ("environment", 2),
+        ("model", 2),
+    ]
+    assert tree.spans[3].parent == 2, "an agent goes on from its latest call"
+    assert tree.base([1, 2, 3, 4]) == (2, 4)
+
+
+def test_a_call_that_continues_a_partial_one_extends_it() -> None:
+    tree = TokenTree.from_calls([(0, [1, 2], [3]), (1, [1, 2, 3], [4, 5]), (2, [1, 2, 3, 4, 5, 6], [])])
+    assert tree.branches() == [(0, 1, 2, 3)]
+    assert len(pairs(tree)) == 3
+
+
+def test_the_trunk_of_a_fork_is_context() -> None:
+    tree = TokenTree.from_calls([(0, [1], [2]), (1, [1, 2, 3], [4])])
+    assert [tree.spans[pair.span].call for pair in pairs(tree, context={0})] == [1]
+    assert [view.trains for view in views(tree.spans, context={0})] == [(False, False, False, True)]
+    assert views(tree, context={0, 1}) == []
+
+
+def test_what_a_call_adds_is_answered() -> None:
+    tree = TokenTree()
+    assert tree.insert(0, [1, 2], [3]) == (Span(-1, "environment", 0, 0, 2), Span(0, "model", 0, 0, 1))
+    assert tree.calls == (0,)
+    with pytest.raises(ValueError, match="already"):
+        tree.insert(0, [1], [2])
+    with pytest.raises(ValueError, match="no prompt"):
+        tree.insert(1, [], [2])
+
+
+def test_stored_calls_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="not before it"):
+        full_prompts({0: StoredCall([1], [2]), 1: StoredCall([], [3], base=2, base_length=1)})
+    with pytest.raises(ValueError, match="keeps 5 tokens"):
+        full_prompts({0: StoredCall([1], [2]), 1: StoredCall([], [3], base=0, base_length=5)})
+    with pytest.raises(ValueError, match="points beyond"):
+        span_ids(Span(-1, "model", 0, 0, 3), {0: StoredCall([1], [2])})
+    with pytest.raises(ValueError, match="before its parent"):
+        span_lists.depths([Span(1, "model", 0, 0, 1), Span(-1, "model", 0, 0, 1)])
+
+
+def test_a_long_conversation_is_inserted_quickly() -> None:
+    """A hundred turns of a thousand tokens: slices are compared, not tokens."""
+    tree = TokenTree()
+    known: list[int] = []
+    for index in range(100):
+        prompt = known + list(range(index, index + 900))
+        output = list(range(100))
+        tree.insert(index, prompt, output)
+        known = prompt + output
+    assert len(tree.spans) == 200
+    assert sum(span.length for span in tree.spans) == 100_000
+    assert span_lists.generated(tree.spans) == 10_000
+
+
+# ---- versions ----
+
+runs = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=6)
+
+
+def flat(some: versions.Runs) -> list[int]:
+    return [version for version, count in some for _ in range(count)]
+
+
+@given(runs, runs)
+def test_runs_of_versions_are_joined_without_losing_a_token(
+    left: list[tuple[int, int]], right: list[tuple[int, int]]
+) -> None:
+    whole = versions.joined(left, right)
+    assert flat(whole) == flat(left) + flat(right)
+    assert all(a[0] != b[0] for a, b in pairwise(whole))
+    assert all(count > 0 for _, count in whole)
+
+
+@given(runs, st.data())
+def test_a_stretch_keeps_its_versions(some: list[tuple[int, int]], data: st.DataObject) -> None:
+    total = versions.total(some)
+    start = data.draw(st.integers(0, total))
+    length = data.draw(st.integers(0, total - start))
+    assert flat(versions.cut(some, start, length)) == flat(some)[start : start + length]
+    with pytest.raises(ValueError, match="not all among"):
+        versions.cut(some, start, total - start + 1)
+
+
+def test_versions_of_what_trains_are_counted() -> None:
+    tree = TokenTree.from_calls([(0, [1], [2, 3, 4]), (1, [1, 2, 9], [5])])
+    counts = versions.trained(tree.spans, trained_spans(tree), {0: [[7, 1], [8, 2]], 1: [[8, 1]]})
+    assert counts == {7: 1, 8: 3}
+    with pytest.raises(ValueError, match="generated -1"):
+        versions.joined([(1, -1)])
