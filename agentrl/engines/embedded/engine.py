@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.embedded.architecture import Architecture
 from agentrl.engines.embedded.model import Model, score
 from agentrl.engines.embedded.requests import Request
 from agentrl.engines.embedded.slots import SlotEngine
@@ -35,7 +34,6 @@ from agentrl.engines.protocol import (
     Load,
     PauseMode,
     Sampling,
-    WeightsRefusedError,
 )
 
 log = logging.getLogger("engine")
@@ -62,8 +60,8 @@ class _Order(Generic[T]):
 class EmbeddedEngine:
     """Implements `Engine` within the process. Its methods are called from one event loop."""
 
-    def __init__(self, architecture: Architecture, *, slots: int, context: int) -> None:
-        self._slots = SlotEngine(architecture, slots=slots, context=context)
+    def __init__(self, *, slots: int, context: int) -> None:
+        self._slots = SlotEngine(slots=slots, context=context)
         self._orders: list[_Order[Any]] = []
         self._news = threading.Condition()
         self._closing = False
@@ -164,14 +162,14 @@ class EmbeddedEngine:
         async with self._updating:
             directory = Path(path)
             model, agreement = await asyncio.to_thread(_load, directory, version, manifest)
-            await self._order(lambda: self._switch(model))
+            await self._order(lambda: self._slots.switch(model))
             self.agreement = agreement
 
     async def begin_with(self, path: str, version: int) -> None:
         """Serve a model that has no manifest, such as the one a run begins with."""
         async with self._updating:
             model = await asyncio.to_thread(load_unverified, Path(path), version)
-            await self._order(lambda: self._switch(model))
+            await self._order(lambda: self._slots.switch(model))
 
     async def pin(self, version: int, path: str = "") -> None:
         """Hold a version beside the current one, for calls that name it. It is loaded unless it is held already."""
@@ -180,7 +178,6 @@ class EmbeddedEngine:
                 await self._order(lambda: self._slots.pin(self._slots.model_of(version)))
                 return
             model, _ = await asyncio.to_thread(_load, Path(path), version, None)
-            self._check_architecture(model)
             await self._order(lambda: self._slots.pin(model))
 
     async def unpin(self) -> None:
@@ -267,14 +264,6 @@ class EmbeddedEngine:
 
     def _gone(self) -> EngineGoneError:
         return EngineGoneError(f"The engine does not run: {self.failure or 'it was closed'}.")
-
-    def _switch(self, model: Model) -> None:
-        self._check_architecture(model)
-        self._slots.switch(model)
-
-    def _check_architecture(self, model: Model) -> None:
-        if model.architecture.shapes() != self._slots.architecture.shapes():
-            raise WeightsRefusedError(f"Version {model.version} is of another architecture than this engine's.")
 
 
 def _load(directory: Path, version: int, manifest: Manifest | None) -> tuple[Model, Agreement]:

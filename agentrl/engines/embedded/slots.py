@@ -14,11 +14,17 @@ from dataclasses import dataclass
 
 import torch
 
-from agentrl.engines.embedded.architecture import Architecture
 from agentrl.engines.embedded.model import Batch, Cache, Model, Rotation, Run, forward, logits
 from agentrl.engines.embedded.requests import Request
 from agentrl.engines.embedded.sampling import sample
-from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError, PauseMode, VersionNotServedError
+from agentrl.engines.protocol import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineError,
+    PauseMode,
+    VersionNotServedError,
+    WeightsRefusedError,
+)
 
 MOST_PROMPT_TOKENS = 1024
 """Tokens of prompts in one step: those who generate already wait no longer than these take."""
@@ -52,8 +58,7 @@ class Slot:
 class SlotEngine:
     """`step` does one round of computing; everything else is bookkeeping between two rounds."""
 
-    def __init__(self, architecture: Architecture, *, slots: int, context: int) -> None:
-        self.architecture = architecture
+    def __init__(self, *, slots: int, context: int) -> None:
         self.context = context
         self.slots = [Slot(row) for row in range(slots)]
         self.waiting: deque[Request] = deque()
@@ -61,8 +66,9 @@ class SlotEngine:
         self.current: Model | None = None
         self.pinned: Model | None = None
         self.generated_tokens = 0
-        self._cache = Cache.empty(architecture, slots, context)
-        self._rotation = Rotation.of(architecture, context)
+        # Both have the shape of the first weights, and nothing is computed before those are there.
+        self._cache: Cache
+        self._rotation: Rotation
         # One column more than ids: it differs from every prompt, so that each comparison finds an end.
         self._ids = torch.full((slots, context + 1), -1, dtype=torch.int64)
         self._requests: dict[str, Request] = {}
@@ -100,7 +106,7 @@ class SlotEngine:
     def submit(self, request: Request, version: int | None = None) -> None:
         """Take a request. Raises an EngineError for one that cannot be served."""
         model = self.model_of(version)
-        vocabulary = self.architecture.vocab_size
+        vocabulary = model.architecture.vocab_size
         if problem := request.sampling.problem():
             raise CallRefusedError(f"{problem[0].upper()}{problem[1:]}.")
         if not request.prompt or not all(0 <= token < vocabulary for token in request.prompt):
@@ -143,6 +149,7 @@ class SlotEngine:
 
     def switch(self, model: Model) -> None:
         """New current weights. Requests in flight go on with them; those that insist on a version keep it."""
+        self._fit(model)
         former, self.current = self.current, model
         for slot in self.slots:
             if slot.request is not None and slot.request.pinned is None:
@@ -152,7 +159,17 @@ class SlotEngine:
 
     def pin(self, model: Model | None) -> None:
         """Hold these weights beside the current ones, for calls that name their version; None lets go of them."""
+        if model is not None:
+            self._fit(model)
         self.pinned = model
+
+    def _fit(self, model: Model) -> None:
+        """The cache has the shape of the first weights; others must fit into it."""
+        if self.current is None:
+            self._cache = Cache.empty(model.architecture, len(self.slots), self.context)
+            self._rotation = Rotation.of(model.architecture, self.context)
+        elif model.architecture.shapes() != self.current.architecture.shapes():
+            raise WeightsRefusedError(f"Version {model.version} is of another architecture than this engine's.")
 
     # ---- one round ----
 
@@ -173,7 +190,7 @@ class SlotEngine:
 
     def _advance(self, model: Model, slots: list[Slot]) -> None:
         runs = _plan(slots)
-        batch = Batch(self.architecture, runs)
+        batch = Batch(model.architecture, runs)
         tokens = self._ids[batch.rows, batch.positions]
         hidden = forward(model, self._cache, self._rotation, tokens, batch)
         by_row = {slot.row: slot for slot in slots}

@@ -1,0 +1,223 @@
+"""What an engine unit does beside generating: it pulls publications, and tells that and what it serves.
+
+Invariants: weights serve only after their files and their canary agreed with what was announced; a publication that is
+refused is refused once, with the reason, and the version before serves on; an update is made only with a permit, so
+that not all engines update at once; the newest publication is taken, what it overtook is skipped. The database may be away:
+then the engine serves what it has, and reports again when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from agentrl.engines.manifest import Manifest
+from agentrl.engines.protocol import EngineGoneError, Load, WeightsRefusedError
+
+log = logging.getLogger("engine")
+REPORT_EVERY_S = 2.0
+LOOK_EVERY_S = 0.2
+UPDATE_AT_MOST_S = 300.0
+MOST_WAIT_S = 5.0
+State = Literal["starting", "serving", "draining", "gone"]
+
+
+class Announced(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine reads of a Publication."""
+
+    version: int
+    path: str
+    """Relative to the run's directory."""
+    manifest: Manifest
+
+
+class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine writes of itself into its Service document; the store adds the time."""
+
+    id: str
+    unit: str
+    kind: str = "engine"
+    url: str
+    state: State = "starting"
+    version: int | None = None
+    versions_loaded: tuple[int, ...] = ()
+    slots: int = 0
+    running: int = 0
+
+
+class Publications(Protocol):
+    """The store's side. What its methods raise is logged, and they are asked again."""
+
+    async def newest(self, than: int | None) -> Announced | None:
+        """The newest publication that engines should serve, if it is newer than this version."""
+        ...
+
+    async def pinned(self) -> Announced | None:
+        """The version that an evaluation wants beside the newest, if there is one."""
+        ...
+
+    async def permit(self, version: int, engine: str) -> bool:
+        """May this engine update to it now? At least half of the engines should stay routed."""
+        ...
+
+    async def served(self, version: int, engine: str) -> None:
+        """This engine serves it; gives the permit back."""
+        ...
+
+    async def refused(self, version: int, engine: str, why: str) -> None:
+        """This engine does not take it; gives the permit back."""
+        ...
+
+    async def report(self, service: ServiceReport) -> None: ...
+
+
+class Target(Protocol):
+    """The engine that is updated."""
+
+    async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None: ...
+
+    async def pin(self, version: int, path: str = "") -> None: ...
+
+    async def unpin(self) -> None: ...
+
+    async def load(self) -> Load: ...
+
+
+class Puller:
+    """One engine's following of the publications."""
+
+    def __init__(
+        self,
+        target: Target,
+        publications: Publications,
+        me: ServiceReport,
+        *,
+        run_dir: Path,
+        on_version: Callable[[int], None] = lambda version: None,
+        on_news: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """`me` says who and where this engine is; its state and version are kept here."""
+        self._target = target
+        self._publications = publications
+        self._me = me
+        self._run_dir = run_dir
+        self._on_version = on_version
+        self._on_news = on_news
+        self._decided: int | None = None
+        """The newest version that was decided about, served or refused."""
+        self._untold: tuple[int, str] | None = None
+        """A decision that the store does not know yet: version, and why it was refused."""
+        self._pinned: int | None = None
+        self.version: int | None = None
+        self.state: State = "starting"
+
+    async def follow(self) -> None:
+        """Pull and report until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._again(self.look, LOOK_EVERY_S), name="pull weights")
+            tasks.create_task(self._again(self.report, REPORT_EVERY_S), name="report engine")
+
+    async def look(self) -> None:
+        """One look at the publications, and what follows from it."""
+        await self._tell()
+        announced = await self._publications.newest(self._decided)
+        if announced is not None and await self._publications.permit(announced.version, self._me.id):
+            await self._take(announced)
+            await self._tell()
+        await self._pin(await self._publications.pinned())
+
+    async def report(self) -> None:
+        load = await self._target.load()
+        await self._publications.report(
+            msgspec.structs.replace(
+                self._me,
+                state=self.state,
+                version=self.version,
+                versions_loaded=load.versions_loaded,
+                slots=load.slots,
+                running=load.running + load.waiting,
+            )
+        )
+
+    async def leave(self, state: Literal["draining", "gone"]) -> None:
+        """Say at once that no calls should come any more."""
+        self.state = state
+        await self.report()
+
+    async def _take(self, announced: Announced) -> None:
+        version = announced.version
+        self._on_news(f"loading version {version}")
+        try:
+            async with asyncio.timeout(UPDATE_AT_MOST_S):
+                await self._target.update(str(self._path_of(announced)), version, announced.manifest)
+        except WeightsRefusedError as wrong:
+            self._refuse(version, wrong.message)
+        except TimeoutError:
+            self._refuse(version, f"It was not loaded within {UPDATE_AT_MOST_S:g} s.")
+        else:
+            self.version = version
+            self.state = "serving" if self.state == "starting" else self.state
+            self._on_version(version)
+            self._on_news(f"serves version {version}")
+            self._decide(version, "")
+
+    def _refuse(self, version: int, why: str) -> None:
+        log.warning("version %d is refused: %s", version, why)
+        serving = "nothing serves" if self.version is None else f"version {self.version} serves on"
+        self._on_news(f"refused version {version} ({why}); {serving}")
+        self._decide(version, why)
+
+    def _decide(self, version: int, why: str) -> None:
+        self._decided = version
+        self._untold = (version, why)
+
+    async def _tell(self) -> None:
+        """Tell the last decision, again and again until the store has it."""
+        if self._untold is None:
+            return
+        version, why = self._untold
+        if why:
+            await self._publications.refused(version, self._me.id, why)
+        else:
+            await self._publications.served(version, self._me.id)
+        self._untold = None
+        await self.report()
+
+    async def _pin(self, wanted: Announced | None) -> None:
+        """Hold what an evaluation wants. It is asked for before the newest is served, or after."""
+        version = None if wanted is None else wanted.version
+        if version == self._pinned or self.version is None:
+            return
+        if wanted is None:
+            await self._target.unpin()
+        else:
+            held = (await self._target.load()).versions_loaded
+            await self._target.pin(wanted.version, "" if version in held else str(self._path_of(wanted)))
+        self._pinned = version
+        await self.report()
+
+    def _path_of(self, announced: Announced) -> Path:
+        path = (self._run_dir / announced.path).resolve()
+        if not path.is_relative_to(self._run_dir.resolve()):
+            raise WeightsRefusedError(f"{announced.path} is not within the run's directory.")
+        return path
+
+    async def _again(self, act: Callable[[], Awaitable[None]], every_s: float) -> None:
+        """The boundary: what fails is logged and tried again, more rarely; only a dead engine ends it."""
+        wait_s = every_s
+        while True:
+            try:
+                async with asyncio.timeout(UPDATE_AT_MOST_S + 60):
+                    await act()
+                wait_s = every_s
+            except EngineGoneError:
+                raise
+            except Exception:
+                log.exception("%s of %s failed", act.__name__, self._me.id)
+                wait_s = min(MOST_WAIT_S, 2 * wait_s)
+            await asyncio.sleep(wait_s)

@@ -1,0 +1,115 @@
+"""Which engine a call goes to. Pure: no clock, no network; chance comes from a generator that is handed in.
+
+Invariants: only an engine that serves a version, was heard of lately and has not been found dead is chosen; a dead
+engine is out with the call that found it, and comes back only by a sign of life that is newer; calls of a conversation stay
+together while their engine is not clearly fuller than others; ties are broken by chance, so that nobody is piled on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import msgspec
+
+SILENT_AFTER_S = 10.0
+"""Engines say every two seconds that they live."""
+MOST_CONVERSATIONS = 20_000
+STAY_WITHIN = 0.5
+"""A conversation leaves its engine when that is fuller than the emptiest by this share of its slots."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as the store tells of it."""
+
+    name: str
+    """Its incarnation: a restarted engine is another candidate, with nothing cached."""
+    url: str
+    serving: bool
+    version: int | None
+    slots: int = 1
+    running: int = 0
+    """Calls of everybody, as it last said."""
+    seen_at: float
+    """When it last said so, on the clock of `now`."""
+    versions_loaded: tuple[int, ...] = ()
+
+
+class Router:
+    """The view of one caller: what it sent where, and whom it found dead."""
+
+    def __init__(
+        self, chance: random.Random, *, silent_after_s: float = SILENT_AFTER_S, stay_within: float = STAY_WITHIN
+    ) -> None:
+        self._chance = chance
+        self._silent_after_s = silent_after_s
+        self._stay_within = stay_within
+        self._mine: dict[str, int] = {}
+        self._dead: dict[str, float] = {}
+        self._homes: OrderedDict[str, str] = OrderedDict()
+
+    def choose(
+        self,
+        engines: Iterable[Candidate],
+        affinity: str,
+        now: float,
+        *,
+        version: int | None = None,
+        oldest: int | None = None,
+    ) -> Candidate | None:
+        """The engine for a call of the conversation `affinity`; None if there is none now.
+
+        `version` wants exactly these weights, `oldest` none that are older than these.
+        """
+        able = [one for one in engines if self._is_able(one, now, version, oldest)]
+        if not able:
+            return None
+        least = min(self._fullness(one) for one in able)
+        home = next((one for one in able if affinity and one.name == self._homes.get(affinity)), None)
+        if home is None or self._fullness(home) > least + self._stay_within:
+            home = self._chance.choice([one for one in able if self._fullness(one) == least])
+        if affinity:
+            self._remember(affinity, home.name)
+        return home
+
+    def sent(self, name: str) -> None:
+        """A call went out to this engine."""
+        self._mine[name] = self._mine.get(name, 0) + 1
+
+    def answered(self, name: str) -> None:
+        """A call to this engine ended, in whichever way."""
+        left = self._mine.get(name, 0) - 1
+        if left > 0:
+            self._mine[name] = left
+        else:
+            self._mine.pop(name, None)
+
+    def found_dead(self, name: str, now: float) -> None:
+        """Nobody answered there: it is out until it says that it lives, later than now."""
+        self._dead[name] = now
+        for old in [old for old, at in self._dead.items() if now - at > 3600.0]:
+            del self._dead[old]
+
+    def forget(self, affinity: str) -> None:
+        """The conversation is over."""
+        self._homes.pop(affinity, None)
+
+    def _is_able(self, one: Candidate, now: float, version: int | None, oldest: int | None) -> bool:
+        if not one.serving or one.version is None or now - one.seen_at > self._silent_after_s:
+            return False
+        if one.seen_at <= self._dead.get(one.name, float("-inf")):
+            return False
+        if version is not None:
+            return version == one.version or version in one.versions_loaded
+        return oldest is None or one.version >= oldest
+
+    def _fullness(self, one: Candidate) -> float:
+        """Share of its slots that are taken; what this caller sent since the last report counts at once."""
+        return max(one.running, self._mine.get(one.name, 0)) / max(1, one.slots)
+
+    def _remember(self, affinity: str, name: str) -> None:
+        self._homes[affinity] = name
+        self._homes.move_to_end(affinity)
+        while len(self._homes) > MOST_CONVERSATIONS:
+            self._homes.popitem(last=False)

@@ -1,0 +1,134 @@
+"""The main loop of an embedded inference engine: `python -m daemons.engine`, as a unit of the role `engine`.
+
+Invariants: the unit is ready once it listens, whatever the weights; it is routed once it serves a verified version,
+which its Service document tells; a drain takes no new calls and lets those under way end; an engine whose thread ended
+ends the unit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import torch
+
+from agentrl.config.run import RunConfig
+from agentrl.config.secrets import resolve_secret
+from agentrl.config.tokenfile import http_token
+from agentrl.engines.documents import MongoDocuments
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.embedded.server import build_app, listening
+from agentrl.engines.published import StoredPublications
+from agentrl.engines.puller import Puller, ServiceReport
+from agentrl.errors import ConfigError
+from agentrl.unit import Unit, run_unit
+
+LOOK_EVERY_S = 0.5
+STANDS_AT_MOST_S = 120.0
+"""One round of computing takes well under a second; an engine that stands this long hangs."""
+DRAIN_WITHIN_S = 30.0
+LEAVE_WITHIN_S = 5.0
+
+
+async def main(unit: Unit) -> None:
+    if unit.state_dir is None:
+        raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
+    config = _config(unit.run_dir)
+    torch.set_num_threads(config.engines.threads)
+    engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
+    documents = MongoDocuments(_mongo_url(config, unit.state_dir), config.name)
+    engine.start()
+    try:
+        async with listening(build_app(engine, http_token(unit.state_dir))) as url:
+            me = ServiceReport(id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=url)
+            puller = Puller(
+                engine,
+                StoredPublications(documents),
+                me,
+                run_dir=unit.run_dir,
+                on_version=lambda version: setattr(unit, "weights", version),
+                on_news=unit.status,
+            )
+            unit.status(f"listens at {url}, waits for weights")
+            async with _following(puller) as following:
+                unit.ready()
+                with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
+                    await _serve(unit, engine, following)
+                    await _drain(unit, engine, puller)
+            await _say(puller, "gone")
+    finally:
+        await engine.close()
+        await documents.close()
+
+
+@contextlib.asynccontextmanager
+async def _following(puller: Puller) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(puller.follow(), name="follow publications")
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _serve(unit: Unit, engine: EmbeddedEngine, following: asyncio.Task[None]) -> None:
+    """Watch until the drain. The phase around is touched while the engine computes, or has nothing to compute."""
+    steps, tokens, parked = -1, 0, False
+    while await unit.sleep_async(LOOK_EVERY_S):
+        if following.done():
+            following.result()
+        if engine.failure is not None:
+            raise engine.failure
+        if unit.paused != parked:
+            parked = unit.paused
+            await (engine.pause("in_place") if parked else engine.resume())
+        if engine.steps != steps or not engine.busy:
+            steps = engine.steps
+            unit.tick()
+        load = await engine.load()
+        unit.metric("tokens_per_s", (load.generated_tokens - tokens) / LOOK_EVERY_S)
+        unit.metric("running", load.running)
+        unit.metric("waiting", load.waiting)
+        tokens = load.generated_tokens
+
+
+async def _drain(unit: Unit, engine: EmbeddedEngine, puller: Puller) -> None:
+    unit.status("draining")
+    unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
+    await _say(puller, "draining")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_WITHIN_S):
+            while engine.busy:
+                await asyncio.sleep(LOOK_EVERY_S / 5)
+                unit.tick()
+
+
+async def _say(puller: Puller, state: str) -> None:
+    """The database may be away, and often is when a run ends: then the missing report says the same, later."""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(LEAVE_WITHIN_S):
+            await puller.leave("gone" if state == "gone" else "draining")
+
+
+def _config(run_dir: Path) -> RunConfig:
+    path = run_dir / "config.json"
+    try:
+        return RunConfig.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as broken:
+        raise ConfigError(f"The configuration in force, {path}, cannot be read: {broken}.") from broken
+
+
+def _mongo_url(config: RunConfig, state_dir: Path) -> str:
+    if config.mongo.url is not None:
+        return resolve_secret(config.mongo.url)
+    path = state_dir / "mongo" / "url"
+    try:
+        return path.read_text().strip()
+    except OSError as broken:
+        raise ConfigError(f"Nobody says where MongoDB is: {path} cannot be read ({broken.strerror}).") from broken
+
+
+if __name__ == "__main__":
+    run_unit(main)
