@@ -48,13 +48,14 @@ class Wanted:
 class Situation:
     ready: Sequence[ReadyGroup]
     under_way: Sequence[int] = ()
-    """Ages of the records in flight, and of scored ones in groups that are not closed, that have generated tokens."""
+    """Ages of the records of groups that are not closed yet and have generated tokens. Late ones of a closed group will
+    not train, so nobody waits for them."""
     publishes: bool = True
     """Whether a version is published after this Step."""
     waited_s: float = 0.0
     """How long this Step has been held back for records under way."""
     exhausted: bool = False
-    """Nothing is left to admit and nothing is under way."""
+    """No Task that could train is queued or admitted any more."""
     hold: str = ""
     """Why no Step may be taken, in words."""
 

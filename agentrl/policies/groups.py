@@ -160,7 +160,7 @@ def turn_bonus(turns: Sequence[int], right: Sequence[bool], spread: float) -> li
         for place in places:
             worse = sum(worth[other] < worth[place] for other in places)
             better = sum(worth[other] > worth[place] for other in places)
-            bonus[place] = spread / 2 * (worse - better) / (len(places) - 1)
+            bonus[place] = spread / 2 * ((worse - better) / (len(places) - 1))
     return bonus
 
 

@@ -1,0 +1,63 @@
+"""How much is sampled ahead: enough for a Step, never more than the bound allows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError
+from agentrl.policies.admission import Counts, Plan, batch_records, capacity, granted, refuse_impossible
+
+
+def test_the_formula() -> None:
+    plan = Plan(bound=2, batch=64, max_concurrent=100)
+    assert capacity(plan, Counts()) == 100
+    assert capacity(plan, Counts(open=10, running=20, finished=5, unscored=5)) == 60
+    assert capacity(plan, Counts(running=10, ready=100, leased=64)) == 18
+    assert capacity(Plan(2, 64, 1000, publish_every=2), Counts(leased=64)) == 320
+    assert capacity(Plan(0, 8, 8), Counts(running=8, ready=8)) == -8, "after the bound was lowered"
+
+
+def test_whole_groups_in_their_order() -> None:
+    assert granted(20, [8, 8, 8]) == 2
+    assert granted(20, [8, 16, 4]) == 1, "a small group does not overtake a large one"
+    assert granted(-3, [1]) == 0
+    assert granted(100, []) == 0
+
+
+@given(st.integers(-20, 200), st.lists(st.integers(1, 16)))
+def test_no_more_is_granted_than_there_is(room: int, sizes: list[int]) -> None:
+    number = granted(room, sizes)
+    assert sum(sizes[:number]) <= max(room, 0)
+    assert number == len(sizes) or sum(sizes[: number + 1]) > room
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 8), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_a_batch_that_lacks_a_group_leaves_room_for_any(
+    bound: int, groups: int, sizes: list[int], every: int, data: st.DataObject
+) -> None:
+    """Nothing under way and fewer groups ready than a Step wants: the next group, however large, is admitted."""
+    plan = Plan(bound, batch_records(groups, sizes), max_concurrent=max(sizes), publish_every=every)
+    refuse_impossible(plan, sizes)
+    number = data.draw(st.integers(0, groups - 1))
+    ready = sum(data.draw(st.sampled_from(sizes)) for _ in range(number))
+    assert granted(capacity(plan, Counts(ready=ready)), [max(sizes)]) == 1
+
+
+def test_a_configuration_that_could_never_admit_is_refused() -> None:
+    refuse_impossible(Plan(0, 8, 8), [8, 4])
+    with pytest.raises(ConfigError, match="only 7 records may be under way"):
+        refuse_impossible(Plan(0, 8, 7), [8])
+    with pytest.raises(ConfigError, match="publish_every is 8"):
+        refuse_impossible(Plan(1, 4, 100), [9])
+    with pytest.raises(ConfigError, match="at least 1"):
+        refuse_impossible(Plan(1, 8, 8, publish_every=0), [8])
+    with pytest.raises(ConfigError, match="at least 0"):
+        refuse_impossible(Plan(-1, 8, 8), [8])

@@ -1,0 +1,83 @@
+"""Why a Record ended decides whether it trains, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import UnknownNameError
+from agentrl.policies import outcomes
+from agentrl.policies.outcomes import CLASS_OF, Outcome, OutcomeClass
+
+
+def test_every_outcome_has_a_class_and_none_is_unscored_by_itself() -> None:
+    assert set(CLASS_OF) == set(Outcome)
+    assert OutcomeClass.UNSCORED not in CLASS_OF.values()
+    for outcome in Outcome:
+        assert outcomes.class_of(outcome.value) is CLASS_OF[outcome]
+    with pytest.raises(UnknownNameError, match="no outcome 'ok'"):
+        outcomes.class_of("ok")
+
+
+@pytest.mark.parametrize(
+    ("kind", "baseline", "trains", "capped"),
+    [
+        (OutcomeClass.POLICY, True, True, False),
+        (OutcomeClass.LIMIT, True, True, True),
+        (OutcomeClass.INFRASTRUCTURE, False, False, False),
+        (OutcomeClass.UNSCORED, False, False, False),
+    ],
+)
+def test_what_follows_from_a_class(kind: OutcomeClass, baseline: bool, trains: bool, capped: bool) -> None:
+    assert outcomes.in_baseline(kind) is baseline
+    assert outcomes.trains(kind) is trains
+    assert outcomes.capped(kind) is capped
+    assert outcomes.trains(kind, "mask") is (trains and not capped)
+    assert outcomes.trains(kind, "keep") is trains
+    assert not outcomes.capped(kind, "keep")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "declared", "alike", "fault"),
+    [
+        ("ok", "", {}, False, ""),
+        ("cancelled", "", {}, False, ""),
+        ("tool_error", "", {}, False, "policy"),
+        ("refused", "malformed", {}, False, "policy"),
+        ("refused", "blocked", {}, False, "policy"),
+        ("refused", "quota", {}, False, "infrastructure"),
+        ("timeout", "", {}, False, "infrastructure"),
+        ("timeout", "", {"timeout_means": "policy"}, False, "policy"),
+        ("timeout", "", {}, True, "policy"),
+        ("lost", "server", {}, False, "infrastructure"),
+        ("lost", "server", {"crash_means": "policy"}, False, "policy"),
+        ("lost", "server", {}, True, "policy"),
+        ("lost", "toolbox", {"crash_means": "policy"}, True, "infrastructure"),
+        ("lost", "sampler", {}, False, "infrastructure"),
+    ],
+)
+def test_whose_doing_a_failed_call_was(
+    status: str, reason: str, declared: dict[str, outcomes.Blame], alike: bool, fault: str
+) -> None:
+    assert outcomes.tool_fault(status, reason, alike_on_fresh_session=alike, **declared) == fault
+
+
+def test_a_seat_is_redrawn_twice_and_an_open_breaker_costs_nothing() -> None:
+    assert [outcomes.may_redraw(redraws) for redraws in range(4)] == [True, True, False, False]
+    assert outcomes.may_redraw(9, breaker_open=True)
+
+
+def test_the_penalty_for_length_rises_in_the_last_stretch() -> None:
+    penalties = [outcomes.overlong_penalty(tokens, limit=100, buffer=20) for tokens in (0, 80, 90, 100, 120)]
+    assert penalties == [0, 0, -0.5, -1, -1]
+    with pytest.raises(ValueError, match="buffer"):
+        outcomes.overlong_penalty(1, limit=10, buffer=0)
+
+
+def test_training_holds_when_too_few_attempts_are_valid() -> None:
+    counts = {OutcomeClass.POLICY: 9, OutcomeClass.LIMIT: 1, OutcomeClass.INFRASTRUCTURE: 30, OutcomeClass.UNSCORED: 50}
+    assert outcomes.valid_share(counts) == 0.25
+    assert outcomes.must_hold(counts, threshold=0.5)
+    assert not outcomes.must_hold(counts, threshold=0.2)
+    assert not outcomes.must_hold(counts, threshold=0.5, least=41), "too little is known yet"
+    assert outcomes.valid_share({OutcomeClass.UNSCORED: 3}) is None
+    assert not outcomes.must_hold({}, threshold=1.0, least=0)
