@@ -57,7 +57,7 @@ async def main(unit: Unit) -> None:
                 with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
                     await _serve(unit, engine, following)
                     await _drain(unit, engine, puller)
-            await _say(puller, "gone")
+            await puller.leave("gone")
     finally:
         await engine.close()
         await documents.close()
@@ -97,19 +97,12 @@ async def _serve(unit: Unit, engine: EmbeddedEngine, following: asyncio.Task[Non
 async def _drain(unit: Unit, engine: EmbeddedEngine, puller: Puller) -> None:
     unit.status("draining")
     unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
-    await _say(puller, "draining")
+    await puller.leave("draining")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_WITHIN_S):
             while engine.busy:
                 await asyncio.sleep(LOOK_EVERY_S / 5)
                 unit.tick()
-
-
-async def _say(puller: Puller, state: str) -> None:
-    """The database may be away, and often is when a run ends: then the missing report says the same, later."""
-    with contextlib.suppress(TimeoutError, OSError):
-        async with asyncio.timeout(LEAVE_WITHIN_S):
-            await puller.leave("gone" if state == "gone" else "draining")
 
 
 def _config(run_dir: Path) -> RunConfig:

@@ -8,6 +8,7 @@ answer whose ids, log-probs and versions do not fit each other is an error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
@@ -87,7 +88,9 @@ class HttpEngine:
         try:
             done, _ = await asyncio.wait([call], timeout=deadline_s)
             if not done:
-                await self.abort(rid)
+                # An engine that cannot be told has no answer either, which the call itself will find out.
+                with contextlib.suppress(EngineError):
+                    await self._post("/abort_request", {"rid": rid}, within_s=ABORT_GRACE_S)
             return _generated(_answer(await call), time.monotonic() - began)
         finally:
             call.cancel()  # closes the connection, by which the engine learns that nobody waits

@@ -2,8 +2,8 @@
 
 Invariants: weights serve only after their files and their canary agreed with what was announced; a publication that is
 refused is refused once, with the reason, and the version before serves on; an update is made only with a permit, so
-that not all engines update at once; the newest publication is taken, what it overtook is skipped. The database may be away:
-then the engine serves what it has, and reports again when it is back.
+that not all engines update at once; the newest publication is taken, what it overtook is skipped. The database may
+be away: then the engine serves what it has, and reports again when it is back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ REPORT_EVERY_S = 2.0
 LOOK_EVERY_S = 0.2
 UPDATE_AT_MOST_S = 300.0
 MOST_WAIT_S = 5.0
+LEAVE_WITHIN_S = 5.0
 State = Literal["starting", "serving", "draining", "gone"]
 
 
@@ -145,9 +146,13 @@ class Puller:
         )
 
     async def leave(self, state: Literal["draining", "gone"]) -> None:
-        """Say at once that no calls should come any more."""
+        """Say at once that no calls should come any more; if the store is away, silence will say it."""
         self.state = state
-        await self.report()
+        try:
+            async with asyncio.timeout(LEAVE_WITHIN_S):
+                await self.report()
+        except Exception:
+            log.exception("%s cannot say that it is %s", self._me.id, state)
 
     async def _take(self, announced: Announced) -> None:
         version = announced.version

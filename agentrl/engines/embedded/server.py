@@ -45,7 +45,7 @@ Decode = Callable[[list[int]], str]
 B = TypeVar("B")
 
 
-class SamplingParams(msgspec.Struct, kw_only=True):
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What of SGLang's sampling parameters is served; a parameter that is not known is refused, not ignored."""
 
     temperature: float = 1.0

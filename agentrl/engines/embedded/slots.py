@@ -287,7 +287,7 @@ class SlotEngine:
         """How many of `ids` each slot begins with."""
         differs = self._ids[:, : len(ids) + 1] != torch.nn.functional.pad(ids, (0, 1), value=-2)
         first: list[int] = differs.to(torch.uint8).argmax(dim=1).tolist()
-        return [min(prefix, slot.length) for prefix, slot in zip(first, self.slots, strict=True)]
+        return [min(first[slot.row], slot.length) for slot in self.slots]
 
     def _release(self, request: Request) -> None:
         """Take it out of everything; what is cached of it stays in its slot."""

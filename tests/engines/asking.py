@@ -1,0 +1,45 @@
+"""Asking a slot engine directly, without thread or network, and comparing its answers with transformers'."""
+
+from __future__ import annotations
+
+import random
+
+from agentrl.engines.embedded.model import Model
+from agentrl.engines.embedded.requests import Request
+from agentrl.engines.embedded.slots import SlotEngine
+from agentrl.engines.protocol import Sampling
+from tests.engines.conftest import Weights
+
+CLOSE = 1e-5
+
+
+def engine_of(model: Model, *, slots: int = 8, context: int = 256) -> SlotEngine:
+    made = SlotEngine(slots=slots, context=context)
+    made.switch(model)
+    return made
+
+
+def run(engine: SlotEngine, *, most: int = 10_000) -> None:
+    for _ in range(most):
+        if not engine.busy:
+            return
+        engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def ask(engine: SlotEngine, rid: str, ids: list[int], tokens: int = 12, *, seed: int = 0, **how: object) -> Request:
+    version = how.pop("version", None)
+    request = Request(rid, ids, Sampling(max_new_tokens=tokens, **how), seed=seed)  # type: ignore[arg-type]
+    engine.submit(request, version)  # type: ignore[arg-type]
+    return request
+
+
+def assert_exact(weights: Weights, request: Request, temperature: float = 1.0) -> None:
+    assert request.error is None
+    assert len(request.output) == len(request.log_probs) == sum(count for _, count in request.versions)
+    expected = weights.log_probs(request.ids, temperature)[len(request.prompt) - 1 :]
+    assert max(abs(a - b) for a, b in zip(expected, request.log_probs, strict=True)) <= CLOSE
+
+
+def random_ids(chance: random.Random, length: int, vocabulary: int) -> list[int]:
+    return [chance.randrange(vocabulary) for _ in range(length)]

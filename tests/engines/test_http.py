@@ -1,0 +1,282 @@
+"""The embedded engine over HTTP, and the client that samplers use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.http import HttpClient
+from agentrl.engines.protocol import (
+    CallRefusedError,
+    EngineError,
+    EngineGoneError,
+    Generated,
+    Sampling,
+    VersionNotServedError,
+    WeightsRefusedError,
+)
+from tests.engines.asking import CLOSE
+from tests.engines.conftest import TOKEN, Weights
+from tests.waiting import aeventually
+
+LONG = Sampling(max_new_tokens=240, seed=5)
+
+
+@pytest.fixture
+async def raw(url: str) -> AsyncIterator[HttpClient]:
+    """A client that sends whatever it is told."""
+    made = HttpClient(url, {"Authorization": f"Bearer {TOKEN}"})
+    yield made
+    await made.close()
+
+
+async def post(raw: HttpClient, path: str, body: object, method: str = "POST") -> tuple[int, bytes]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with raw.ask(method, path, data) as reply:
+        return reply.status, await reply.read()
+
+
+def assert_exact(weights: Weights, prompt: list[int], answer: Generated) -> None:
+    expected = weights.log_probs([*prompt, *answer.ids])[len(prompt) - 1 :]
+    assert max(abs(a - b) for a, b in zip(expected, answer.log_probs, strict=True)) <= CLOSE
+
+
+async def test_turns_over_http_are_exact_and_reuse_the_cache(client: HttpEngine, first: Weights) -> None:
+    ids = [7, 8, 9, 10]
+    for turn in range(3):
+        answer = await client.generate(f"record/c{turn}", ids, Sampling(max_new_tokens=9, seed=turn), deadline_s=20)
+        assert_exact(first, ids, answer)
+        assert answer.versions == [(1, 9)]
+        assert answer.cached_tokens >= (0 if turn == 0 else 12)
+        ids = [*ids, *answer.ids, 3, 4, 5]
+
+
+async def test_sixty_four_at_once_all_end_and_are_exact(client: HttpEngine, first: Weights) -> None:
+    """Four times more calls than slots."""
+
+    async def one(number: int) -> None:
+        prompt = [5 + number % 8, 20, 30 + number]
+        answer = await client.generate(f"r{number}/c0", prompt, Sampling(max_new_tokens=12, seed=number), deadline_s=60)
+        assert answer.finish == "length"
+        assert_exact(first, prompt, answer)
+
+    await asyncio.gather(*(one(number) for number in range(64)))
+    load = await client.load()
+    assert (load.running, load.waiting, load.generated_tokens) == (0, 0, 64 * 12)
+
+
+async def test_a_stream_grows_to_the_same_answer(client: HttpEngine) -> None:
+    seen = [part async for part in client.stream("a", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20)]
+    assert [len(part.ids) for part in seen] == sorted(len(part.ids) for part in seen)
+    assert (seen[-1].finish, len(seen[-1].ids)) == ("length", 8)
+    whole = await client.generate("b", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20)
+    assert whole.ids == seen[-1].ids
+    assert all(part.ids == whole.ids[: len(part.ids)] for part in seen)
+
+
+async def test_who_breaks_off_a_stream_frees_its_slot(client: HttpEngine) -> None:
+    async with aclosing(client.stream("a", [4, 5, 6], LONG, deadline_s=60)) as parts:
+        async for _ in parts:
+            break
+    await aeventually(lambda: idle(client))
+
+
+async def idle(client: HttpEngine) -> bool:
+    load = await client.load()
+    return load.running == load.waiting == 0
+
+
+async def under_way(client: HttpEngine) -> bool:
+    return (await client.load()).generated_tokens > 3
+
+
+async def test_an_aborted_call_answers_with_what_it_has(client: HttpEngine, first: Weights) -> None:
+    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    await aeventually(lambda: under_way(client), every_s=0.001)
+    await client.abort("r/c0")
+    answer = await call
+    assert answer.finish == "abort"
+    assert 0 < len(answer.ids) < 240
+    assert_exact(first, [4, 5, 6], answer)
+
+
+async def test_at_the_deadline_the_partial_answer_is_returned(client: HttpEngine) -> None:
+    await client.pause("in_place")
+    answer = await client.generate("r/c0", [4, 5, 6], LONG, deadline_s=0.1)
+    assert (answer.finish, answer.ids) == ("abort", [])
+    assert await idle(client)
+    await client.resume()
+    assert (await client.generate("r/c1", [4], Sampling(max_new_tokens=2), deadline_s=20)).finish == "length"
+
+
+async def test_a_caller_that_goes_away_frees_its_slot(client: HttpEngine) -> None:
+    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    await aeventually(lambda: under_way(client), every_s=0.001)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await aeventually(lambda: idle(client))
+    assert (await client.load()).generated_tokens < 240
+
+
+async def test_pause_update_and_resume_give_spans_of_versions(client: HttpEngine, second: Weights) -> None:
+    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    await aeventually(lambda: under_way(client), every_s=0.001)
+    await client.pause("in_place")
+    made = (await client.load()).generated_tokens
+    await client.update(str(second.path), 2)
+    assert (await client.load()).paused
+    assert (await client.load()).version == 2
+    await client.resume()
+    answer = await call
+    assert answer.versions == [(1, made), (2, 240 - made)]
+
+
+async def test_a_version_is_pinned_for_an_evaluation(client: HttpEngine, first: Weights, second: Weights) -> None:
+    greedy = Sampling(max_new_tokens=6, temperature=0.0)
+    await client.pin(1)
+    await client.update(str(second.path), 2)
+    old = await client.generate("eval/c0", [4, 5, 6], greedy, deadline_s=20, version=1)
+    new = await client.generate("train/c0", [4, 5, 6], greedy, deadline_s=20)
+    assert (old.ids, old.versions) == (first.greedy([4, 5, 6], 6), [(1, 6)])
+    assert (new.ids, new.versions) == (second.greedy([4, 5, 6], 6), [(2, 6)])
+    assert (await client.load()).versions_loaded == (1, 2)
+    await client.unpin()
+    with pytest.raises(VersionNotServedError, match="held are 2"):
+        await client.generate("eval/c1", [4, 5, 6], greedy, deadline_s=20, version=1)
+    await client.pin(1, str(first.path))
+    assert (await client.generate("eval/c1", [4, 5, 6], greedy, deadline_s=20, version=1)).ids == old.ids
+
+
+async def test_a_sequence_is_scored(client: HttpEngine, first: Weights) -> None:
+    ids = [4, 9, 30, 77, 12]
+    found = await client.score(ids, deadline_s=20)
+    assert max(abs(a - b) for a, b in zip(found, first.log_probs(ids), strict=True)) <= CLOSE
+
+
+async def test_weights_that_are_wrong_are_refused_over_http(client: HttpEngine, tmp_path: object) -> None:
+    with pytest.raises(WeightsRefusedError, match=r"has no manifest\.json"):
+        await client.update(str(tmp_path), 3)
+    assert (await client.load()).version == 1
+
+
+PATHS = {
+    "/generate": "POST",
+    "/abort_request": "POST",
+    "/pause_generation": "POST",
+    "/continue_generation": "POST",
+    "/update_weights_from_disk": "POST",
+    "/pin_weights": "POST",
+    "/health": "GET",
+    "/model_info": "GET",
+    "/server_info": "GET",
+    "/v1/loads": "GET",
+}
+
+
+async def test_nothing_is_answered_without_the_token(url: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer"}):
+        stranger = HttpClient(url, headers)
+        for path, method in PATHS.items():
+            assert (await post(stranger, path, {}, method))[0] == 401, path
+        await stranger.close()
+
+
+async def test_every_get_answers(raw: HttpClient) -> None:
+    for path in ("/health", "/model_info", "/server_info", "/v1/loads"):
+        assert (await post(raw, path, b"", "GET"))[0] == 200
+    assert (await post(raw, "/unknown", b"", "GET"))[0] == 404
+    assert (await post(raw, "/generate", b"", "GET"))[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/generate", b"", "makes no sense"),
+        ("/generate", b"{", "makes no sense"),
+        ("/generate", b"\xff\xfe", "makes no sense"),
+        ("/generate", {"input_ids": "text"}, "input_ids"),
+        ("/generate", {"input_ids": [1.5]}, "input_ids"),
+        ("/generate", {"input_ids": []}, "at least one"),
+        ("/generate", {"input_ids": list(range(256))}, "with a context of 256"),
+        ("/generate", {"input_ids": [1], "sampling_params": {"temperature": -1}}, "Temperature"),
+        ("/generate", {"input_ids": [1], "sampling_params": {"top_k": 5}}, "top_k"),
+        ("/pause_generation", {"mode": "later"}, "mode"),
+        ("/update_weights_from_disk", {"model_path": "/", "weight_version": "new"}, "whole number"),
+    ],
+)
+async def test_a_senseless_body_is_refused_with_a_sentence(
+    raw: HttpClient, path: str, body: object, sentence: str
+) -> None:
+    status, answer = await post(raw, path, body)
+    assert status == 400
+    assert sentence in json.loads(answer)["error"]["message"]
+
+
+async def test_a_body_that_is_too_long_is_refused(raw: HttpClient) -> None:
+    status, answer = await post(raw, "/generate", b" " * (17 << 20))
+    assert status == 400
+    assert b"bytes at most" in answer
+
+
+async def test_the_loop_answers_while_the_engine_computes(client: HttpEngine) -> None:
+    calls = [asyncio.create_task(client.generate(f"r{n}/c0", [n, 5], LONG, deadline_s=120)) for n in range(16)]
+    await aeventually(lambda: under_way(client))
+    waits = []
+    for _ in range(10):
+        began = time.monotonic()
+        assert await client.health()
+        waits.append(time.monotonic() - began)
+    await client.abort("")
+    assert sorted(waits)[5] < 0.5
+    assert {(await call).finish for call in calls} == {"abort"}
+
+
+async def test_calls_end_when_the_engine_is_closed(engine: EmbeddedEngine, client: HttpEngine) -> None:
+    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    await aeventually(lambda: under_way(client), every_s=0.001)
+    await engine.close()
+    answer = await call
+    assert answer.finish == "abort"
+    assert answer.ids
+    with pytest.raises(EngineError, match="does not run"):
+        await client.generate("r/c1", [4, 5, 6], LONG, deadline_s=5)
+    assert not await client.health()
+
+
+async def test_an_engine_that_failed_fails_its_calls_and_says_why(
+    engine: EmbeddedEngine, client: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine._slots, "_admit", broken)
+    with pytest.raises(EngineError, match="out of memory"):
+        await client.generate("r/c0", [4, 5, 6], LONG, deadline_s=20)
+    assert isinstance(engine.failure, RuntimeError)
+    with pytest.raises(EngineError, match="out of memory"):
+        await client.load()
+    assert not await client.health()
+
+
+async def test_nobody_at_the_address_is_known_at_once() -> None:
+    nobody = HttpEngine("http://127.0.0.1:9", TOKEN)
+    began = time.monotonic()
+    with pytest.raises(EngineGoneError, match="is gone"):
+        await nobody.generate("r", [1], LONG, deadline_s=60)
+    assert time.monotonic() - began < 1.0
+    assert not await nobody.health()
+    await nobody.close()
+
+
+async def test_a_wrong_token_is_no_dead_engine(url: str) -> None:
+    stranger = HttpEngine(url, "wrong")
+    with pytest.raises(CallRefusedError, match=r"wants the token of its run\. Its token is in http\.token"):
+        await stranger.load()
+    await stranger.close()

@@ -1,0 +1,202 @@
+"""Weights are taken whole, as they were announced, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from agentrl.engines import manifest as manifests
+from agentrl.engines.embedded.building import build_tiny
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.embedded.weights import load_unverified, load_verified
+from agentrl.engines.manifest import Canary, Manifest, compare
+from agentrl.engines.protocol import Sampling, WeightsRefusedError
+from tests.engines.conftest import FILES, TEXTS, Weights
+
+
+def copy_of(weights: Weights, to: Path) -> Path:
+    shutil.copytree(weights.path, to)
+    return to
+
+
+def test_what_agrees_is_loaded_and_says_how_well(first: Weights) -> None:
+    model, agreement = load_verified(first.path, 7, manifests.read(first.path))
+    assert model.version == 7
+    assert agreement.tokens == 11 + 29
+    assert agreement.largest < 1e-5
+
+
+def cut_off(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-100] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+
+
+def lose_a_file(path: Path) -> None:
+    (path / "config.json").unlink()
+
+
+def lose_the_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def break_the_manifest(path: Path) -> None:
+    (path / "manifest.json").write_text('{"files": {"model.safetensors": {"bytes": "many"}}}')
+
+
+def announce_again(path: Path, canary: Canary | None = None) -> None:
+    """A manifest that agrees with files that are wrong in themselves."""
+    manifests.write(path, manifests.describe(path, FILES, canary or manifests.read(path).canary))
+
+
+def other_weights(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1.5
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    announce_again(path)
+
+
+def no_numbers(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], torch.nan)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    announce_again(path)
+
+
+def lose_a_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    announce_again(path)
+
+
+def no_safetensors(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"rubbish" * 1000)
+    announce_again(path)
+
+
+def other_model(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    announce_again(path)
+
+
+def strange_canary(path: Path) -> None:
+    announce_again(path, Canary([[1, 2, 3]], [[-1.0]]))
+
+
+def unknown_ids(path: Path) -> None:
+    announce_again(path, Canary([[1, 99_999]], [[-1.0]]))
+
+
+def leave_the_directory(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../outside"] = manifest["files"]["config.json"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+DAMAGES: dict[Callable[[Path], None], str] = {
+    cut_off: "model.safetensors has .* bytes, not",
+    flip_a_byte: "another content than was written",
+    lose_a_file: "config.json cannot be read",
+    lose_the_manifest: "has no manifest.json",
+    break_the_manifest: "is damaged",
+    other_weights: "the canary differs: mean",
+    no_numbers: "the canary differs: mean .* nan",
+    lose_a_tensor: "1 tensors .* model.layers.1.mlp.up_proj.weight",
+    no_safetensors: "no whole safetensors file",
+    other_model: "only 'qwen3' is known",
+    strange_canary: "another number of log-probs",
+    unknown_ids: "ids that the model does not know",
+    leave_the_directory: "no plain file name",
+}
+
+
+async def test_whatever_is_wrong_is_named_and_the_old_version_serves_on(
+    engine: EmbeddedEngine, first: Weights, second: Weights, tmp_path: Path
+) -> None:
+    for damage, sentence in DAMAGES.items():
+        path = copy_of(second, tmp_path / damage.__name__)
+        damage(path)
+        with pytest.raises(WeightsRefusedError, match=sentence):
+            await engine.update(str(path), 2)
+        assert (await engine.load()).version == 1, damage.__name__
+    answer = await engine.generate("r", [4, 5], Sampling(max_new_tokens=5, temperature=0.0), deadline_s=20)
+    assert answer.ids == first.greedy([4, 5], 5)
+    await engine.update(str(second.path), 2)
+    assert (await engine.load()).version == 2
+
+
+async def test_an_update_while_calls_are_under_way(
+    engine: EmbeddedEngine, first: Weights, second: Weights, tmp_path: Path
+) -> None:
+    started = asyncio.Event()
+    call = engine.generate(
+        "r", [4, 5, 6], Sampling(max_new_tokens=200, seed=3), deadline_s=60, on_progress=lambda _: started.set()
+    )
+    task = asyncio.create_task(call)
+    await started.wait()
+    await engine.update(str(second.path), 2)
+    answer = await task
+    assert [version for version, _ in answer.versions] == [1, 2]
+    before = answer.versions[0][1]
+    ids = [4, 5, 6, *answer.ids]
+    expected = first.log_probs(ids)[2 : 2 + before] + second.log_probs(ids)[2 + before :]
+    assert max(abs(a - b) for a, b in zip(expected, answer.log_probs, strict=True)) <= 1e-5
+
+
+def test_the_same_seed_builds_the_same_files(tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        build_tiny(tmp_path / name, TEXTS, seed)
+    contents = {
+        name: [(tmp_path / name / file).read_bytes() for file in (*FILES, "tokenizer_config.json")] for name in "abc"
+    }
+    assert contents["a"] == contents["b"]
+    assert contents["a"][1] != contents["c"][1]
+
+
+def test_what_is_built_is_read_by_transformers_as_it_was_meant(tmp_path: Path) -> None:
+    build_tiny(tmp_path, TEXTS, 0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert 400_000 < sum(one.numel() for one in model.parameters()) < 460_000
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.eos_token == "<|end|>"
+    assert model.dtype == torch.float32
+    # Saved again by transformers, it is the same model.
+    model.save_pretrained(tmp_path / "again")
+    shutil.copy(tmp_path / "tokenizer.json", tmp_path / "again")
+    ours, theirs = load_unverified(tmp_path, 1), load_unverified(tmp_path / "again", 1)
+    assert torch.equal(ours.layers[1].qkv, theirs.layers[1].qkv)
+    assert ours.architecture.theta == theirs.architecture.theta
+
+
+def test_how_far_two_computations_are_apart() -> None:
+    canary = Canary([[1, 2, 3]], [[-1.0, -2.0]])
+    same = compare(canary, [[-1.0, -2.0]])
+    assert (same.mean, same.problem()) == (0.0, "")
+    apart = compare(canary, [[-1.0, -2.004]])
+    assert apart.mean == pytest.approx(0.002)
+    assert apart.largest == pytest.approx(0.004)
+    assert "limit 0.001" in apart.problem()
+    assert apart.problem(limit=2e-2) == ""
+    assert compare(Canary(), []).problem() == ""
+
+
+def test_a_manifest_survives_the_way_through_json(first: Weights, tmp_path: Path) -> None:
+    manifest: Manifest = first.manifest()
+    manifests.write(tmp_path, manifest)
+    assert manifests.read(tmp_path) == manifest
