@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from agentrl.filters.fields import Field
@@ -97,7 +97,8 @@ def span_of(value: Moment | Age, now: datetime) -> tuple[datetime, datetime]:
     """The instants that a time in a query means: from the first to the first that is no longer meant."""
     if isinstance(value, Moment):
         return value.start, value.end
-    at = now - timedelta(seconds=value.seconds)
+    utc = now.replace(tzinfo=UTC) if now.tzinfo is None else now
+    at = utc - timedelta(seconds=value.seconds)
     at = at.replace(microsecond=at.microsecond // 1000 * 1000)
     return at, at + TICK
 

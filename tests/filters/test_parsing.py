@@ -152,6 +152,12 @@ def test_a_list_matches_by_its_items() -> None:
         assert not matches(parse(query, TASKS), task, NOW), query
 
 
+def test_times_without_a_zone_are_utc() -> None:
+    task = {"id": "t", "admitted_at": datetime(2026, 3, 1, 11, 30)}
+    for now in (NOW, NOW.replace(tzinfo=None)):
+        assert matches(parse("admitted_at>-1h and admitted_at<-20m", TASKS), task, now)
+
+
 def test_metrics_are_fields_by_any_name() -> None:
     step = {"id": "s", "metrics": {"loss": 0.5, "age": {"mean": 1.0}}}
     assert matches(parse("metrics.loss<1 and metrics.age.mean=1", STEPS), step, NOW)
