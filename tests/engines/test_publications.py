@@ -1,0 +1,299 @@
+"""An engine follows what is published: through a real MongoDB, and as the process that a run starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pymongo import AsyncMongoClient
+
+from agentrl.config.tokenfile import http_token
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.documents import MongoDocuments
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.manifest import Manifest
+from agentrl.engines.protocol import EngineGoneError, Load, Sampling
+from agentrl.engines.published import StoredPublications
+from agentrl.engines.puller import Announced, Puller, ServiceReport
+from tests.engines import mongo
+from tests.engines.conftest import Weights
+from tests.waiting import aeventually
+
+ROOT = Path(__file__).parents[2]
+Database = Any
+
+
+@pytest.fixture(scope="module")
+def mongo_url() -> Iterator[str]:
+    with mongo.running() as url:
+        yield url
+
+
+@pytest.fixture
+async def database(mongo_url: str) -> AsyncIterator[Database]:
+    async with AsyncMongoClient(mongo_url, tz_aware=True) as client:
+        database = client["test"]
+        for name in ("Publication", "Service", "Task"):
+            await database[name].delete_many({})
+        yield database
+
+
+@pytest.fixture
+async def store(mongo_url: str, database: Database) -> AsyncIterator[StoredPublications]:
+    documents = MongoDocuments(mongo_url, "test")
+    yield StoredPublications(documents)
+    await documents.close()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, first: Weights, second: Weights) -> Path:
+    for weights in (first, second):
+        shutil.copytree(weights.path, tmp_path / "weights" / weights.path.name)
+    return tmp_path
+
+
+async def publish(database: Database, weights: Weights, version: int = 0, **changes: Any) -> None:
+    await database["Publication"].insert_one(
+        {
+            "_id": version or weights.version,
+            "status": "announced",
+            "path": f"weights/{weights.path.name}",
+            "manifest": msgspec.to_builtins(weights.manifest()),
+            **changes,
+        }
+    )
+
+
+async def document(database: Database, version: int) -> dict[str, Any]:
+    found: dict[str, Any] = await database["Publication"].find_one({"_id": version})
+    return found
+
+
+def puller_of(engine: Any, store: Any, run_dir: Path, news: list[str] | None = None) -> Puller:
+    me = ServiceReport(id="engine-0.1", unit="engine-0", url="http://127.0.0.1:1")
+    return Puller(engine, store, me, run_dir=run_dir, on_news=(news if news is not None else []).append)
+
+
+async def test_the_newest_is_taken_what_it_overtook_is_skipped(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine = EmbeddedEngine(slots=4, context=64)
+    engine.start()
+    puller = puller_of(engine, store, run_dir)
+    await puller.look()
+    assert (puller.state, puller.version) == ("starting", None)
+    await publish(database, first)
+    await publish(database, second)
+    await puller.look()
+    assert (puller.state, puller.version) == ("serving", 2)
+    assert (await engine.load()).version == 2
+    assert (await document(database, 1))["status"] == "skipped"
+    newest = await document(database, 2)
+    assert (newest["status"], newest["served_by"], newest["permits"]) == ("current", ["engine-0.1"], [])
+    service = await database["Service"].find_one({"_id": "engine-0.1"})
+    assert (service["state"], service["version"], service["slots"]) == ("serving", 2, 4)
+    assert abs(service["seen_at"] - datetime.now(UTC)) < timedelta(seconds=60)
+    await publish(database, first, version=3)
+    await puller.look()
+    assert (await document(database, 2))["status"] == "retained"
+    await engine.close()
+
+
+async def test_what_does_not_agree_is_refused_once_with_the_reason(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
+    engine.start()
+    puller = puller_of(engine, store, run_dir, news)
+    await publish(database, first)
+    await puller.look()
+    damaged = run_dir / "weights" / second.path.name / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    await publish(database, second)
+    await publish(database, second, version=3, path="../elsewhere")
+    for _ in range(2):
+        await puller.look()
+    assert "not within the run's directory" in (await document(database, 3))["reasons"][0]
+    await publish(database, second, version=4)
+    for _ in range(3):
+        await puller.look()
+    (reason,) = (await document(database, 4))["reasons"]
+    assert "model.safetensors has" in reason
+    assert reason.startswith("engine-0.1: ")
+    assert (await document(database, 4))["status"] == "announced"
+    assert (puller.state, puller.version, (await engine.load()).version) == ("serving", 1, 1)
+    assert "version 1 serves on" in news[-1]
+    assert (await document(database, 1))["status"] == "current"
+    await engine.close()
+
+
+async def test_at_most_half_of_the_engines_update_at_once(
+    store: StoredPublications, database: Database, first: Weights
+) -> None:
+    await publish(database, first)
+    for number in range(4):
+        await store.report(ServiceReport(id=f"engine-{number}.1", unit=f"engine-{number}", url="", state="serving"))
+    granted = await asyncio.gather(*(store.permit(1, f"engine-{number}.1") for number in range(4)))
+    assert sum(granted) == 2
+    holder, other = f"engine-{granted.index(True)}.1", f"engine-{granted.index(False)}.1"
+    assert await store.permit(1, holder)
+    assert not await store.permit(1, other)
+    await store.served(1, holder)
+    assert await store.permit(1, other)
+    # A permit of an engine that died ends by itself.
+    await database["Publication"].update_one(
+        {"_id": 1}, {"$set": {"permits.$[].until": datetime(2020, 1, 1, tzinfo=UTC)}}
+    )
+    assert await store.permit(1, "engine-3.1")
+    assert len((await document(database, 1))["permits"]) == 1
+    assert not await store.permit(99, "engine-3.1")
+
+
+async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine = EmbeddedEngine(slots=4, context=64)
+    engine.start()
+    puller = puller_of(engine, store, run_dir)
+    await publish(database, first)
+    await puller.look()
+    await database["Task"].insert_one({"_id": "e/test/0/0", "purpose": "eval", "status": "admitted", "version": 1})
+    await publish(database, second)
+    await puller.look()
+    assert (await engine.load()).versions_loaded == (1, 2)
+    greedy = Sampling(max_new_tokens=5, temperature=0.0)
+    answer = await engine.generate("r", [4, 5], greedy, deadline_s=20, version=1)
+    assert answer.ids == first.greedy([4, 5], 5)
+    assert (await database["Service"].find_one({"_id": "engine-0.1"}))["versions_loaded"] == [1, 2]
+    await database["Task"].update_one({"_id": "e/test/0/0"}, {"$set": {"status": "done"}})
+    await puller.look()
+    assert (await engine.load()).versions_loaded == (2,)
+    await engine.close()
+
+
+class Away:
+    """A store that fails until it is told not to; an engine that only counts."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.told: list[tuple[str, int]] = []
+        self.updates = 0
+        self.gone = False
+
+    async def newest(self, than: int | None) -> Announced | None:
+        self._check()
+        return None if than == 5 else Announced(version=5, path="weights/v5", manifest=Manifest({}))
+
+    async def pinned(self) -> Announced | None:
+        self._check()
+        return None
+
+    async def permit(self, version: int, engine: str) -> bool:
+        self._check()
+        self.away = True
+        return True
+
+    async def served(self, version: int, engine: str) -> None:
+        self._check()
+        self.told.append((engine, version))
+
+    async def refused(self, version: int, engine: str, why: str) -> None:
+        raise AssertionError(why)
+
+    async def report(self, service: ServiceReport) -> None:
+        self._check()
+
+    async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
+        self.updates += 1
+
+    async def pin(self, version: int, path: str = "") -> None: ...
+
+    async def unpin(self) -> None: ...
+
+    async def load(self) -> Load:
+        if self.gone:
+            raise EngineGoneError("The engine does not run.")
+        return Load(version=None)
+
+    def _check(self) -> None:
+        if self.away:
+            raise ConnectionError("the database is away")
+
+
+async def test_while_the_store_is_away_it_serves_and_tells_what_it_did_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.engines.puller.MOST_WAIT_S", 0.05)
+    away = Away()
+    puller = puller_of(away, away, tmp_path)
+    following = asyncio.create_task(puller.follow())
+    await aeventually(lambda: puller.version == 5)
+    assert (puller.state, away.told) == ("serving", [])
+    await puller.leave("draining")
+    away.away = False
+    await aeventually(lambda: away.told)
+    assert (away.told, away.updates) == ([("engine-0.1", 5)], 1)
+    away.gone = True
+    await aeventually(following.done)
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        following.result()
+
+
+def start_engine(environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen([sys.executable, "-m", "daemons.engine"], env=environment, stdout=file, stderr=file)
+
+
+async def test_the_unit_serves_what_is_published_and_leaves_when_asked(
+    mongo_url: str, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    state = run_dir / "state"
+    (state / "mongo").mkdir(parents=True)
+    (state / "mongo" / "url").write_text(mongo_url)
+    config = {"name": "test", "engines": {"slots": 4}, "sampling": {"context": 128}}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
+    environment |= {"AGENTRL_RUN_DIR": str(run_dir), "AGENTRL_STATE_DIR": str(state), "PYTHONPATH": str(ROOT)}
+    process = start_engine(environment, run_dir / "engine.log")
+    try:
+        await publish(database, first)
+
+        async def service(**wanted: Any) -> Any:
+            assert process.poll() is None, (run_dir / "engine.log").read_text()
+            return await database["Service"].find_one({"kind": "engine", **wanted})
+
+        found = await aeventually(lambda: service(state="serving", version=1), within_s=60)
+        client = HttpEngine(found["url"], http_token(state))
+        call = asyncio.create_task(client.generate("r", [4, 5], Sampling(max_new_tokens=100), deadline_s=60))
+        await publish(database, second)
+        await aeventually(lambda: service(version=2))
+        assert (await call).finish == "length"
+        damaged = run_dir / "weights" / first.path.name / "model.safetensors"
+        damaged.write_bytes(b"\0" * damaged.stat().st_size)
+        await publish(database, first, version=3)
+
+        async def reasons() -> Any:
+            return (await document(database, 3)).get("reasons")
+
+        await aeventually(reasons)
+        greedy = Sampling(max_new_tokens=5, temperature=0.0)
+        assert (await client.generate("s", [4, 5], greedy, deadline_s=20)).versions == [(2, 5)]
+        await client.close()
+        process.send_signal(signal.SIGTERM)
+        await aeventually(lambda: process.poll() is not None, within_s=60)
+        assert process.returncode == 0, (run_dir / "engine.log").read_text()
+        assert (await database["Service"].find_one({"kind": "engine"}))["state"] == "gone"
+    finally:
+        process.kill()
+        process.wait()
