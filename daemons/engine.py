@@ -10,19 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import torch
 
-from agentrl.config.run import RunConfig
-from agentrl.config.secrets import resolve_secret
 from agentrl.config.tokenfile import http_token
-from agentrl.engines.documents import MongoDocuments
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.server import build_app, listening
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Puller, ServiceReport
 from agentrl.errors import ConfigError
+from agentrl.store import access
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
@@ -35,17 +32,17 @@ LEAVE_WITHIN_S = 5.0
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
-    config = _config(unit.run_dir)
+    config = access.configuration(unit.run_dir)
     torch.set_num_threads(config.engines.threads)
     engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
-    documents = MongoDocuments(_mongo_url(config, unit.state_dir), config.name)
+    database = access.open_database(config, unit.state_dir)
     engine.start()
     try:
         async with listening(build_app(engine, http_token(unit.state_dir))) as url:
             me = ServiceReport(id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=url)
             puller = Puller(
                 engine,
-                StoredPublications(documents),
+                StoredPublications(database),
                 me,
                 run_dir=unit.run_dir,
                 on_version=lambda version: setattr(unit, "weights", version),
@@ -60,7 +57,7 @@ async def main(unit: Unit) -> None:
             await puller.leave("gone")
     finally:
         await engine.close()
-        await documents.close()
+        await database.close()
 
 
 @contextlib.asynccontextmanager
@@ -103,24 +100,6 @@ async def _drain(unit: Unit, engine: EmbeddedEngine, puller: Puller) -> None:
             while engine.busy:
                 await asyncio.sleep(LOOK_EVERY_S / 5)
                 unit.tick()
-
-
-def _config(run_dir: Path) -> RunConfig:
-    path = run_dir / "config.json"
-    try:
-        return RunConfig.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as broken:
-        raise ConfigError(f"The configuration in force, {path}, cannot be read: {broken}.") from broken
-
-
-def _mongo_url(config: RunConfig, state_dir: Path) -> str:
-    if config.mongo.url is not None:
-        return resolve_secret(config.mongo.url)
-    path = state_dir / "mongo" / "url"
-    try:
-        return path.read_text().strip()
-    except OSError as broken:
-        raise ConfigError(f"Nobody says where MongoDB is: {path} cannot be read ({broken.strerror}).") from broken
 
 
 if __name__ == "__main__":

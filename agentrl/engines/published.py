@@ -21,7 +21,7 @@ Update = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class Documents(Protocol):
-    """What is needed of the database: collections by name, filters and updates in MongoDB's own words."""
+    """What is needed of `agentrl.store.database.Database`."""
 
     async def find_one(
         self, collection: str, filter: Plain, *, sort: Sequence[tuple[str, int]] | None = None

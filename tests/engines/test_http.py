@@ -263,6 +263,23 @@ async def test_an_engine_that_failed_fails_its_calls_and_says_why(
     assert not await client.health()
 
 
+async def test_an_order_that_breaks_the_engine_leaves_nobody_waiting(
+    first: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr("agentrl.engines.embedded.slots.Cache.empty", too_large)
+    engine = EmbeddedEngine(slots=2, context=64)
+    engine.start()
+    update = asyncio.create_task(engine.update(str(first.path), 1))
+    with pytest.raises(EngineGoneError, match="not enough memory"):
+        await asyncio.wait_for(update, 20)
+    with pytest.raises(EngineGoneError, match="not enough memory"):
+        await asyncio.wait_for(engine.load(), 5)
+    await engine.close()
+
+
 async def test_nobody_at_the_address_is_known_at_once() -> None:
     nobody = HttpEngine("http://127.0.0.1:9", TOKEN)
     began = time.monotonic()

@@ -20,12 +20,12 @@ from pymongo import AsyncMongoClient
 
 from agentrl.config.tokenfile import http_token
 from agentrl.engines.client import HttpEngine
-from agentrl.engines.documents import MongoDocuments
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.manifest import Manifest
 from agentrl.engines.protocol import EngineGoneError, Load, Sampling
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Announced, Puller, ServiceReport
+from agentrl.store.database import connect
 from tests.engines import mongo
 from tests.engines.conftest import Weights
 from tests.waiting import aeventually
@@ -51,9 +51,9 @@ async def database(mongo_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def store(mongo_url: str, database: Database) -> AsyncIterator[StoredPublications]:
-    documents = MongoDocuments(mongo_url, "test")
-    yield StoredPublications(documents)
-    await documents.close()
+    seam = connect(mongo_url, "test")
+    yield StoredPublications(seam)
+    await seam.close()
 
 
 @pytest.fixture

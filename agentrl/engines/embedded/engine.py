@@ -55,6 +55,9 @@ class _Order(Generic[T]):
             self.done.set_result(self.act())
         except EngineError as refused:
             self.done.set_exception(refused)
+        except BaseException as broken:
+            self.done.set_exception(EngineGoneError(f"The engine does not run: {broken}."))
+            raise
 
 
 class EmbeddedEngine:
@@ -245,8 +248,13 @@ class EmbeddedEngine:
             if self._closing:
                 self._orders = orders
                 return False
-        for order in orders:
-            order.carry_out()
+        for place, order in enumerate(orders):
+            try:
+                order.carry_out()
+            except BaseException:
+                # The thread ends with it; those behind it are still to be told.
+                self._orders = [*orders[place + 1 :], *self._orders]
+                raise
         return True
 
     def _end_all(self) -> None:
