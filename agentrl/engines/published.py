@@ -49,13 +49,17 @@ class StoredPublications:
         return _announced(await self._documents.find_one("Publication", wanted, sort=[("_id", -1)]))
 
     async def pinned(self) -> Announced | None:
-        """The version that open evaluation tasks name; of several the oldest, which was asked for first."""
+        """A version whose evaluation is wanted, or that open evaluation tasks name; the oldest, asked for first."""
+        loadable = {"status": {"$in": ["announced", "current", "retained"]}}
+        wanted = {**loadable, "evaluation": {"$in": ["wanted", "queued"]}}
+        asked = await self._documents.find_one("Publication", wanted, sort=[("_id", 1)])
+        if asked is not None:
+            return _announced(asked)
         open_tasks = {"purpose": "eval", "status": {"$in": ["queued", "admitted"]}, "version": {"$type": "number"}}
         task = await self._documents.find_one("Task", open_tasks, sort=[("version", 1)])
         if task is None:
             return None
-        kept = {"_id": task["version"], "status": {"$in": ["announced", "current", "retained"]}}
-        return _announced(await self._documents.find_one("Publication", kept))
+        return _announced(await self._documents.find_one("Publication", {"_id": task["version"], **loadable}))
 
     async def permit(self, version: int, engine: str) -> bool:
         """At most half of the serving engines load at once, but always one."""

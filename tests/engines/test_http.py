@@ -266,10 +266,10 @@ async def test_an_engine_that_failed_fails_its_calls_and_says_why(
 async def test_an_order_that_breaks_the_engine_leaves_nobody_waiting(
     first: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(*_: object) -> None:
+    def too_large(_: object, model: object) -> None:
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr("agentrl.engines.embedded.slots.Cache.empty", too_large)
+    monkeypatch.setattr("agentrl.engines.embedded.slots.SlotEngine._fit", too_large)
     engine = EmbeddedEngine(slots=2, context=64)
     engine.start()
     update = asyncio.create_task(engine.update(str(first.path), 1))

@@ -179,6 +179,10 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await database["Task"].update_one({"_id": "e/test/0/0"}, {"$set": {"status": "done"}})
     await puller.look()
     assert (await engine.load()).versions_loaded == (2,)
+    # It may be asked for before there are tasks, and after the engine went on.
+    await database["Publication"].update_one({"_id": 1}, {"$set": {"evaluation": "wanted"}})
+    await puller.look()
+    assert (await engine.load()).versions_loaded == (1, 2)
     await engine.close()
 
 
