@@ -1,0 +1,209 @@
+"""The model, its optimizers, and one optimizer step: what learns, without knowing where batches come from.
+
+Invariants: loss and gradient of a step do not depend on how its pairs are packed and spread over micro-batches; a step
+whose loss or gradient is not finite leaves weights and optimizer state exactly as they were; nothing random happens in
+a step, so the same batch after the same state gives the same bits on one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+import transformers
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from torch import Tensor
+
+from agentrl.training import losses, measures
+from agentrl.training.losses import Denominator, PairFacts, PolicyLoss, Terms
+from agentrl.training.model import MicroBatch, collate, layout_of, load_model, save_model, score
+from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
+from agentrl.training.packing import ROW_TOKENS, Row, micro_batches, rows
+from agentrl.training.trajectories import Batch, Segment, Trajectory
+
+Objective = PolicyLoss | Literal["supervised"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    optimizer: Kind = "adamw"
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    tokens_per_batch: int = 16_384
+    row_tokens: int = ROW_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    applied: bool
+    """False: something was not finite, and nothing was changed."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class _Counts(NamedTuple):
+    of_record: Mapping[int, int]
+    whole: Denominator
+
+
+class Learner:
+    """Weights and optimizer state. Not for two threads at once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: LearnerSettings,
+        *,
+        dtype: torch.dtype = torch.float32,
+        accelerator: Accelerator | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_progress` is called after every micro-batch: a long step is no hang."""
+        self.settings = settings
+        self.directory = directory
+        """Where the model came from; its tokenizer goes along with every copy."""
+        self.accelerator = accelerator or Accelerator()
+        self._on_progress = on_progress
+        # Log-probs are never computed in less than float32, whatever the weights are kept in.
+        self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        model = load_model(directory, dtype=dtype)
+        self.layout = layout_of(model)
+        self.optimizers = _optimizers_of(model, settings)
+        prepared = self.accelerator.prepare(model, *self.optimizers.optimizers)
+        self._model: torch.nn.Module = prepared[0]
+        self.optimizers.replace(prepared[1:])
+
+    @property
+    def model(self) -> transformers.PreTrainedModel:
+        """Without what accelerate put around it."""
+        inner: transformers.PreTrainedModel = self.accelerator.unwrap_model(self._model)
+        return inner
+
+    def new_optimizers(self, learning_rate: float) -> None:
+        """Begin with fresh optimizer state, as when another kind of training begins."""
+        fresh = _optimizers_of(self.model, self.settings)
+        prepared = self.accelerator.prepare(*fresh.optimizers)
+        fresh.replace(prepared if isinstance(prepared, (tuple, list)) else [prepared])
+        fresh.set_learning_rate(learning_rate)
+        self.optimizers = fresh
+
+    def save(self, directory: Path) -> list[str]:
+        """Weights, configuration and tokenizer; the names of the files."""
+        return save_model(self.model, directory, companions=self.directory)
+
+    def train(self, batch: Batch, objective: Objective) -> StepResult:
+        """One optimizer step over the whole batch."""
+        packed = rows(batch.trajectories, self.layout, row_tokens=self.settings.row_tokens)
+        if not packed:
+            return StepResult(True, {"pairs": 0.0})
+        pairs_of = Counter(record for row in packed for record in row.pairs.record)
+        whole = self._everywhere(pairs_of)
+        micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
+        proximal = self._proximal(micros, objective)
+        measured = measures.Measures()
+        self.optimizers.zero_grad()
+        for micro, before in zip(micros, proximal, strict=True):
+            facts = self._facts(micro, batch, _Counts(pairs_of, whole), objective, before)
+            scored = score(self._model, micro, self.layout)
+            terms = _terms(scored.log_probs, facts, objective)
+            loss = losses.total(terms, facts.weight)
+            # Data parallelism averages gradients; the denominator counts all processes, so the sum is wanted.
+            self.accelerator.backward(loss * self.accelerator.num_processes)
+            measured.add(loss, scored, terms, facts, self._ages(micro, batch))
+            self._on_progress()
+        norm = float(self.accelerator.clip_grad_norm_(self._model.parameters(), self.settings.max_gradient_norm))
+        metrics = measured.summary(supervised=objective == "supervised") | {
+            "gradient_norm": norm,
+            "packed_tokens": float(sum(map(len, packed))),
+            "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
+        }
+        applied = math.isfinite(metrics["loss"]) and math.isfinite(norm)
+        if applied:
+            self.optimizers.step()
+        self.optimizers.zero_grad()
+        return StepResult(applied, metrics)
+
+    @torch.no_grad()
+    def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of all tokens but the first of each sequence, at temperature 1."""
+        whole = [_whole_sequence(index, ids) for index, ids in enumerate(sequences)]
+        found: list[list[float]] = [[] for _ in sequences]
+        packed = rows(whole, "linear")
+        for part in micro_batches(packed, self.settings.tokens_per_batch):
+            micro = self._collated(part)
+            scored = score(self._model, micro, self.layout)
+            for record, value in zip(micro.record.tolist(), scored.log_probs.tolist(), strict=True):
+                found[record].append(value)
+        return found
+
+    def _everywhere(self, pairs_of: Mapping[int, int]) -> Denominator:
+        """The sums over all processes; whole records belong to one of them."""
+        here = torch.tensor([sum(pairs_of.values()), len(pairs_of)], device=self.accelerator.device)
+        pairs, records = self.accelerator.reduce(here, "sum").tolist()
+        return Denominator(pairs, records)
+
+    def _collated(self, part: Sequence[Row]) -> MicroBatch:
+        return collate(part, self.accelerator.device, self._log_dtype)
+
+    def _facts(
+        self, micro: MicroBatch, batch: Batch, counts: _Counts, objective: Objective, before: Tensor | None
+    ) -> PairFacts:
+        how = "token-mean" if objective == "supervised" else objective.aggregation
+        options = {"dtype": self._log_dtype, "device": self.accelerator.device}
+        records = micro.record.tolist()
+        advantages = torch.tensor([batch.trajectories[record].advantage for record in records], **options)
+        weight = torch.tensor(losses.pair_weights(records, counts.of_record, counts.whole, how), **options)
+        return PairFacts(micro.behaviour, advantages, weight, before, self._bounds(micro, batch, objective))
+
+    def _bounds(self, micro: MicroBatch, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor] | None:
+        if objective == "supervised" or objective.decay is None:
+            return None
+        decay = objective.decay
+        bounds = {version: decay.bounds(-age, 0) for version, age in batch.ages.items()}
+        pairs = [bounds[version] for version in micro.version.tolist()]
+        options = {"dtype": self._log_dtype, "device": self.accelerator.device}
+        return torch.tensor([low for low, _ in pairs], **options), torch.tensor([high for _, high in pairs], **options)
+
+    def _ages(self, micro: MicroBatch, batch: Batch) -> Tensor:
+        return torch.tensor([batch.ages.get(version, 0) for version in micro.version.tolist()])
+
+    @torch.no_grad()
+    def _proximal(self, micros: Sequence[MicroBatch], objective: Objective) -> list[Tensor | None]:
+        """log π_old of every pair, before the first gradient of the step."""
+        if objective == "supervised" or objective.ratio == "bypass":
+            return [None] * len(micros)
+        return [score(self._model, micro, self.layout).log_probs for micro in micros]
+
+
+def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
+    if objective == "supervised":
+        return losses.supervised_terms(log_probs)
+    return losses.policy_terms(log_probs, facts, objective)
+
+
+def _optimizers_of(model: transformers.PreTrainedModel, settings: LearnerSettings) -> OptimizerSet:
+    untyped: Any = model
+    ends = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
+    return make_optimizers(
+        model.named_parameters(),
+        settings.optimizer,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        embeddings={id(parameter) for module in ends for parameter in module.parameters()},
+    )
+
+
+def _whole_sequence(index: int, ids: Sequence[int]) -> Trajectory:
+    first = Segment(parent=-1, ids=list(ids[:1]))
+    if len(ids) < 2:
+        return Trajectory(record=str(index), segments=[first])
+    rest = list(ids[1:])
+    scored = Segment(parent=0, ids=rest, trains=True, log_probs=[0.0] * len(rest), versions=[(0, len(rest))])
+    return Trajectory(record=str(index), segments=[first, scored])

@@ -1,0 +1,142 @@
+"""The losses, as functions of log-probs at (record, token) pairs.
+
+Invariants: log-ratios are clamped before exp; a pair whose mask is 0 has exactly zero gradient; the denominator of an
+optimizer step is one number, known before its first backward pass and before any mask that depends on a ratio, so loss
+and gradient do not depend on how pairs are spread over micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.policies.freshness import Decay
+
+LOG_RATIO_LIMIT = 20.0
+
+Aggregation = Literal["token-mean", "record-mean", "record-sum"]
+RatioAgainst = Literal["bypass", "decoupled"]
+"""`bypass`: π_θ/μ. `decoupled`: π_θ/π_old, where π_old is the policy that the step begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """GRPO."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    """With a negative advantage the ratio counts no more than this."""
+    ratio: RatioAgainst = "bypass"
+    weight_cap: float | None = None
+    """Only decoupled: every pair is weighted by min(π_old/μ, cap)."""
+    decay: Decay | None = None
+    """Pairs are masked once π_θ/μ leaves bounds that close with the age of their version."""
+    aggregation: Aggregation = "token-mean"
+
+    def __post_init__(self) -> None:
+        if self.ratio == "bypass" and self.weight_cap is not None:
+            raise ConfigError(
+                "A weight π_old/μ together with the ratio π_θ/μ would count the same difference twice.",
+                hint="Take the decoupled ratio, or no weight.",
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ConfigError(f"dual_clip must be above 1 + clip_high, not {self.dual_clip:g}.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairFacts:
+    """What is known of pairs beside the log-probs that are being trained. All of one length."""
+
+    behaviour: Tensor
+    advantage: Tensor
+    weight: Tensor
+    """1 over the denominator, however that is made; see `pair_weights`."""
+    proximal: Tensor | None = None
+    """log π_old, for the decoupled ratio."""
+    bounds: tuple[Tensor, Tensor] | None = None
+    """Lower and upper bound of π_θ/μ for each pair, for decay."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """One loss per pair."""
+
+    loss: Tensor
+    clipped: Tensor
+    """Where the clip cut the gradient."""
+    masked: Tensor
+    """Where a bound that depends on the ratio took the pair out."""
+
+
+def ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
+    return (log_probs - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms:
+    """-min(r A, clip(r) A), with everything that `loss` adds to it."""
+    reference = facts.behaviour
+    if loss.ratio == "decoupled":
+        if facts.proximal is None:
+            raise ValueError("the decoupled ratio needs the log-probs of the policy that the step begins with")
+        reference = facts.proximal
+    r = ratio(log_probs, reference)
+    advantage = facts.advantage
+    free = r * advantage
+    bound = r.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantage
+    gain = torch.minimum(free, bound)
+    clipped = bound < free
+    if loss.dual_clip is not None:
+        floor = loss.dual_clip * advantage
+        cut = (advantage < 0) & (gain < floor)
+        gain, clipped = torch.where(cut, floor, gain), clipped | cut
+    if loss.weight_cap is not None and facts.proximal is not None:
+        gain = gain * ratio(facts.proximal, facts.behaviour).clamp(max=loss.weight_cap)
+    masked = _outside(log_probs, facts)
+    # where, not a product: what is masked may be infinite, and 0 times infinity is not a number.
+    return Terms(torch.where(masked, torch.zeros_like(gain), -gain), clipped & ~masked, masked)
+
+
+def supervised_terms(log_probs: Tensor) -> Terms:
+    nothing = torch.zeros_like(log_probs, dtype=torch.bool)
+    return Terms(-log_probs, nothing, nothing)
+
+
+def total(terms: Terms, weight: Tensor) -> Tensor:
+    """This micro-batch's part of the loss. Pairs of weight 0 give exactly nothing."""
+    used = torch.where(weight > 0, terms.loss, torch.zeros_like(terms.loss))
+    return (used * weight).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Denominator:
+    """Of one optimizer step, over all its micro-batches and processes."""
+
+    pairs: int
+    records: int
+    """Those that have pairs."""
+
+
+def pair_weights(
+    records: Sequence[int], pairs_of: Mapping[int, int], whole: Denominator, how: Aggregation
+) -> list[float]:
+    """What each pair counts. `records` names the record of every pair, `pairs_of` has all pairs of each record."""
+    if how == "token-mean":
+        return [1.0 / whole.pairs] * len(records)
+    if how == "record-sum":
+        return [1.0 / whole.records] * len(records)
+    return [1.0 / (whole.records * pairs_of[record]) for record in records]
+
+
+def _outside(log_probs: Tensor, facts: PairFacts) -> Tensor:
+    if facts.bounds is None:
+        return torch.zeros_like(log_probs, dtype=torch.bool)
+    lower, upper = facts.bounds
+    with torch.no_grad():
+        r = ratio(log_probs, facts.behaviour)
+        return ((r > upper) & (facts.advantage > 0)) | ((r < lower) & (facts.advantage < 0))

@@ -1,0 +1,84 @@
+"""What is measured of a step beside its loss: mismatch between engine and trainer, drift of the policy, entropy.
+
+Invariants: mismatch is measured on tokens of age 0 only, where any difference is a bug and not learning; everything is
+over all pairs of the step, whatever their micro-batches; measuring changes nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
+from agentrl.training.model import Scored
+
+Metrics = dict[str, float]
+
+
+class Measures:
+    """Collects over the micro-batches of one step."""
+
+    def __init__(self) -> None:
+        self._loss = 0.0
+        self._columns: dict[str, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, scored: Scored, terms: Terms, facts: PairFacts, ages: Tensor) -> None:
+        self._loss += float(loss)
+        for name, column in (
+            ("log_ratio", scored.log_probs - facts.behaviour),
+            ("log_prob", scored.log_probs),
+            ("entropy", scored.entropy),
+            ("clipped", terms.clipped),
+            ("masked", terms.masked),
+            ("advantage", facts.advantage),
+            ("age", ages),
+        ):
+            self._columns.setdefault(name, []).append(column.detach().double().cpu())
+
+    def summary(self, *, supervised: bool) -> Metrics:
+        whole = {name: torch.cat(columns) for name, columns in self._columns.items()}
+        metrics = {
+            "loss": self._loss,
+            "pairs": float(whole["log_prob"].numel()),
+            "entropy": float(whole["entropy"].mean()),
+        }
+        if supervised:
+            return metrics
+        difference, fresh = whole["log_ratio"], whole["age"] == 0
+        return (
+            metrics
+            | {
+                "clipped_share": float(whole["clipped"].mean()),
+                "masked_share": float(whole["masked"].mean()),
+                "accepted_share": 1.0 - float(((whole["clipped"] + whole["masked"]) > 0).double().mean()),
+                "advantage_mean": float(whole["advantage"].mean()),
+                "advantage_std": float(whole["advantage"].std(unbiased=False)),
+                "age_mean": float(whole["age"].mean()),
+                "age_max": float(whole["age"].max()),
+            }
+            | _drift(difference)
+            | _mismatch(difference[fresh])
+        )
+
+
+def _drift(difference: Tensor) -> Metrics:
+    weights = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return {
+        "weight_mean": float(weights.mean()),
+        "weight_std": float(weights.std(unbiased=False)),
+        # Effective sample size, as a share of the pairs.
+        "ess": float(weights.sum() ** 2 / (weights.numel() * (weights**2).sum())),
+        "kl_behaviour": float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean()),
+    }
+
+
+def _mismatch(difference: Tensor) -> Metrics:
+    if not difference.numel():
+        return {}
+    size = difference.abs()
+    return {
+        "mismatch_mean": float(size.mean()),
+        "mismatch_p99": float(size.quantile(0.99)) if size.numel() < 1 << 20 else float(size.max()),
+        "mismatch_max": float(size.max()),
+    }
