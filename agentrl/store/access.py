@@ -1,0 +1,40 @@
+"""Where the database of a run is, for the processes of that run.
+
+Invariant: the configuration in force and the URL are read where the coordinator and the mongo unit put them; a secret
+is never part of an error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.config.run import RunConfig
+from agentrl.config.secrets import resolve_secret
+from agentrl.errors import ConfigError
+from agentrl.store.database import Database, connect
+
+CONFIG_FILE = "config.json"
+
+
+def configuration(run_dir: Path) -> RunConfig:
+    """The configuration in force, which the coordinator wrote."""
+    path = run_dir / CONFIG_FILE
+    try:
+        return RunConfig.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as broken:
+        raise ConfigError(f"The configuration in force, {path}, cannot be read: {broken}.") from broken
+
+
+def mongo_url(config: RunConfig, state_dir: Path) -> str:
+    if config.mongo.url is not None:
+        return resolve_secret(config.mongo.url)
+    path = state_dir / "mongo" / "url"
+    try:
+        return path.read_text().strip()
+    except OSError as broken:
+        raise ConfigError(f"Nobody says where MongoDB is: {path} cannot be read ({broken.strerror}).") from broken
+
+
+def open_database(config: RunConfig, state_dir: Path) -> Database:
+    """The run's database; to be closed by whoever opens it."""
+    return connect(mongo_url(config, state_dir), config.name)

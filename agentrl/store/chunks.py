@@ -1,0 +1,53 @@
+"""Values too large for their document: both ends stay inline, the whole lies in chunks.
+
+Invariants: the chunks are written before the document that shows the cut value, and have ids that say where they
+belong, so writing them again changes nothing; a value is cut between characters, never inside of one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from agentrl.store.database import Database
+from agentrl.store.documents import Chunk, to_bson
+
+INLINE_BYTES = 256 << 10
+END_BYTES = 32 << 10
+"""What stays of each end."""
+CHUNK_BYTES = 1 << 20
+
+
+class Cut(NamedTuple):
+    inline: str
+    chunks: list[Chunk]
+
+
+def cut(document: str, field: str, text: str) -> Cut:
+    """What is stored of a text: itself, or its ends and the chunks of the whole."""
+    if len(text) <= INLINE_BYTES // 4:  # no character takes more than four bytes
+        return Cut(text, [])
+    data = text.encode(errors="surrogatepass")
+    if len(data) <= INLINE_BYTES:
+        return Cut(text, [])
+    head = data[:END_BYTES].decode(errors="ignore")
+    tail = data[-END_BYTES:].decode(errors="ignore")
+    left_out = len(data) - len(head.encode()) - len(tail.encode())
+    parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+    chunks = [
+        Chunk(id=f"{document}/{field}/{index}", document=document, field=field, index=index, data=part)
+        for index, part in enumerate(parts)
+    ]
+    return Cut(f"{head}\n[… {left_out} bytes left out …]\n{tail}", chunks)
+
+
+async def write(database: Database, chunks: list[Chunk]) -> None:
+    for chunk in chunks:  # one by one: together they may exceed what one message may hold
+        await database.insert_new("Chunk", [to_bson(chunk)])
+
+
+async def whole(database: Database, document: str, field: str) -> str | None:
+    """The text that was cut; None if it was not, so the document has it."""
+    parts = await database.find("Chunk", {"document": document, "field": field}, sort=[("index", 1)])
+    if not parts:
+        return None
+    return b"".join(part["data"] for part in parts).decode(errors="surrogatepass")

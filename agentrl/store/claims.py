@@ -1,0 +1,183 @@
+"""Records in a sampler's hand: claimed, ended, scored, given back.
+
+Invariants: a claim takes one open Record, the first in the order of admission, and never the same one twice; every
+later write names the Record (which includes its attempt) and the owner, and False as an answer means that the claim is
+lost: the episode is dropped without another word; a Record is `finished` only after what it generated is stored, and
+`scored` only after its structure is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from agentrl.policies import outcomes
+from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.policies.states import RECORD, Actor, RecordStatus, check
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
+from agentrl.store.updates import NOW, seconds_since, setting
+
+S = RecordStatus
+
+
+class Claim(NamedTuple):
+    record: Record
+    task: Task
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How an episode ended by the policy's doing."""
+
+    outcome: Outcome
+    turns: int = 0
+    generated_tokens: int = 0
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    malformed: bool = False
+    error: str = ""
+
+
+async def claim(
+    database: Database,
+    owner: str,
+    *,
+    environments: Sequence[str] | None = None,
+    purposes: Sequence[str] | None = None,
+    resumable: bool = False,
+) -> Claim | None:
+    """The open Record that was admitted first; None if there is none.
+
+    `environments` leaves others out, such as those whose tools are broken. `resumable`: its loop can be continued by
+    another sampler. A Record that was handed over has turns already.
+    """
+    check(RECORD, S.OPEN, S.RUNNING, Actor.SAMPLER)
+    wanted: Plain = {"status": S.OPEN}
+    if environments is not None:
+        wanted["environment"] = {"$in": list(environments)}
+    if purposes is not None:
+        wanted["purpose"] = {"$in": list(purposes)}
+    mine = setting(
+        {"status": S.RUNNING, "owner": owner, "resumable": resumable}, started_at={"$ifNull": ["$started_at", NOW]}
+    )
+    found = await database.find_one_and_update("Record", wanted, mine, sort=[("order", 1), ("seat", 1)])
+    if found is None:
+        return None
+    record = load(Record, found)
+    task = await database.find_one("Task", {"_id": record.task})
+    assert task is not None, f"{record.id} has no task"
+    return Claim(record, load(Task, task))
+
+
+async def mark_resumable(database: Database, record: str, owner: str, resumable: bool) -> bool:
+    """Once it is known which loop runs it."""
+    return await database.update_one("Record", _held(record, owner), {"$set": {"resumable": resumable}})
+
+
+async def finish(database: Database, record: str, owner: str, ending: Ending) -> bool:
+    """The policy's result or limit. Its turns and calls must be stored before."""
+    kind = outcomes.class_of(ending.outcome)
+    if not outcomes.in_baseline(kind):
+        raise ValueError(f"{ending.outcome} is {kind.value}: such a record fails, it does not finish")
+    check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER, record)
+    fields = msgspec.structs.asdict(ending) | {"status": S.FINISHED, "outcome_class": kind}
+    return await database.update_one("Record", _held(record, owner), _ended(fields))
+
+
+async def fail(
+    database: Database, record: str, owner: str, outcome: Outcome, error: str = "", *, free: bool = False
+) -> bool:
+    """It ended for reasons that are not the policy's. `free`: on an open breaker, which costs no re-draw."""
+    kind = outcomes.class_of(outcome)
+    if kind is not OutcomeClass.INFRASTRUCTURE:
+        raise ValueError(f"{outcome} is {kind.value}: such a record finishes, it does not fail")
+    check(RECORD, S.RUNNING, S.FAILED, Actor.SAMPLER, record)
+    fields = {"status": S.FAILED, "outcome": outcome, "outcome_class": kind, "error": error[:2000], "free": free}
+    return await database.update_one("Record", _held(record, owner), _ended(fields))
+
+
+async def hand_back(database: Database, record: str, owner: str) -> bool:
+    """A drain: another sampler goes on with this attempt from its last stored turn."""
+    check(RECORD, S.RUNNING, S.OPEN, Actor.SAMPLER, record)
+    update = {"$set": {"status": S.OPEN, "owner": ""}}
+    return await database.update_one("Record", _held(record, owner), update)
+
+
+async def abandon(database: Database, record: str, owner: str) -> bool:
+    """A drain's end, for what cannot be resumed."""
+    check(RECORD, S.RUNNING, S.ABANDONED, Actor.SAMPLER, record)
+    return await database.update_one("Record", _held(record, owner), _ended(abandoned_fields()))
+
+
+async def progress(
+    database: Database, record: str, owner: str, *, turns: int, generated_tokens: int, versions: Sequence[int]
+) -> bool:
+    """After each turn: what the freshness of a run under way is told from, and the proof that the claim still holds."""
+    update: dict[str, Any] = {"$set": {"turns": turns, "generated_tokens": generated_tokens}}
+    if versions:
+        update |= {"$min": {"oldest_version": min(versions)}, "$max": {"newest_version": max(versions)}}
+    return await database.update_one("Record", _held(record, owner), update)
+
+
+# ---- scores ----
+
+
+async def score(database: Database, record: str, owner: str, score: float, data: DBRecordData) -> bool:
+    """Its structure, then its score. Closing the group is the caller's next act: `groups.close`."""
+    if data.id != record:
+        raise ValueError(f"the structure of {data.id} is not that of {record}")
+    for source in (S.FINISHED, S.UNSCORED):
+        check(RECORD, source, S.SCORED, Actor.SCORER, record)
+    held = _held(record, owner, S.FINISHED, S.UNSCORED)
+    if await database.find_one("Record", held, projection=["_id"]) is None:
+        return False
+    await database.insert_new("DBRecordData", [to_bson(data)])
+    return await database.update_one("Record", held, {"$set": {"status": S.SCORED, "score": score}})
+
+
+async def leave_unscored(database: Database, record: str, owner: str, why: str) -> bool:
+    """The judge cannot answer; it is asked again later. Never a score of 0."""
+    check(RECORD, S.FINISHED, S.UNSCORED, Actor.SCORER, record)
+    update = {"$set": {"status": S.UNSCORED, "error": why[:2000]}}
+    return await database.update_one("Record", _held(record, owner, S.FINISHED), update)
+
+
+async def give_up_scoring(database: Database, record: str, owner: str, why: str) -> bool:
+    """Past its deadline without an answer of the judge: the seat stays empty."""
+    check(RECORD, S.UNSCORED, S.UNSCORABLE, Actor.SCORER, record)
+    fields = {"status": S.UNSCORABLE, "outcome_class": OutcomeClass.UNSCORED, "error": why[:2000]}
+    return await database.update_one("Record", _held(record, owner, S.UNSCORED), {"$set": fields})
+
+
+async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
+    """A Record that ended and whose owner is gone: it is scored by somebody else."""
+    ended = {"status": {"$in": [S.FINISHED, S.UNSCORED]}, "owner": ""}
+    found = await database.find_one_and_update("Record", ended, {"$set": {"owner": owner}}, sort=[("order", 1)])
+    if found is None:
+        return None
+    record = load(Record, found)
+    task = await database.find_one("Task", {"_id": record.task})
+    assert task is not None, f"{record.id} has no task"
+    return Claim(record, load(Task, task))
+
+
+# ---- inside ----
+
+
+def abandoned_fields() -> dict[str, Any]:
+    return {
+        "status": S.ABANDONED,
+        "outcome": Outcome.OWNER_LOST,
+        "outcome_class": outcomes.class_of(Outcome.OWNER_LOST),
+    }
+
+
+def _held(record: str, owner: str, *statuses: RecordStatus) -> Plain:
+    among = statuses or (S.RUNNING,)
+    return {"_id": record, "owner": owner, "status": {"$in": list(among)}}
+
+
+def _ended(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    return setting(fields, finished_at=NOW, duration_s=seconds_since("started_at"))

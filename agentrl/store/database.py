@@ -1,0 +1,279 @@
+"""The one seam to the MongoDB driver. Nobody else in the data plane imports it.
+
+Invariants: every operation has a deadline, within which the driver repeats what a restart of the server interrupted;
+what the driver raises becomes an error of ours; the write concern is the server's default (majority, journaled) and is
+never lowered. Motor and PyMongo's own asyncio client fit behind it alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+import pymongo.errors
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, IndexModel, InsertOne, ReturnDocument, UpdateMany, UpdateOne
+
+from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError
+
+Plain = dict[str, Any]
+Filter = Mapping[str, Any]
+Update = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+Sort = Sequence[tuple[str, int]]
+Projection = Mapping[str, Any] | Sequence[str]
+Write = InsertOne[Plain] | UpdateOne | UpdateMany
+Driver = Literal["motor", "pymongo"]
+
+OPERATION_WITHIN_S = 30.0
+"""A killed server is back within a few seconds; until then writers wait and see no error."""
+INSERTED_AT_ONCE = 1000
+
+_DUPLICATE_KEY = 11000
+_DISK_IS_FULL = frozenset({14031, 24})
+_LOGIN_FAILED = frozenset({13, 18})
+
+
+class StoreError(AgentrlError):
+    """MongoDB refused an operation."""
+
+
+class StoreUnavailableError(StoreError):
+    """MongoDB did not answer in time. What was asked may have happened or not; asking again is safe."""
+
+
+class AlreadyThereError(ConflictError):
+    """A unique key exists already."""
+
+
+class Bulk(NamedTuple):
+    """What became of a batch of writes."""
+
+    inserted: int
+    matched: int
+
+
+class Database:
+    """One database. Collections are named by words, filters and updates are written in MongoDB's own language."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        # Both drivers have the same methods but not the same types, so this is the one place without them.
+        self._client = client
+        self._database = client[name]
+        self.name = name
+
+    # ---- reading ----
+
+    async def find_one(
+        self, collection: str, filter: Filter, *, sort: Sort | None = None, projection: Projection | None = None
+    ) -> Plain | None:
+        with _our_errors(collection):
+            found: Plain | None = await self._database[collection].find_one(filter, projection, sort=sort)
+        return found
+
+    async def find(
+        self,
+        collection: str,
+        filter: Filter,
+        *,
+        sort: Sort | None = None,
+        limit: int = 0,
+        projection: Projection | None = None,
+    ) -> list[Plain]:
+        with _our_errors(collection):
+            cursor = self._database[collection].find(filter, projection, sort=sort, limit=limit)
+            found: list[Plain] = await cursor.to_list(None)
+        return found
+
+    async def stream(
+        self,
+        collection: str,
+        filter: Filter,
+        *,
+        sort: Sort | None = None,
+        projection: Projection | None = None,
+    ) -> AsyncIterator[Plain]:
+        """One by one, for what may be many. Each batch has the deadline of an operation, the whole has none."""
+        with _our_errors(collection):
+            cursor = self._database[collection].find(filter, projection, sort=sort)
+            async for document in cursor:
+                yield document
+
+    async def count(self, collection: str, filter: Filter) -> int:
+        with _our_errors(collection):
+            number: int = await self._database[collection].count_documents(filter)
+        return number
+
+    async def distinct(self, collection: str, field: str, filter: Filter) -> list[Any]:
+        with _our_errors(collection):
+            values: list[Any] = await self._database[collection].distinct(field, filter)
+        return values
+
+    async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
+        with _our_errors(collection):
+            asked = self._database[collection].aggregate(pipeline)
+            # Motor gives a cursor, PyMongo a coroutine that gives one.
+            cursor = await asked if inspect.isawaitable(asked) else asked
+            found: list[Plain] = await cursor.to_list(None)
+        return found
+
+    # ---- writing ----
+
+    async def insert_many(self, collection: str, documents: Sequence[Plain], *, ordered: bool = True) -> None:
+        """AlreadyThereError if one is there; those before it (ordered), or all others, are inserted nevertheless."""
+        if documents:
+            with _our_errors(collection):
+                await self._database[collection].insert_many(documents, ordered=ordered)
+
+    async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
+        """Insert those whose keys are not there yet, and say how many that were."""
+        new = 0
+        for start in range(0, len(documents), INSERTED_AT_ONCE):
+            batch = documents[start : start + INSERTED_AT_ONCE]
+            with _our_errors(collection):
+                try:
+                    await self._database[collection].insert_many(batch, ordered=False)
+                    new += len(batch)
+                except pymongo.errors.BulkWriteError as partly:
+                    new += _new_in(partly)
+        return new
+
+    async def update_one(self, collection: str, filter: Filter, update: Update, *, upsert: bool = False) -> bool:
+        """True if a document matched, whether or not it was changed."""
+        with _our_errors(collection):
+            done = await self._database[collection].update_one(filter, update, upsert=upsert)
+        return bool(done.matched_count or done.upserted_id is not None)
+
+    async def update_many(self, collection: str, filter: Filter, update: Update) -> int:
+        """How many documents matched."""
+        with _our_errors(collection):
+            done = await self._database[collection].update_many(filter, update)
+        return int(done.matched_count)
+
+    async def find_one_and_update(
+        self,
+        collection: str,
+        filter: Filter,
+        update: Update,
+        *,
+        sort: Sort | None = None,
+        projection: Projection | None = None,
+        before: bool = False,
+    ) -> Plain | None:
+        """The document as it is after the update; None if none matched."""
+        returned = ReturnDocument.BEFORE if before else ReturnDocument.AFTER
+        with _our_errors(collection):
+            found: Plain | None = await self._database[collection].find_one_and_update(
+                filter, update, sort=sort, projection=projection, return_document=returned
+            )
+        return found
+
+    async def write(self, collection: str, writes: Sequence[Write], *, ordered: bool = True) -> Bulk:
+        """A batch; with `ordered`, each after the one before it."""
+        if not writes:
+            return Bulk(0, 0)
+        with _our_errors(collection):
+            done = await self._database[collection].bulk_write(writes, ordered=ordered)
+        return Bulk(done.inserted_count + done.upserted_count, done.matched_count)
+
+    async def delete_many(self, collection: str, filter: Filter) -> int:
+        with _our_errors(collection):
+            done = await self._database[collection].delete_many(filter)
+        return int(done.deleted_count)
+
+    # ---- the whole ----
+
+    async def now(self) -> datetime:
+        """The server's time."""
+        with _our_errors("the server"):
+            answer: Plain = await self._database.command("hello")
+        at: datetime = answer["localTime"]
+        return at
+
+    async def create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
+        with _our_errors(collection):
+            await self._database[collection].create_indexes(indexes)
+
+    async def explain(self, collection: str, command: Plain) -> Plain:
+        """How the server would answer `find`, `count`, `aggregate` … of this collection."""
+        with _our_errors(collection):
+            answer: Plain = await self._database.command("explain", command, verbosity="queryPlanner")
+        return answer
+
+    async def collections(self) -> list[str]:
+        with _our_errors(self.name):
+            names: list[str] = await self._database.list_collection_names()
+        return sorted(name for name in names if not name.startswith("system."))
+
+    async def size_bytes(self) -> int:
+        """What the data takes before compression."""
+        with _our_errors(self.name):
+            answer: Plain = await self._database.command("dbStats")
+        return int(answer["dataSize"])
+
+    async def drop(self) -> None:
+        """Everything, for good."""
+        with _our_errors(self.name):
+            await self._client.drop_database(self.name)
+
+    async def close(self) -> None:
+        closing = self._client.close()
+        if inspect.isawaitable(closing):
+            await closing
+
+
+def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = OPERATION_WITHIN_S) -> Database:
+    """Nothing is sent before the first operation. To be called in the loop that will use it."""
+    options: dict[str, Any] = {"tz_aware": True, "timeoutMS": round(within_s * 1000), "appname": "agentrl"}
+    try:
+        client: Any = AsyncIOMotorClient(url, **options) if driver == "motor" else AsyncMongoClient(url, **options)
+    except (pymongo.errors.ConfigurationError, pymongo.errors.InvalidURI, ValueError) as wrong:
+        # The URL holds a password: only what is wrong with it is told.
+        raise ConfigError(f"The URL of MongoDB cannot be used: {wrong}.") from wrong
+    return Database(client, name)
+
+
+@contextlib.contextmanager
+def _our_errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except pymongo.errors.PyMongoError as foreign:
+        raise _translated(foreign, where) from foreign
+
+
+def _translated(foreign: pymongo.errors.PyMongoError, where: str) -> AgentrlError:
+    codes = _codes_of(foreign)
+    if codes and codes <= {_DUPLICATE_KEY}:
+        return AlreadyThereError(f"{where} has a document with this key already: {foreign}.")
+    if codes & _DISK_IS_FULL:
+        return DiskError(f"MongoDB cannot write to {where}: its disk is full.", hint="Make room; nothing was changed.")
+    if codes & _LOGIN_FAILED:
+        return ConfigError(f"MongoDB does not let this user in ({where}).", hint="Check the URL's user and password.")
+    if foreign.timeout or isinstance(foreign, pymongo.errors.ConnectionFailure):
+        return StoreUnavailableError(f"MongoDB did not answer ({where}): {_shortly(foreign)}.")
+    return StoreError(f"MongoDB refused an operation on {where}: {_shortly(foreign)}.")
+
+
+def _codes_of(foreign: pymongo.errors.PyMongoError) -> set[int]:
+    if isinstance(foreign, pymongo.errors.BulkWriteError):
+        details = foreign.details or {}
+        errors = [*details.get("writeErrors", ()), *details.get("writeConcernErrors", ())]
+        return {int(error.get("code", 0)) for error in errors}
+    if isinstance(foreign, pymongo.errors.OperationFailure) and foreign.code is not None:
+        return {foreign.code}
+    return set()
+
+
+def _shortly(foreign: pymongo.errors.PyMongoError) -> str:
+    """Its first sentence: the driver goes on with the whole topology."""
+    return str(foreign).partition(", Timeout:")[0].partition(", full error:")[0][:500]
+
+
+def _new_in(partly: pymongo.errors.BulkWriteError) -> int:
+    details = partly.details or {}
+    others = [error for error in details.get("writeErrors", ()) if error.get("code") != _DUPLICATE_KEY]
+    if others or details.get("writeConcernErrors"):
+        raise partly
+    return int(details.get("nInserted", 0))

@@ -1,0 +1,401 @@
+"""What the collections hold. A collection has the name of its struct, and a struct's `id` is the document's `_id`.
+
+Invariants: every field has a default, so documents of older versions load, and fields of newer ones are ignored;
+nothing is ever saved as a whole: these are for inserting and reading, changes are conditional updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentrl.policies.states import (
+    CallStatus,
+    CheckpointStatus,
+    PublicationStatus,
+    RecordStatus,
+    StepStatus,
+    TaskStatus,
+    ToolCallStatus,
+)
+from agentrl.tokens.spans import Span
+
+Purpose = str
+TRAINS = ("train", "branch")
+"""Purposes that are admitted by capacity and may be leased; `eval` and `probe` are neither."""
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """Anything that has a collection."""
+
+
+class Named(Document):
+    """A document whose id is a text that says where it belongs."""
+
+    id: str = msgspec.field(name="_id", default="")
+
+
+D = TypeVar("D", bound=Document)
+
+
+class Task(Named):
+    """A row of a dataset in one epoch; the group of GRPO."""
+
+    environment: str = ""
+    split: str = "train"
+    epoch: int = 0
+    row: int = 0
+    place: int = 0
+    """Its place in the order of the epoch."""
+    purpose: Purpose = "train"
+    status: str = TaskStatus.QUEUED
+    reason: str = ""
+    """Why it is dead, or was sampled again."""
+    round: int = 1
+    rounds_max: int = 3
+    n: int = 0
+    sampling: dict[str, Any] = {}
+    """Frozen at admission."""
+    query: str = ""
+    answer: str = ""
+    scorer: str = ""
+    answer_schema: str = ""
+    agent_name: str = ""
+    servers: list[str] = []
+    extra: dict[str, Any] = {}
+    admitted_at: datetime | None = None
+    admitted_order: int = 0
+    deadline_at: datetime | None = None
+    seating: bool = False
+    """Its Records are being inserted."""
+    sweeping: bool = False
+    """Records of former rounds are being superseded."""
+    closed_at: datetime | None = None
+    baseline: Baseline | None = None
+    signal: bool = False
+    members: int = 0
+    """Records that were scored when the group closed."""
+    shares: list[Share] = []
+    """What each record took out of the group: the truth from which DBRecordData follows."""
+    lineage: str = ""
+    step: int = -1
+    trained_count: int = 0
+    trained_at: datetime | None = None
+    version: int | None = None
+    """Of an evaluation: the version that it pins."""
+
+
+class Baseline(msgspec.Struct):
+    mean: float = 0.0
+    std: float = 0.0
+    valid: int = 0
+
+
+class Share(msgspec.Struct):
+    record: str
+    advantage: float | None = None
+    capped: bool = False
+
+
+class Record(Named):
+    """One attempt at a seat."""
+
+    task: str = ""
+    environment: str = ""
+    purpose: Purpose = "train"
+    round: int = 1
+    seat: int = 0
+    attempt: int = 1
+    order: int = 0
+    """The Task's admitted_order: what was admitted first is claimed first."""
+    status: str = RecordStatus.OPEN
+    owner: str = ""
+    resumable: bool = False
+    """Its loop can be continued by another sampler."""
+    free: bool = False
+    """It failed on an open breaker and costs no re-draw."""
+    followed: bool = False
+    """It failed, and what follows from that (another attempt, or none) has been done."""
+    late: bool = False
+    """It was not there when its group closed."""
+    outcome: str = ""
+    outcome_class: str = ""
+    error: str = ""
+    malformed: bool = False
+    """It made malformed calls and went on."""
+    score: float | None = None
+    scores_before: list[float] = []
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    generated_tokens: int = 0
+    turns: int = 0
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    duration_s: float = 0.0
+
+
+class DispatchedSamplingTask(Named):
+    """One model call inside a Record. Ids and log-probs are packed as `agentrl.tokens.binary` does."""
+
+    record: str = ""
+    task: str = ""
+    turn: str = ""
+    index: int = 0
+    owner: str = ""
+    status: str = CallStatus.SENT
+    base: str = ""
+    base_length: int = 0
+    prompt: bytes = b""
+    output: bytes = b""
+    log_probs: bytes = b""
+    versions: list[tuple[int, int]] = []
+    sampling: dict[str, Any] = {}
+    finish_reason: str = ""
+    engine: str = ""
+    sent_at: datetime | None = None
+    done_at: datetime | None = None
+    error: str = ""
+
+
+class ParsedCall(msgspec.Struct):
+    name: str = ""
+    arguments: dict[str, Any] = {}
+    error: str = ""
+
+
+class Turn(Named):
+    """A model call with the tool calls it caused."""
+
+    record: str = ""
+    task: str = ""
+    index: int = 0
+    owner: str = ""
+    text: str = ""
+    parsed: list[ParsedCall] = []
+    tool_calls: list[str] = []
+    call: str = ""
+    started_at: datetime | None = None
+    done_at: datetime | None = None
+    reason: str = ""
+
+
+class ToolCall(Named):
+    record: str = ""
+    task: str = ""
+    turn: int = 0
+    owner: str = ""
+    server: str = ""
+    tool: str = ""
+    arguments: dict[str, Any] = {}
+    status: str = ToolCallStatus.REQUESTED
+    error_class: str = ""
+    result: str = ""
+    latency_s: float = 0.0
+    session: str = ""
+    requested_at: datetime | None = None
+    done_at: datetime | None = None
+
+
+class DBRecordData(Named):
+    """What the trainer consumes: the structure of a Record's token tree over the tokens of its calls."""
+
+    task: str = ""
+    spans: list[Span] = []
+    trained_tokens: int = 0
+    oldest_version: int | None = None
+    versions: list[int] = []
+    """All versions that generated tokens which train: the age of a record is that of the farthest one."""
+    advantage: float | None = None
+    capped: bool = False
+
+
+class Step(Named):
+    lineage: str = ""
+    step: int = 0
+    status: str = StepStatus.LEASED
+    base_version: int = 0
+    tasks: list[str] = []
+    filtered: list[str] = []
+    """Tasks without signal that it consumes."""
+    records: list[str] = []
+    metrics: dict[str, Any] = {}
+    leased_at: datetime | None = None
+    committed_at: datetime | None = None
+    duration_s: float = 0.0
+    empty: bool = False
+    reason: str = ""
+
+
+class Lineage(Named):
+    owner: str = ""
+    parent_checkpoint: str = ""
+    first_version: int | None = None
+    first_step: int = 0
+    opened_at: datetime | None = None
+    closed: bool = False
+    plan: dict[str, Any] = {}
+    """What admission must know of the trainer: bound, groups, publish_every, and hold, a reason not to admit."""
+
+
+class CheckpointFile(msgspec.Struct):
+    bytes: int = 0
+    hash: str = ""
+
+
+class Checkpoint(Named):
+    step: int = 0
+    lineage: str = ""
+    version: int = 0
+    path: str = ""
+    files: dict[str, CheckpointFile] = {}
+    status: str = CheckpointStatus.WRITING
+    pinned: bool = False
+    at: datetime | None = None
+
+
+class Publication(Document):
+    id: int = msgspec.field(name="_id", default=0)
+    """The version."""
+    parent: int | None = None
+    lineage: str = ""
+    step: int = 0
+    status: str = PublicationStatus.WRITING
+    path: str = ""
+    manifest: dict[str, Any] = {}
+    announced_at: datetime | None = None
+    reasons: list[str] = []
+    served_by: list[str] = []
+    evaluation: str = ""
+    """`wanted`, `queued` or `done`; empty if nobody asked for one."""
+
+
+class Owner(Named):
+    unit: str = ""
+    role: str = ""
+    expires_at: datetime | None = None
+    expired: bool = False
+    why: str = ""
+
+
+class Service(Named):
+    unit: str = ""
+    kind: str = ""
+    url: str = ""
+    state: str = "starting"
+    version: int | None = None
+    versions_loaded: list[int] = []
+    slots: int = 0
+    running: int = 0
+    seen_at: datetime | None = None
+    names: list[str] = []
+
+
+class Epoch(Named):
+    environment: str = ""
+    split: str = "train"
+    epoch: int = 0
+    rows: int = 0
+    inserted: int = 0
+    """How many of its rows, in its order, are Tasks."""
+    done: bool = False
+    seed: int = 0
+    digest: str = ""
+    """Of the rows: an epoch that began goes on with what it began with."""
+
+
+class Chunk(Named):
+    """A part of a value that does not fit into its document."""
+
+    document: str = ""
+    field: str = ""
+    index: int = 0
+    data: bytes = b""
+
+
+KINDS: dict[str, type[Document]] = {
+    kind.__name__: kind
+    for kind in (
+        Task,
+        Record,
+        DispatchedSamplingTask,
+        Turn,
+        ToolCall,
+        DBRecordData,
+        Step,
+        Lineage,
+        Checkpoint,
+        Publication,
+        Owner,
+        Service,
+        Epoch,
+        Chunk,
+    )
+}
+
+
+def to_bson(value: Any) -> Any:
+    """A struct, or a list of structs, as MongoDB takes it; times and bytes stay what they are."""
+    return msgspec.to_builtins(value, builtin_types=(bytes, datetime))
+
+
+def storable(value: Any) -> Any:
+    """What a model or a tool wrote, as far as MongoDB can hold it: greater numbers become texts, characters that are
+    none are replaced."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode() if not value.isascii() else value
+        case int() if not -(2**63) <= value < 2**63:
+            return str(value)
+        case Mapping():
+            return {storable(str(key)).replace("\0", "\ufffd"): storable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [storable(item) for item in value]
+    return value
+
+
+def load(kind: type[D], document: Mapping[str, Any]) -> D:
+    return msgspec.convert(document, kind)
+
+
+def load_if(kind: type[D], document: Mapping[str, Any] | None) -> D | None:
+    return None if document is None else load(kind, document)
+
+
+# ---- ids ----
+
+
+def task_id(environment: str, split: str, epoch: int, row: int) -> str:
+    return f"{environment}/{split}/{epoch}/{row:06d}"
+
+
+def record_id(task: str, round: int, seat: int, attempt: int) -> str:
+    return f"{task}#r{round}.s{seat}.a{attempt}"
+
+
+def call_id(record: str, index: int) -> str:
+    return f"{record}/c{index}"
+
+
+def turn_id(record: str, index: int) -> str:
+    return f"{record}/t{index}"
+
+
+def tool_call_id(record: str, turn: int, number: int) -> str:
+    """Also the id under which the toolbox knows the call."""
+    return f"{record}/t{turn}.{number}"
+
+
+def step_id(lineage: str, step: int) -> str:
+    return f"{lineage}/{step:06d}"
+
+
+def checkpoint_id(step: int, lineage: str) -> str:
+    return f"step-{step:06d}.{lineage}"
+
+
+def epoch_id(environment: str, split: str, epoch: int) -> str:
+    return f"{environment}/{split}/{epoch}"

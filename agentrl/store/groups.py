@@ -1,0 +1,147 @@
+"""Closing a group in the store; what follows from its scores is decided in `agentrl.policies.groups`.
+
+Invariants: a group closes by one conditional update that stores baseline and shares together, so whoever comes second
+changes nothing; DBRecordData follows from the shares and can be written again at any time (`settle`); a sampler only
+closes what is settled and has enough valid members, everything else is the steward's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from pymongo import UpdateOne
+
+from agentrl.policies import groups, outcomes
+from agentrl.policies.groups import GroupRule, Member
+from agentrl.policies.outcomes import OutcomeClass
+from agentrl.policies.states import IN_FLIGHT, TASK, Actor, RecordStatus, TaskStatus, check
+from agentrl.store import tasks
+from agentrl.store.database import Database, Write
+from agentrl.store.documents import TRAINS, Record, Share, Task, load
+from agentrl.store.updates import NOW, setting
+
+Answer = Literal["ready", "requeued", "dead", "open", "gone"]
+"""What became of it. `open`: something is still to come. `gone`: it was not admitted, or somebody else was first."""
+
+READ = ["task", "round", "seat", "attempt", "status", "free", "outcome_class", "score", "turns", "malformed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An admitted Task and all attempts of its present round, by seat."""
+
+    task: Task
+    seats: tuple[tuple[Record, ...], ...]
+    past_deadline: bool
+
+    @property
+    def settled(self) -> list[bool]:
+        return [bool(attempts) and _settled(attempts) for attempts in self.seats]
+
+    @property
+    def latest(self) -> list[Record]:
+        return [attempts[-1] for attempts in self.seats if attempts]
+
+    @property
+    def may_close(self) -> bool:
+        """A seat that nobody has begun yet is waited for also past the deadline: it is not late but in the queue."""
+        waiting = any(record.status == RecordStatus.OPEN for record in self.latest)
+        return groups.may_close(self.settled, past_deadline=self.past_deadline and not waiting)
+
+
+def redraws_left(attempts: Sequence[Record]) -> bool:
+    """Whether a seat whose last attempt failed may be tried again."""
+    paid = sum(not record.free for record in attempts)
+    return outcomes.may_redraw(paid - 1, breaker_open=attempts[-1].free)
+
+
+async def close(database: Database, task_id: str, rule: GroupRule, actor: Actor) -> Answer:
+    """Close a group if it may be closed. Any number of callers may try."""
+    found = await read(database, [task_id])
+    return await close_group(database, found[0], rule, actor) if found else "gone"
+
+
+async def close_group(database: Database, group: Group, rule: GroupRule, actor: Actor) -> Answer:
+    if group.task.seating or not group.may_close:
+        return "open"
+    task = group.task
+    members = [_member(record) for record in group.latest if record.status == RecordStatus.SCORED]
+    closed = groups.close(members, task.n, rule, trains=task.purpose in TRAINS)
+    if not closed.enough:
+        if actor is not Actor.STEWARD:
+            return "open"
+        target = await tasks.next_round(database, task, actor, closed.why)
+        if target is None:
+            return "gone"
+        return "dead" if target is TaskStatus.DEAD else "requeued"
+    check(TASK, task.status, TaskStatus.READY, actor, tasks.story(task))
+    shares = [Share(record, share.advantage, share.capped) for record, share in closed.shares.items()]
+    fields = {
+        "status": TaskStatus.READY,
+        "baseline": None if closed.baseline is None else _plain_baseline(closed.baseline),
+        "signal": closed.signal,
+        "members": len(members),
+        "shares": shares,
+        "reason": closed.why,
+    }
+    admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
+    if not await database.update_one("Task", admitted, setting(fields, closed_at=NOW)):
+        return "gone"
+    await settle(database, [msgspec.structs.replace(task, status=TaskStatus.READY, shares=shares)])
+    return "ready"
+
+
+async def settle(database: Database, closed: Sequence[Task]) -> None:
+    """Write what follows from the shares: advantages, and who came too late."""
+    writes: list[Write] = [
+        UpdateOne({"_id": share.record}, {"$set": {"advantage": share.advantage, "capped": share.capped}})
+        for task in closed
+        for share in task.shares
+    ]
+    await database.write("DBRecordData", writes, ordered=False)
+    for task in closed:
+        under_way = {"task": task.id, "round": task.round, "status": {"$in": list(IN_FLIGHT)}}
+        await database.update_many("Record", under_way, {"$set": {"late": True}})
+
+
+async def read(database: Database, task_ids: Sequence[str]) -> list[Group]:
+    """The admitted ones among these Tasks, with the attempts of their present round."""
+    return await _read(database, {"_id": {"$in": list(task_ids)}, "status": TaskStatus.ADMITTED})
+
+
+async def admitted(database: Database) -> list[Group]:
+    """All groups that are not closed yet."""
+    return await _read(database, {"status": TaskStatus.ADMITTED})
+
+
+async def _read(database: Database, filter: dict[str, object]) -> list[Group]:
+    # An empty deadline sorts before every time: such a group has none.
+    past = {"$and": [{"$gt": ["$deadline_at", None]}, {"$lt": ["$deadline_at", NOW]}]}
+    left_out = {"query": 0, "answer": 0, "extra": 0, "shares": 0}
+    documents = await database.aggregate(
+        "Task", [{"$match": filter}, {"$project": left_out}, {"$set": {"past_deadline": past}}]
+    )
+    found = [(load(Task, document), bool(document["past_deadline"])) for document in documents]
+    wanted = {"task": {"$in": [task.id for task, _ in found]}}
+    round_of = {task.id: task.round for task, _ in found}
+    seats: dict[str, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for document in await database.find("Record", wanted, sort=[("attempt", 1)], projection=READ) if found else ():
+        if document["round"] == round_of[document["task"]]:
+            seats[document["task"]][document["seat"]].append(load(Record, document))
+    return [Group(task, tuple(tuple(seats[task.id][seat]) for seat in range(task.n)), late) for task, late in found]
+
+
+def _settled(attempts: Sequence[Record]) -> bool:
+    return groups.seat_settled(RecordStatus(attempts[-1].status), may_redraw=redraws_left(attempts))
+
+
+def _member(record: Record) -> Member:
+    return Member(record.id, OutcomeClass(record.outcome_class), record.score, record.turns, record.malformed)
+
+
+def _plain_baseline(baseline: groups.Baseline) -> dict[str, float]:
+    return {"mean": baseline.mean, "std": baseline.std, "valid": baseline.valid}

@@ -1,0 +1,69 @@
+"""The indexes, next to the queries that they are for.
+
+Invariants: every query that a process repeats stands on one of these (a test asks the server); a unique key is what
+makes a repeated insert harmless and a doubly held seat impossible; making them again changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymongo import IndexModel
+
+from agentrl.policies.states import HOLDS_SEAT
+from agentrl.store.database import Database
+
+
+def _index(name: str, keys: str, **options: Any) -> IndexModel:
+    return IndexModel([(key, 1) for key in keys.split()], name=name, **options)
+
+
+INDEXES: dict[str, list[IndexModel]] = {
+    "Task": [
+        # Admission: what is queued of an environment, in its order. Counting: what is in a status for a purpose.
+        _index("queue", "status purpose environment epoch place"),
+        _index("order", "admitted_order"),
+        _index("ready", "status admitted_order"),
+        _index("evaluations", "version environment", partialFilterExpression={"version": {"$type": "number"}}),
+        _index("seating", "seating", partialFilterExpression={"seating": True}),
+        _index("sweeping", "sweeping", partialFilterExpression={"sweeping": True}),
+        _index("step", "lineage step"),
+    ],
+    "Record": [
+        # Claims: the first open one in the order of admission.
+        _index("claims", "status order seat"),
+        _index("counts", "status purpose environment"),
+        _index("owned", "owner status"),
+        _index("seats", "task round seat attempt", unique=True),
+        _index(
+            "held",
+            "task round seat",
+            unique=True,
+            partialFilterExpression={"status": {"$in": sorted(status.value for status in HOLDS_SEAT)}},
+        ),
+        _index("followed", "status followed"),
+        _index("finished", "finished_at"),
+    ],
+    "DispatchedSamplingTask": [_index("record", "record index"), _index("task", "task"), _index("status", "status")],
+    "Turn": [_index("record", "record index"), _index("task", "task")],
+    "ToolCall": [
+        _index("record", "record turn"),
+        _index("task", "task"),
+        _index("status", "status"),
+        _index("errors", "error_class server tool"),
+    ],
+    "DBRecordData": [_index("task", "task")],
+    "Step": [_index("status", "status step"), _index("tasks", "tasks"), _index("filtered", "filtered")],
+    "Lineage": [_index("closed", "closed"), _index("opened", "opened_at")],
+    "Checkpoint": [_index("status", "status step")],
+    "Publication": [_index("status", "status"), _index("evaluation", "evaluation")],
+    "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at")],
+    "Service": [_index("kind", "kind state seen_at")],
+    "Epoch": [_index("done", "done"), _index("split", "environment split epoch")],
+    "Chunk": [_index("document", "document field index")],
+}
+
+
+async def ensure(database: Database) -> None:
+    for collection, indexes in INDEXES.items():
+        await database.create_indexes(collection, indexes)

@@ -1,0 +1,58 @@
+"""Lineages: one life of the trainer's weights; the fencing token of everything a trainer writes.
+
+Invariants: at most one lineage is open, the newest; opening one closes all others first, then releases and rolls back
+what they left, and only then may it lease; what a trainer of a closed lineage still tries is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.store import checkpoints, steps
+from agentrl.store.database import Database
+from agentrl.store.documents import Lineage, load_if, to_bson
+
+
+async def begin(
+    database: Database, owner: str, *, parent_checkpoint: str, after_step: int, first_version: int | None = None
+) -> Lineage:
+    """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none."""
+    now = await database.now()
+    lineage = Lineage(
+        id=f"{owner}@{now:%Y%m%dT%H%M%S}",
+        owner=owner,
+        parent_checkpoint=parent_checkpoint,
+        first_version=first_version,
+        first_step=after_step + 1,
+        opened_at=now,
+    )
+    await database.insert_new("Lineage", [to_bson(lineage)])
+    others = {"_id": {"$ne": lineage.id}, "closed": False}
+    await database.update_many("Lineage", others, {"$set": {"closed": True}})
+    for step in await steps.leased(database):
+        if step.lineage != lineage.id:
+            await steps.release(database, step.id, f"{lineage.id} took over")
+    await steps.roll_back(database, after_step=after_step, reason=f"{lineage.id} starts from step {after_step}")
+    await steps.follow(database)
+    await checkpoints.abandon_unfinished(database, lineage.id)
+    return lineage
+
+
+async def is_open(database: Database, lineage: str) -> bool:
+    return await database.find_one("Lineage", {"_id": lineage, "closed": False}, projection=["_id"]) is not None
+
+
+async def current(database: Database) -> Lineage | None:
+    newest = await database.find_one("Lineage", {"closed": False}, sort=[("opened_at", -1)])
+    return load_if(Lineage, newest)
+
+
+async def tell_plan(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
+    """What admission must know of the trainer: bound, groups, publish_every; and hold, why nothing is to be admitted.
+    False if the lineage was closed."""
+    return await database.update_one("Lineage", {"_id": lineage, "closed": False}, {"$set": {"plan": dict(plan)}})
+
+
+async def set_first_version(database: Database, lineage: str, version: int) -> bool:
+    return await database.update_one("Lineage", {"_id": lineage, "closed": False}, {"$set": {"first_version": version}})

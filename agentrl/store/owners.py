@@ -1,0 +1,137 @@
+"""Owners: one lease per incarnation, on everything that it claimed.
+
+Invariants: an Owner that was expired never comes back, so its writes stay fenced; whether one is past is decided by the
+server's clock alone; a holder that cannot renew knows by its own clock, before anybody else does, that it must stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from agentrl.errors import ConflictError
+from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError
+from agentrl.store.updates import NOW, from_now, is_past, setting
+
+log = logging.getLogger("owner")
+
+LEASE_S = 60.0
+RENEW_EVERY_S = 10.0
+MARGIN_S = 5.0
+"""A holder counts its lease as past this much earlier than the server does."""
+
+
+class OwnerLostError(ConflictError):
+    """This incarnation was declared dead. What it claimed belongs to others now."""
+
+
+class Lease:
+    """An incarnation's hold on its own Owner document."""
+
+    def __init__(
+        self,
+        database: Database,
+        incarnation: str,
+        *,
+        unit: str,
+        role: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.incarnation = incarnation
+        self._database = database
+        self._unit = unit
+        self._role = role
+        self._clock = clock
+        self._renewed_at = float("-inf")
+
+    @property
+    def valid(self) -> bool:
+        """Whether writes in its name make sense; False long enough before others may take over."""
+        return self._clock() < self._renewed_at + LEASE_S - MARGIN_S
+
+    async def open(self) -> None:
+        """The first act of an incarnation. OwnerLostError if it was declared dead already."""
+        asked_at = self._clock()
+        document = {"unit": self._unit, "role": self._role, "expired": False, "why": ""}
+        alive = {"_id": self.incarnation, "expired": {"$ne": True}}
+        try:
+            await self._database.update_one(
+                "Owner", alive, setting(document, expires_at=from_now(LEASE_S)), upsert=True
+            )
+        except AlreadyThereError:
+            raise self._lost() from None
+        self._renewed_at = asked_at
+
+    async def renew(self) -> None:
+        asked_at = self._clock()
+        alive = {"_id": self.incarnation, "expired": False}
+        if not await self._database.update_one("Owner", alive, setting(expires_at=from_now(LEASE_S))):
+            raise self._lost()
+        self._renewed_at = asked_at
+
+    async def keep(self) -> None:
+        """Renew until cancelled. OwnerLostError ends it: then nothing may be written any more."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            try:
+                await self.renew()
+            except StoreUnavailableError as away:
+                log.warning("%s cannot renew its lease: %s", self.incarnation, away.message)
+
+    async def close(self) -> None:
+        """Give everything back at once instead of when the lease is past."""
+        await expire(self._database, self.incarnation, "it ended")
+
+    def _lost(self) -> OwnerLostError:
+        return OwnerLostError(
+            f"{self.incarnation} was declared dead.", hint="It has to end; its replacement has a number of its own."
+        )
+
+
+async def expire(database: Database, incarnation: str, why: str) -> bool:
+    """Declare an incarnation dead now, because its death was confirmed. False if it was already, or never lived."""
+    alive = {"_id": incarnation, "expired": False}
+    return await database.update_one("Owner", alive, {"$set": {"expired": True, "why": why}})
+
+
+async def reap(database: Database) -> list[str]:
+    """Declare those dead whose lease is past, and say who."""
+    past = {"expired": False, **is_past("expires_at")}
+    lapsed = [owner["_id"] for owner in await database.find("Owner", past, projection=["_id"])]
+    dead = []
+    for incarnation in lapsed:
+        update = {"$set": {"expired": True, "why": "its lease was past"}}
+        if await database.update_one("Owner", {"_id": incarnation, **past}, update):
+            dead.append(incarnation)
+    return dead
+
+
+async def extend_all(database: Database) -> int:
+    """A full lease for everybody who is alive: after a gap nobody could have renewed."""
+    longer = {"$max": ["$expires_at", from_now(LEASE_S)]}
+    return await database.update_many("Owner", {"expired": False}, setting(expires_at=longer))
+
+
+async def silence_s(database: Database, role: str) -> float | None:
+    """How long ago an incarnation of this role last renewed its lease; None if there never was one."""
+    found = await database.aggregate(
+        "Owner",
+        [
+            {"$match": {"role": role}},
+            {"$sort": {"expires_at": -1}},
+            {"$limit": 1},
+            {"$set": {"silent": {"$add": [{"$divide": [{"$subtract": [NOW, "$expires_at"]}, 1000.0]}, LEASE_S]}}},
+        ],
+    )
+    return float(found[0]["silent"]) if found else None
+
+
+async def dead_among(database: Database, incarnations: Iterable[str]) -> set[str]:
+    """Which of these are dead. One that never opened an Owner is: nobody renews it."""
+    names = set(incarnations) - {""}
+    if not names:
+        return set()
+    alive = await database.find("Owner", {"_id": {"$in": sorted(names)}, "expired": False}, projection=["_id"])
+    return names - {owner["_id"] for owner in alive}

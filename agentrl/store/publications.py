@@ -1,0 +1,105 @@
+"""Publications: versions of the weights, from the number to the last engine that needs it.
+
+Invariants: a number is taken by an insert and never used twice, also after a resume, because documents outlive files;
+only the lineage that took a number announces it; engines make it current (`agentrl.engines.published`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl.policies.states import PUBLICATION, Actor, PublicationStatus, check
+from agentrl.store.database import AlreadyThereError, Database
+from agentrl.store.documents import Publication, load, load_if, to_bson
+from agentrl.store.updates import NOW, is_older, setting
+
+S = PublicationStatus
+
+
+def path_of(version: int) -> str:
+    """Relative to the run's directory."""
+    return f"weights/v{version:06d}"
+
+
+async def take_number(database: Database, *, parent: int | None, lineage: str, step: int) -> Publication:
+    """The next version, before its files are written."""
+    check(PUBLICATION, "", S.WRITING, Actor.TRAINER)
+    while True:
+        newest = await database.find_one("Publication", {}, sort=[("_id", -1)], projection=["_id"])
+        version = int(newest["_id"]) + 1 if newest else 1
+        publication = Publication(id=version, parent=parent, lineage=lineage, step=step, path=path_of(version))
+        try:
+            await database.insert_many("Publication", [to_bson(publication)])
+        except AlreadyThereError:
+            continue
+        return publication
+
+
+async def announce(database: Database, version: int, lineage: str, manifest: Mapping[str, Any]) -> bool:
+    """Manifest and weights are complete: engines may fetch them. What waited before is skipped."""
+    check(PUBLICATION, S.WRITING, S.ANNOUNCED, Actor.TRAINER, str(version))
+    writing = {"_id": version, "status": S.WRITING, "lineage": lineage}
+    fields = {"status": S.ANNOUNCED, "manifest": dict(manifest)}
+    if not await database.update_one("Publication", writing, setting(fields, announced_at=NOW)):
+        return False
+    check(PUBLICATION, S.ANNOUNCED, S.SKIPPED, Actor.TRAINER, str(version))
+    overtaken = {"_id": {"$lt": version}, "status": {"$in": [S.WRITING, S.ANNOUNCED]}}
+    await database.update_many("Publication", overtaken, {"$set": {"status": S.SKIPPED}})
+    return True
+
+
+async def reject_overdue(database: Database, *, after_s: float, actor: Actor = Actor.STEWARD) -> list[int]:
+    """Those that every engine which looked refused, until the deadline. One that no engine looked at is kept: an engine
+    that starts later has nothing else."""
+    check(PUBLICATION, S.ANNOUNCED, S.REJECTED, actor)
+    overdue = {
+        "status": S.ANNOUNCED,
+        "reasons.0": {"$exists": True},
+        "served_by": [],
+        **is_older("announced_at", after_s),
+    }
+    rejected = []
+    for found in await database.find("Publication", overdue, projection=["_id"]):
+        same = {"_id": found["_id"], "status": S.ANNOUNCED, "served_by": []}
+        if await database.update_one("Publication", same, {"$set": {"status": S.REJECTED}}):
+            rejected.append(int(found["_id"]))
+    return rejected
+
+
+async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = ()) -> list[Publication]:
+    """Retained ones beyond the newest `keep` that nobody holds or loads, and that no checkpoint or evaluation needs."""
+    held: set[int] = set(needed)
+    alive = {"kind": "engine", "state": {"$ne": "gone"}}
+    for service in await database.find("Service", alive, projection=["version", "versions_loaded"]):
+        held |= {version for version in (*service["versions_loaded"], service["version"]) if version is not None}
+    pinning = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}
+    held |= set(await database.distinct("Task", "version", pinning))
+    kept = {"status": "complete"}
+    held |= set(await database.distinct("Checkpoint", "version", kept))
+    found = await database.find("Publication", {"status": S.RETAINED}, sort=[("_id", -1)])
+    return [load(Publication, document) for document in found[keep:] if document["_id"] not in held]
+
+
+async def delete(database: Database, version: int, actor: Actor = Actor.TRAINER) -> bool:
+    """Before its files are removed."""
+    check(PUBLICATION, S.RETAINED, S.DELETED, actor, str(version))
+    return await database.update_one(
+        "Publication", {"_id": version, "status": S.RETAINED}, {"$set": {"status": S.DELETED}}
+    )
+
+
+async def parents(database: Database) -> dict[int, int | None]:
+    """The tree of versions, for ages."""
+    found = await database.find("Publication", {}, projection=["parent"])
+    return {int(document["_id"]): document.get("parent") for document in found}
+
+
+async def get(database: Database, version: int) -> Publication | None:
+    return load_if(Publication, await database.find_one("Publication", {"_id": version}))
+
+
+async def newest(database: Database) -> Publication | None:
+    """The newest that was announced, whether or not an engine serves it yet."""
+    there = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.RETAINED]}}
+    return load_if(Publication, await database.find_one("Publication", there, sort=[("_id", -1)]))

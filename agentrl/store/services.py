@@ -1,0 +1,36 @@
+"""Services: who answers over HTTP, and for what.
+
+Invariants: a service tells of itself every two seconds; one that was silent for longer than `SILENT_S` is not called,
+by the server's clock; addresses of the gone are kept as history, never as a choice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.store.database import Database
+from agentrl.store.documents import Service, load, to_bson
+from agentrl.store.updates import NOW, from_now, is_older, setting
+
+SILENT_S = 8.0
+FORGOTTEN_S = 60.0
+
+
+async def report(database: Database, service: Service) -> None:
+    """To be called every two seconds, and at once when its state changed."""
+    fields: dict[str, Any] = to_bson(service)
+    for name in ("_id", "seen_at"):
+        del fields[name]
+    await database.update_one("Service", {"_id": service.id}, setting(fields, seen_at=NOW), upsert=True)
+
+
+async def alive(database: Database, kind: str, *, state: str = "serving") -> list[Service]:
+    """Those that may be called now."""
+    fresh = {"kind": kind, "state": state, "$expr": {"$gt": ["$seen_at", from_now(-SILENT_S)]}}
+    return [load(Service, document) for document in await database.find("Service", fresh, sort=[("_id", 1)])]
+
+
+async def forget_silent(database: Database) -> int:
+    """Mark those as gone that did not say so themselves."""
+    silent = {"state": {"$ne": "gone"}, **is_older("seen_at", FORGOTTEN_S)}
+    return await database.update_many("Service", silent, {"$set": {"state": "gone"}})

@@ -1,0 +1,227 @@
+"""Steps: leased before the optimizer runs, committed by one conditional update after it.
+
+Invariants: a commit needs a Step that is still leased, so what another trainer released or rolled back can never be
+committed; Task statuses follow from their Step and can be derived again (`follow`); `trained_count` is the number of
+committed Steps that trained the Task. A lease is looked at again after it was written: a lineage that was closed
+meanwhile leases nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from agentrl.errors import ConflictError
+from agentrl.policies.states import IN_FLIGHT, STEP, TASK, Actor, RecordStatus, StepStatus, TaskStatus, check
+from agentrl.store import groups
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import TRAINS, DBRecordData, Step, Task, load, load_if, step_id, to_bson
+from agentrl.store.updates import NOW, seconds_since, setting
+
+
+class LineageClosedError(ConflictError):
+    """Another trainer took over. This one has to end."""
+
+
+class Ready(NamedTuple):
+    """A closed group, and those of its records that train."""
+
+    task: Task
+    records: list[DBRecordData]
+
+
+async def ready(database: Database, *, limit: int = 0) -> list[Ready]:
+    """Closed groups that could be leased, first admitted first; those without signal have no records."""
+    found = await database.find(
+        "Task",
+        {"status": TaskStatus.READY, "purpose": {"$in": list(TRAINS)}},
+        sort=[("admitted_order", 1), ("_id", 1)],
+        limit=limit,
+        projection={"query": 0, "answer": 0, "extra": 0},
+    )
+    closed = [load(Task, document) for document in found]
+    wanted = [share.record for task in closed if task.signal for share in task.shares if share.advantage is not None]
+    documents = await database.find("DBRecordData", {"_id": {"$in": wanted}}) if wanted else []
+    data = {document["_id"]: load(DBRecordData, document) for document in documents}
+    return [Ready(task, _records_of(task, data)) for task in closed]
+
+
+def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordData]:
+    """With the advantages of the group: DBRecordData may not have them yet if whoever closed it died."""
+    return [
+        msgspec.structs.replace(data[share.record], advantage=share.advantage, capped=share.capped)
+        for share in task.shares
+        if share.record in data
+    ]
+
+
+async def under_way(database: Database) -> list[int]:
+    """The oldest version of each record of a group that is not closed yet, as far as it generated tokens."""
+    flying = {
+        "status": {"$in": [*IN_FLIGHT, RecordStatus.SCORED]},
+        "purpose": {"$in": list(TRAINS)},
+        "oldest_version": {"$type": "number"},
+    }
+    unclosed = await database.find("Task", {"status": TaskStatus.ADMITTED}, projection=["_id"])
+    flying["task"] = {"$in": [task["_id"] for task in unclosed]}
+    return [
+        int(record["oldest_version"]) for record in await database.find("Record", flying, projection=["oldest_version"])
+    ]
+
+
+async def lease(database: Database, step: Step) -> Step | None:
+    """Lease a Step and its Tasks. The answer is the Step as it was obtained: a Task that went elsewhere meanwhile is
+    left out, with its records. None if nothing of it was to be had; then it is released."""
+    check(STEP, "", StepStatus.LEASED, Actor.TRAINER, step.id)
+    check(TASK, TaskStatus.READY, TaskStatus.LEASED, Actor.TRAINER, step.id)
+    if step.id != step_id(step.lineage, step.step):
+        raise ValueError(f"a step {step.step} of {step.lineage} has another id than {step.id}")
+    document = to_bson(msgspec.structs.replace(step, status=StepStatus.LEASED, leased_at=await database.now()))
+    await database.insert_many("Step", [document])
+    # After the insert: whoever closed the lineage before it could not release what was not there yet.
+    await _refuse_if_closed(database, step)
+    leased = {"$set": {"status": TaskStatus.LEASED, "lineage": step.lineage, "step": step.step}}
+    wanted = [*step.tasks, *step.filtered]
+    await database.update_many("Task", {"_id": {"$in": wanted}, "status": TaskStatus.READY}, leased)
+    mine = {"_id": {"$in": wanted}, **_of(step)}
+    obtained = [load(Task, task) for task in await database.find("Task", mine, projection={"query": 0, "extra": 0})]
+    if wanted and not obtained:
+        await release(database, step.id, "none of its tasks was to be had")
+        return None
+    await groups.settle(database, [task for task in obtained if task.signal])
+    return await _narrowed(database, step, obtained)
+
+
+async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) -> Step | None:
+    names = {task.id for task in obtained}
+    members = {share.record for task in obtained for share in task.shares}
+    kept = {
+        "tasks": [task for task in step.tasks if task in names],
+        "filtered": [task for task in step.filtered if task in names],
+        "records": [record for record in step.records if record in members],
+    }
+    document = await database.find_one_and_update(
+        "Step", {"_id": step.id, "status": StepStatus.LEASED}, {"$set": kept | {"empty": not kept["records"]}}
+    )
+    return load_if(Step, document)
+
+
+async def _refuse_if_closed(database: Database, step: Step) -> None:
+    if await database.find_one("Lineage", {"_id": step.lineage, "closed": False}, projection=["_id"]) is None:
+        await release(database, step.id, "its lineage was closed")
+        raise LineageClosedError(f"The lineage {step.lineage} was closed by another trainer.")
+
+
+async def commit(
+    database: Database, step: str, metrics: Mapping[str, Any], *, records: Sequence[str] | None = None
+) -> bool:
+    """The optimizer ran. False if the Step is not this trainer's any more: then nothing of it counts.
+
+    `records`: those that really trained, if fewer than were leased.
+    """
+    check(STEP, StepStatus.LEASED, StepStatus.COMMITTED, Actor.TRAINER, step)
+    fields: dict[str, Any] = {"status": StepStatus.COMMITTED, "metrics": dict(metrics)}
+    if records is not None:
+        fields |= {"records": list(records), "empty": not records}
+    document = await database.find_one_and_update(
+        "Step",
+        {"_id": step, "status": StepStatus.LEASED},
+        setting(fields, committed_at=NOW, duration_s=seconds_since("leased_at")),
+    )
+    if document is None:
+        return False
+    await _follow_commit(database, load(Step, document))
+    return True
+
+
+async def release(database: Database, step: str, reason: str, actor: Actor = Actor.TRAINER) -> bool:
+    """Give its Tasks back: on a hold, at the start of the next trainer, or after the owner expired."""
+    check(STEP, StepStatus.LEASED, StepStatus.RELEASED, actor, step)
+    document = await database.find_one_and_update(
+        "Step", {"_id": step, "status": StepStatus.LEASED}, {"$set": {"status": StepStatus.RELEASED, "reason": reason}}
+    )
+    if document is None:
+        return False
+    await _follow_release(database, load(Step, document))
+    return True
+
+
+async def roll_back(database: Database, *, after_step: int, reason: str) -> list[int]:
+    """Undo what no checkpoint covers: by the next trainer, before it leases. Answers the numbers of the Steps."""
+    check(STEP, StepStatus.COMMITTED, StepStatus.ROLLED_BACK, Actor.TRAINER)
+    later = {"status": StepStatus.COMMITTED, "step": {"$gt": after_step}}
+    undone = []
+    for document in await database.find("Step", later, sort=[("step", -1)]):
+        update = {"$set": {"status": StepStatus.ROLLED_BACK, "reason": reason}}
+        if await database.update_one("Step", {"_id": document["_id"], "status": StepStatus.COMMITTED}, update):
+            undone.append(int(document["step"]))
+        await _follow_roll_back(database, load(Step, document))
+    return undone
+
+
+async def follow(database: Database) -> int:
+    """Derive again what Tasks are from what their Steps are, where somebody died between the two. Answers how many
+    Steps that concerned."""
+    held = {"status": TaskStatus.LEASED}
+    groups_of_tasks = await database.aggregate(
+        "Task", [{"$match": held}, {"$group": {"_id": {"lineage": "$lineage", "step": "$step"}}}]
+    )
+    followed = 0
+    for group in groups_of_tasks:
+        name = step_id(group["_id"]["lineage"], group["_id"]["step"])
+        step = load_if(Step, await database.find_one("Step", {"_id": name}))
+        if step is None or step.status == StepStatus.LEASED:
+            continue
+        followed += 1
+        await (_follow_commit if step.status == StepStatus.COMMITTED else _follow_release)(database, step)
+    for document in await database.find("Step", {"status": StepStatus.ROLLED_BACK}, projection={"metrics": 0}):
+        followed += await _follow_roll_back(database, load(Step, document)) > 0
+    return followed
+
+
+async def leased(database: Database) -> list[Step]:
+    return [load(Step, step) for step in await database.find("Step", {"status": StepStatus.LEASED})]
+
+
+async def last_committed(database: Database) -> Step | None:
+    return load_if(Step, await database.find_one("Step", {"status": StepStatus.COMMITTED}, sort=[("step", -1)]))
+
+
+# ---- what follows ----
+
+
+def _of(step: Step) -> Plain:
+    return {"status": TaskStatus.LEASED, "lineage": step.lineage, "step": step.step}
+
+
+async def _follow_commit(database: Database, step: Step) -> None:
+    for target in (TaskStatus.TRAINED, TaskStatus.FILTERED):
+        check(TASK, TaskStatus.LEASED, target, Actor.TRAINER, step.id)
+    # The condition makes it count once, however often it is repeated.
+    trained: Plain = {"$set": {"status": TaskStatus.TRAINED}, "$inc": {"trained_count": 1}}
+    trained["$currentDate"] = {"trained_at": True}
+    await database.update_many("Task", {"_id": {"$in": step.tasks}, **_of(step)}, trained)
+    filtered = {"$set": {"status": TaskStatus.FILTERED}}
+    await database.update_many("Task", {"_id": {"$in": step.filtered}, **_of(step)}, filtered)
+
+
+async def _follow_release(database: Database, step: Step) -> None:
+    # The Tasks are the trainer's, also where the steward releases in its place.
+    check(TASK, TaskStatus.LEASED, TaskStatus.READY, Actor.TRAINER, step.id)
+    free = {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}}
+    await database.update_many("Task", _of(step), free)
+
+
+async def _follow_roll_back(database: Database, step: Step) -> int:
+    """Its Tasks are ready again, and count only the Steps that still stand."""
+    check(TASK, TaskStatus.TRAINED, TaskStatus.READY, Actor.TRAINER, step.id)
+    ended = {"$in": [TaskStatus.TRAINED, TaskStatus.FILTERED, TaskStatus.LEASED]}
+    free = {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}}
+    freed = await database.update_many("Task", {**_of(step), "status": ended}, free)
+    for task in step.tasks:
+        standing = await database.count("Step", {"tasks": task, "status": StepStatus.COMMITTED})
+        too_many = {"_id": task, "trained_count": {"$gt": standing}}
+        await database.update_one("Task", too_many, {"$set": {"trained_count": standing}})
+    return freed

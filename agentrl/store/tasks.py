@@ -1,0 +1,213 @@
+"""Tasks: rounds, seats, the queue, the dead.
+
+Invariants: a Task is admitted by one conditional update that names its round; its Records follow, and `seating` stands
+until all of them are there; a round is raised by one conditional update, and `sweeping` stands until nothing of the
+former round holds a seat. Whoever finds a flag finishes the work: `repair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import RefusedError, UnknownNameError
+from agentrl.policies import groups
+from agentrl.policies.states import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import TRAINS, Record, Task, load, load_if, record_id, to_bson
+from agentrl.store.updates import NOW, from_now, setting
+
+_SWEPT = sorted(status.value for status in HOLDS_SEAT)
+
+
+async def insert(database: Database, tasks: Sequence[Task]) -> int:
+    """Queue them; those that are there already stay as they are. Answers how many were new."""
+    return await database.insert_new("Task", to_bson(tasks))
+
+
+async def get(database: Database, task: str) -> Task:
+    found = load_if(Task, await database.find_one("Task", {"_id": task}))
+    if found is None:
+        raise UnknownNameError(f"There is no task {task}.")
+    return found
+
+
+async def admit(
+    database: Database,
+    task: Task,
+    *,
+    n: int,
+    sampling: Mapping[str, Any],
+    deadline_s: float,
+    rounds_max: int,
+) -> bool:
+    """Admit a queued Task and open its seats. False if somebody else was first, or it is another round by now."""
+    check(TASK, TaskStatus.QUEUED, TaskStatus.ADMITTED, Actor.STEWARD, story(task))
+    frozen = {
+        "status": TaskStatus.ADMITTED,
+        "seating": True,
+        "n": n,
+        "sampling": dict(sampling),
+        "rounds_max": rounds_max,
+        "admitted_order": await last_order(database) + 1,
+        "shares": [],
+        "baseline": None,
+        "signal": False,
+        "members": 0,
+    }
+    queued = {"_id": task.id, "status": TaskStatus.QUEUED, "round": task.round}
+    won = await database.update_one(
+        "Task", queued, setting(frozen, admitted_at=NOW, deadline_at=from_now(deadline_s), closed_at=None)
+    )
+    if won:
+        await seat(database, task.id)
+    return won
+
+
+async def last_order(database: Database) -> int:
+    """The greatest place in the order of admission that was given. Two may get the same; the id tells them apart."""
+    newest = await database.find_one(
+        "Task", {"admitted_order": {"$gt": 0}}, sort=[("admitted_order", -1)], projection=["admitted_order"]
+    )
+    return int(newest["admitted_order"]) if newest else 0
+
+
+async def seat(database: Database, task_id: str) -> None:
+    """Open the seats of an admitted Task, as far as that was not done."""
+    found = await database.find_one("Task", {"_id": task_id, "status": TaskStatus.ADMITTED, "seating": True})
+    if found is None:
+        return
+    task = load(Task, found)
+    await open_records(database, task, [(place, 1) for place in range(task.n)])
+    await database.update_one("Task", {"_id": task.id, "round": task.round}, {"$set": {"seating": False}})
+
+
+async def open_records(database: Database, task: Task, seats: Sequence[tuple[int, int]]) -> int:
+    """New attempts: (seat, attempt). If the Task went on meanwhile they are superseded at once."""
+    now = await database.now()
+    records = [
+        Record(
+            id=record_id(task.id, task.round, place, attempt),
+            task=task.id,
+            environment=task.environment,
+            purpose=task.purpose,
+            round=task.round,
+            seat=place,
+            attempt=attempt,
+            order=task.admitted_order,
+            created_at=now,
+        )
+        for place, attempt in seats
+    ]
+    new = await database.insert_new("Record", to_bson(records))
+    # Looked at after the insert: a round that was raised before it could not sweep what was not there yet.
+    still = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
+    if await database.find_one("Task", still, projection=["_id"]) is None:
+        await _supersede(database, {"_id": {"$in": [record.id for record in records]}, "status": RecordStatus.OPEN})
+    return new
+
+
+async def next_round(
+    database: Database, task: Task, actor: Actor, reason: str, *, final_reason: str = "rounds"
+) -> TaskStatus | None:
+    """Sample it again, or give it up if no rounds are left. None if the Task went on meanwhile."""
+    again = groups.another_round(task.round, task.rounds_max)
+    target = TaskStatus.QUEUED if again else TaskStatus.DEAD
+    moved = await _leave(database, task, target, actor, reason if again else final_reason, task.round + again)
+    return target if moved else None
+
+
+async def kill(database: Database, task: Task, actor: Actor, reason: str) -> bool:
+    """To the dead letters."""
+    return await _leave(database, task, TaskStatus.DEAD, actor, reason, task.round)
+
+
+async def requeue(database: Database, task_id: str, reason: str) -> Task:
+    """By an operator. RefusedError where it means nothing, with the story."""
+    task = await get(database, task_id)
+    if task.status == TaskStatus.LEASED:
+        raise RefusedError(
+            f"{task.id} is leased by step {task.step} of {task.lineage}; it cannot be sampled again now."
+        )
+    # A queued Task that was never sampled has no round to leave behind.
+    sampled = await database.find_one("Record", {"task": task.id, "round": task.round}, projection=["_id"])
+    if not await _leave(database, task, TaskStatus.QUEUED, Actor.OPERATOR, reason, task.round + (sampled is not None)):
+        raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
+    return await get(database, task_id)
+
+
+async def _leave(database: Database, task: Task, target: TaskStatus, actor: Actor, reason: str, round: int) -> bool:
+    """Leave the present round for a status in which nothing of it holds a seat."""
+    check(TASK, task.status, target, actor, story(task))
+    present = {"_id": task.id, "status": task.status, "round": task.round}
+    left = {
+        "$set": {
+            "status": target,
+            "reason": reason,
+            "round": round,
+            "sweeping": True,
+            "seating": False,
+            "signal": False,
+            "baseline": None,
+            "shares": [],
+            "members": 0,
+            "lineage": "",
+            "step": -1,
+        }
+    }
+    if not await database.update_one("Task", present, left):
+        return False
+    await sweep(database, task.id, actor)
+    return True
+
+
+async def sweep(database: Database, task_id: str, actor: Actor = Actor.STEWARD) -> None:
+    """Supersede what holds seats of rounds that are over."""
+    task = load_if(Task, await database.find_one("Task", {"_id": task_id, "sweeping": True}))
+    if task is None:
+        return
+    check(RECORD, RecordStatus.OPEN, RecordStatus.SUPERSEDED, actor)
+    over = task.round if task.status == TaskStatus.DEAD else task.round - 1
+    await _supersede(database, {"task": task.id, "round": {"$lte": over}, "status": {"$in": _SWEPT}})
+    same = {"_id": task.id, "round": task.round, "status": task.status}
+    await database.update_one("Task", same, {"$set": {"sweeping": False}})
+
+
+async def _supersede(database: Database, filter: Plain) -> int:
+    return await database.update_many("Record", filter, {"$set": {"status": RecordStatus.SUPERSEDED}})
+
+
+async def repair(database: Database) -> int:
+    """Finish what somebody left half done."""
+    seating = await database.find("Task", {"seating": True}, projection=["_id"])
+    sweeping = await database.find("Task", {"sweeping": True}, projection=["_id"])
+    for found in seating:
+        await seat(database, found["_id"])
+    for found in sweeping:
+        await sweep(database, found["_id"])
+    return len(seating) + len(sweeping)
+
+
+async def again(database: Database, task_id: str, *, most: int) -> bool:
+    """A trained Task may train once more: by the steward, after its interval."""
+    check(TASK, TaskStatus.TRAINED, TaskStatus.READY, Actor.STEWARD, task_id)
+    allowed = {"_id": task_id, "status": TaskStatus.TRAINED, "trained_count": {"$lt": most}}
+    return await database.update_one("Task", allowed, {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}})
+
+
+async def exhausted(database: Database, epochs: Mapping[str, int]) -> bool:
+    """Whether no Task that could train is queued or admitted, or will be; `epochs` says how many there are of each
+    environment."""
+    waiting = {"status": {"$in": [TaskStatus.QUEUED, TaskStatus.ADMITTED]}, "purpose": {"$in": list(TRAINS)}}
+    for environment, many in epochs.items():
+        begun = {"environment": environment, "split": "train", "done": True}
+        if await database.count("Epoch", begun) < many:
+            return False
+    # Asked after the epochs: what they brought is in the queue by now.
+    return await database.find_one("Task", waiting, projection=["_id"]) is None
+
+
+def story(task: Task) -> str:
+    reason = f" ({task.reason})" if task.reason else ""
+    where = f", step {task.step} of {task.lineage}" if task.lineage else ""
+    return f"{task.id} is {task.status}{reason} in round {task.round} of {task.rounds_max}{where}"

@@ -1,0 +1,250 @@
+"""What happens inside an episode: turns, model calls, tool calls.
+
+Invariants: a write is answered when it is durable; writes that come while another is under way go out together, in
+their order; the same document again changes nothing, but one that another owner wrote is never taken for one's own
+(OwnershipError). Tokens are stored once: a call keeps of its prompt only what its base does not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pymongo import UpdateOne
+
+from agentrl.errors import ConflictError
+from agentrl.policies.states import DISPATCHED_SAMPLING_TASK, TOOL_CALL, Actor, CallStatus, ToolCallStatus, check
+from agentrl.store import chunks
+from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError, Write
+from agentrl.store.documents import DispatchedSamplingTask, Document, ToolCall, Turn, load, storable, to_bson
+from agentrl.store.updates import NOW, setting
+from agentrl.tokens.binary import unpack_ids
+from agentrl.tokens.spans import StoredCall
+
+MOST_AT_ONCE = 500
+ORDER = ("DispatchedSamplingTask", "ToolCall", "Turn")
+"""Of what goes out together the turn is last: whoever sees it sees all it is made of."""
+
+_CALL_SOURCES = DISPATCHED_SAMPLING_TASK.sources
+_TOOL_SOURCES = TOOL_CALL.sources
+
+
+class OwnershipError(ConflictError):
+    """What was to be written belongs to another owner: this episode is somebody else's by now."""
+
+
+class Writer:
+    """Writes for all episodes of one process, a batch at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: list[tuple[str, Write, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def sent(self, call: DispatchedSamplingTask) -> None:
+        """A model call, before it goes to an engine."""
+        check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, call.id)
+        call.sent_at = call.sent_at or _now()
+        await self._insert(call)
+
+    async def answered(self, call: DispatchedSamplingTask) -> None:
+        """What came of it: `done`, `partial` or `failed`, with the tokens."""
+        status = CallStatus(call.status)
+        check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, status, Actor.SAMPLER, call.id)
+        names = ("status", "output", "log_probs", "versions", "finish_reason", "engine", "turn", "error")
+        fields = {name: getattr(call, name) for name in names}
+        await self._move(call, _CALL_SOURCES(status, Actor.SAMPLER), fields)
+
+    async def turn(self, turn: Turn) -> None:
+        """A turn once it is over; its calls and tool calls were written before."""
+        short, pieces = chunks.cut(turn.id, "text", turn.text)
+        await chunks.write(self._database, pieces)
+        turn.text = short
+        turn.done_at = turn.done_at or _now()
+        await self._insert(turn)
+
+    async def requested(self, call: ToolCall) -> None:
+        """A tool call; it may be sent to the toolbox when this returns."""
+        check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, call.id)
+        call.requested_at = call.requested_at or _now()
+        await self._insert(call)
+
+    async def tool_moved(self, call: ToolCall) -> None:
+        """A new status of a tool call, with what the toolbox said."""
+        status = ToolCallStatus(call.status)
+        sources = _TOOL_SOURCES(status, Actor.SAMPLER)
+        short, pieces = chunks.cut(call.id, "result", call.result)
+        await chunks.write(self._database, pieces)
+        call.result = short
+        fields = {name: getattr(call, name) for name in ("status", "error_class", "result", "latency_s", "session")}
+        await self._move(call, sources, fields, ends=status is not ToolCallStatus.RUNNING)
+
+    async def close(self) -> None:
+        """Wait until everything is out."""
+        while self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+
+    # ---- inside ----
+
+    async def _insert(self, document: DispatchedSamplingTask | Turn | ToolCall) -> None:
+        plain = to_bson(document)
+        identity = {"_id": plain.pop("_id"), "owner": plain.pop("owner")}
+        # With another owner this matches nothing and becomes an insert, which the key refuses.
+        await self._write(document, UpdateOne(identity, {"$setOnInsert": storable(plain)}, upsert=True))
+
+    async def _move(
+        self,
+        document: DispatchedSamplingTask | ToolCall,
+        sources: Sequence[str],
+        fields: Mapping[str, Any],
+        *,
+        ends: bool = True,
+    ) -> None:
+        """A conditional update: a status that was reached already is not left again."""
+        present = {"_id": document.id, "owner": document.owner, "status": {"$in": list(sources)}}
+        computed = {"done_at": NOW} if ends else {}
+        await self._write(document, UpdateOne(present, setting(storable(to_bson(fields)), **computed)))
+
+    async def _write(self, document: Document, write: Write) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((type(document).__name__, write, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._flush(), name="write trajectories")
+        await written
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+            # A write may only overtake those of other collections, and a turn comes last.
+            for collection in ORDER:
+                await self._write_batch(collection, [entry[1:] for entry in batch if entry[0] == collection])
+
+    async def _write_batch(self, collection: str, entries: list[tuple[Write, asyncio.Future[None]]]) -> None:
+        if not entries:
+            return
+        try:
+            await self._database.write(collection, [write for write, _ in entries])
+        except StoreUnavailableError as away:
+            _answer(entries, away)
+        except Exception as failed:  # noqa: BLE001 - it is raised where the write was asked for
+            if len(entries) == 1:
+                _answer(entries, _shown(failed))
+                return
+            # One of them is at fault. The others must not suffer for it, and writing them again is harmless.
+            for entry in entries:
+                await self._write_batch(collection, [entry])
+        else:
+            _answer(entries, None)
+
+
+def _answer(entries: Iterable[tuple[Write, asyncio.Future[None]]], error: Exception | None) -> None:
+    for _, written in entries:
+        if written.done():  # whoever asked was cancelled
+            continue
+        if error is None:
+            written.set_result(None)
+        else:
+            written.set_exception(error)
+
+
+def _now() -> datetime:
+    """For times that people read and nothing is decided by."""
+    return datetime.now(UTC)
+
+
+def _shown(failed: Exception) -> Exception:
+    if isinstance(failed, AlreadyThereError):
+        return OwnershipError("What was to be written belongs to another owner.")
+    return failed
+
+
+# ---- after the owner is gone ----
+
+
+async def lose(database: Database, record: str, owner: str, *, resumable: bool) -> int:
+    """What a dead sampler waited for will never be answered: by the steward, before it frees the Record.
+
+    A resumable loop asks the toolbox again under the same call ids, so its tool calls stay as they are.
+    """
+    check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.STEWARD, record)
+    sent = {"record": record, "owner": owner, "status": CallStatus.SENT}
+    lost = {"status": CallStatus.FAILED, "error": "lost with its sampler"}
+    calls = await database.update_many("DispatchedSamplingTask", sent, setting(lost, done_at=NOW))
+    if resumable:
+        return calls
+    sources = list(_TOOL_SOURCES(ToolCallStatus.LOST, Actor.STEWARD))
+    open_calls = {"record": record, "owner": owner, "status": {"$in": sources}}
+    gone = {"status": ToolCallStatus.LOST, "error_class": "infrastructure"}
+    return calls + await database.update_many("ToolCall", open_calls, setting(gone, done_at=NOW))
+
+
+class Trunk(NamedTuple):
+    """What a Record that was handed over has already."""
+
+    turns: list[Turn]
+    calls: list[DispatchedSamplingTask]
+    """With tokens, in their order; one more than turns have if the last turn was not over."""
+    tool_calls: list[ToolCall]
+    next_call: int
+    """The first index that no call had, not even a lost one."""
+
+
+async def take_over(database: Database, record: str, owner: str) -> Trunk:
+    """Go on with a Record that was handed over. From here on its documents are the new owner's, so whatever the former
+    one still writes is refused."""
+    for collection in ORDER:
+        await database.update_many(collection, {"record": record}, {"$set": {"owner": owner}})
+    last = await database.find_one(
+        "DispatchedSamplingTask", {"record": record}, sort=[("index", -1)], projection=["index"]
+    )
+    return Trunk(
+        turns=await turns_of(database, record),
+        calls=(await calls_of(database, [record]))[record],
+        tool_calls=await tool_calls_of(database, record),
+        next_call=int(last["index"]) + 1 if last else 0,
+    )
+
+
+# ---- reading ----
+
+
+async def turns_of(database: Database, record: str) -> list[Turn]:
+    return [load(Turn, turn) for turn in await database.find("Turn", {"record": record}, sort=[("index", 1)])]
+
+
+async def tool_calls_of(database: Database, record: str) -> list[ToolCall]:
+    found = await database.find("ToolCall", {"record": record}, sort=[("turn", 1), ("_id", 1)])
+    return [load(ToolCall, call) for call in found]
+
+
+async def calls_of(database: Database, records: Iterable[str]) -> dict[str, list[DispatchedSamplingTask]]:
+    """The model calls of each Record that have tokens, in their order."""
+    wanted = list(records)
+    answered = [CallStatus.DONE, CallStatus.PARTIAL]
+    found = await database.find(
+        "DispatchedSamplingTask",
+        {"record": {"$in": wanted}, "status": {"$in": answered}},
+        sort=[("record", 1), ("index", 1)],
+    )
+    by_record: dict[str, list[DispatchedSamplingTask]] = defaultdict(list, {record: [] for record in wanted})
+    for document in found:
+        call = load(DispatchedSamplingTask, document)
+        by_record[call.record].append(call)
+    return dict(by_record)
+
+
+def stored_calls(calls: Sequence[DispatchedSamplingTask]) -> dict[int, StoredCall]:
+    """As the token tree reads them."""
+    index_of = {call.id: call.index for call in calls}
+    return {
+        call.index: StoredCall(
+            prompt=unpack_ids(call.prompt),
+            output=unpack_ids(call.output),
+            base=index_of[call.base] if call.base else None,
+            base_length=call.base_length,
+        )
+        for call in calls
+    }

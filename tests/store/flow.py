@@ -1,0 +1,105 @@
+"""Short ways through the life of a Task, for tests that begin in the middle of it. Only the store's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.policies.groups import GroupRule
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import Actor
+from agentrl.store import claims, documents, groups, owners, steps, tasks
+from agentrl.store.claims import Claim, Ending
+from agentrl.store.database import Database
+from agentrl.store.documents import DBRecordData, Step, Task
+from agentrl.tokens.spans import Span
+
+RULE = GroupRule()
+
+
+def row(number: int, *, environment: str = "shop", purpose: str = "train", version: int | None = None) -> Task:
+    return Task(
+        id=documents.task_id(environment, "train", 0, number),
+        environment=environment,
+        row=number,
+        place=number,
+        purpose=purpose,
+        query=f"what costs item {number}?",
+        answer=str(number),
+        version=version,
+    )
+
+
+async def queue(db: Database, count: int, *, environment: str = "shop", purpose: str = "train") -> list[Task]:
+    rows = [row(number, environment=environment, purpose=purpose) for number in range(count)]
+    await tasks.insert(db, rows)
+    return rows
+
+
+async def admit(db: Database, task: Task, *, n: int = 4, deadline_s: float = 600, rounds_max: int = 3) -> bool:
+    return await tasks.admit(db, task, n=n, sampling={"temperature": 1.0}, deadline_s=deadline_s, rounds_max=rounds_max)
+
+
+async def sampler(db: Database, name: str = "sampler-0.1") -> str:
+    await owners.Lease(db, name, unit=name.partition(".")[0], role="sampler").open()
+    return name
+
+
+async def end(db: Database, claim: Claim, score: float, *, version: int = 1, tokens: int = 5) -> bool:
+    """Finish and score what was claimed."""
+    record, owner = claim.record.id, claim.record.owner
+    ending = Ending(
+        outcome=Outcome.ANSWERED, turns=1, generated_tokens=tokens, oldest_version=version, newest_version=version
+    )
+    if not await claims.finish(db, record, owner, ending):
+        return False
+    data = DBRecordData(
+        id=record,
+        task=claim.task.id,
+        spans=[Span(-1, "model", 0, 0, tokens)],
+        trained_tokens=tokens,
+        oldest_version=version,
+        versions=[version],
+    )
+    return await claims.score(db, record, owner, score, data)
+
+
+async def run_group(db: Database, scores: Sequence[float], *, owner: str = "sampler-0.1", version: int = 1) -> str:
+    """Claim, end and score as many records as there are scores, then close the group of the last one."""
+    task = ""
+    for score in scores:
+        claim = await claims.claim(db, owner)
+        assert claim is not None
+        assert await end(db, claim, score, version=version)
+        task = claim.task.id
+    return await groups.close(db, task, RULE, Actor.SAMPLER)
+
+
+async def ready_tasks(
+    db: Database, count: int, *, scores: Sequence[float] = (0.0, 1.0), version: int = 1
+) -> list[Task]:
+    """So many closed groups."""
+    await sampler(db)
+    rows = await queue(db, count)
+    for task in rows:
+        assert await admit(db, task, n=len(scores))
+        assert await run_group(db, scores, version=version) == "ready"
+    return [await tasks.get(db, task.id) for task in rows]
+
+
+def step_of(lineage: str, number: int, chosen: Sequence[Task], *, filtered: Sequence[Task] = ()) -> Step:
+    return Step(
+        id=documents.step_id(lineage, number),
+        lineage=lineage,
+        step=number,
+        base_version=1,
+        tasks=[task.id for task in chosen],
+        filtered=[task.id for task in filtered],
+        records=[share.record for task in chosen for share in task.shares if share.advantage is not None],
+    )
+
+
+async def commit(db: Database, lineage: str, number: int, chosen: Sequence[Task]) -> Step:
+    leased = await steps.lease(db, step_of(lineage, number, chosen))
+    assert leased is not None
+    assert await steps.commit(db, leased.id, {"loss": 0.1})
+    return leased

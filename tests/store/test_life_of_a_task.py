@@ -1,0 +1,327 @@
+"""From the queue to a closed group: admission, seats, claims, scores, rounds."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from agentrl.errors import RefusedError
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import Actor, IllegalMoveError, RecordStatus, TaskStatus
+from agentrl.store import claims, counts, groups, owners, tasks
+from agentrl.store.claims import Ending
+from agentrl.store.database import Database
+from agentrl.store.documents import DBRecordData, record_id
+from tests.store.flow import RULE, admit, end, queue, run_group, sampler
+
+
+async def statuses(db: Database, task: str) -> list[str]:
+    found = await db.find("Record", {"task": task}, sort=[("round", 1), ("seat", 1), ("attempt", 1)])
+    return [record["status"] for record in found]
+
+
+async def test_a_task_goes_from_the_queue_to_ready(db: Database) -> None:
+    [task] = await queue(db, 1)
+    assert await admit(db, task, n=4)
+    owner = await sampler(db)
+    assert await run_group(db, [1.0, 0.0, 0.0, 1.0], owner=owner) == "ready"
+
+    closed = await tasks.get(db, task.id)
+    assert closed.status == TaskStatus.READY
+    assert closed.signal
+    assert closed.baseline is not None
+    assert (closed.baseline.mean, closed.baseline.std, closed.baseline.valid) == (0.5, 0.5, 4)
+    assert closed.sampling == {"temperature": 1.0}
+    assert closed.deadline_at is not None
+    assert closed.admitted_at is not None
+    assert closed.deadline_at - closed.admitted_at == timedelta(seconds=600)
+    advantages = {data["_id"]: data["advantage"] for data in await db.find("DBRecordData", {})}
+    assert advantages == {share.record: share.advantage for share in closed.shares}
+    assert sum(advantages.values()) == pytest.approx(0)
+    assert await counts.of_admission(db) == counts.Counts(ready=4)
+
+
+async def test_queueing_again_changes_nothing(db: Database) -> None:
+    rows = await queue(db, 3)
+    await admit(db, rows[0])
+    assert await tasks.insert(db, rows) == 0
+    assert (await tasks.get(db, rows[0].id)).status == TaskStatus.ADMITTED
+
+
+async def test_of_many_who_admit_the_same_task_one_does(db: Database) -> None:
+    [task] = await queue(db, 1)
+    assert sum(await asyncio.gather(*(admit(db, task, n=8) for _ in range(10)))) == 1
+    assert await db.count("Record", {"task": task.id}) == 8
+
+
+async def test_an_admission_that_was_cut_off_is_finished_by_anybody(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=4)
+    # As if the steward had died after two of the seats.
+    await db.delete_many("Record", {"seat": {"$gte": 2}})
+    await db.update_one("Task", {"_id": task.id}, {"$set": {"seating": True}})
+    assert (await counts.of_admission(db)).in_flight >= 4
+    assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "open"
+    await asyncio.gather(tasks.repair(db), tasks.repair(db))
+    assert await statuses(db, task.id) == ["open"] * 4
+    assert (await counts.of_admission(db)).in_flight == 4
+
+
+async def test_records_are_claimed_in_the_order_of_admission(db: Database) -> None:
+    rows = await queue(db, 3)
+    for task in reversed(rows):
+        await admit(db, task, n=2)
+    owner = await sampler(db)
+    claimed = [await claims.claim(db, owner) for _ in range(6)]
+    assert [claim.task.row for claim in claimed if claim] == [2, 2, 1, 1, 0, 0]
+    assert [claim.record.seat for claim in claimed if claim] == [0, 1, 0, 1, 0, 1]
+    assert await claims.claim(db, owner) is None
+
+
+async def test_claims_leave_out_what_they_are_told_to(db: Database) -> None:
+    for environment in ("broken", "shop"):
+        [task] = await queue(db, 1, environment=environment)
+        await admit(db, task, n=1)
+    claim = await claims.claim(db, "sampler-0.1", environments=["shop"])
+    assert claim is not None
+    assert claim.record.environment == "shop"
+    assert await claims.claim(db, "sampler-0.1", environments=["shop"]) is None
+
+
+async def test_many_claimers_never_get_the_same_record(db: Database) -> None:
+    rows = await queue(db, 10)
+    for task in rows:
+        await admit(db, task, n=8)
+
+    async def take(owner: str) -> list[str]:
+        mine = []
+        while (claim := await claims.claim(db, owner)) is not None:
+            mine.append(claim.record.id)
+        return mine
+
+    taken = await asyncio.gather(*(take(f"sampler-{number}.1") for number in range(16)))
+    everything = [record for mine in taken for record in mine]
+    assert len(everything) == len(set(everything)) == 80
+    for number, mine in enumerate(taken):
+        assert await db.count("Record", {"owner": f"sampler-{number}.1"}) == len(mine)
+
+
+async def test_who_lost_a_claim_writes_nothing(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=1)
+    claim = await claims.claim(db, "sampler-0.1")
+    assert claim is not None
+    stranger = "sampler-1.1"
+    ending = Ending(outcome=Outcome.ANSWERED)
+    record = claim.record.id
+    assert not await claims.finish(db, record, stranger, ending)
+    assert not await claims.fail(db, record, stranger, Outcome.ENGINE_FAILED)
+    assert not await claims.hand_back(db, record, stranger)
+    assert not await claims.score(db, record, "sampler-0.1", 1.0, DBRecordData(id=record)), "not finished yet"
+    assert await db.count("DBRecordData", {}) == 0
+    assert await claims.finish(db, record, "sampler-0.1", ending)
+    assert not await claims.finish(db, record, "sampler-0.1", ending), "it ended already"
+
+
+async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=2)
+    first, second = await claims.claim(db, "s.1"), await claims.claim(db, "s.1")
+    assert first is not None
+    assert second is not None
+    assert await claims.progress(db, first.record.id, "s.1", turns=1, generated_tokens=7, versions=[4, 3])
+    assert await claims.finish(db, first.record.id, "s.1", Ending(outcome=Outcome.TURN_LIMIT, turns=3))
+    assert await claims.fail(db, second.record.id, "s.1", Outcome.TOOL_SERVER_FAILED, "$dollar is no field")
+    limit, failed = await db.find("Record", {}, sort=[("seat", 1)])
+    assert (limit["outcome"], limit["outcome_class"], limit["turns"]) == ("turn_limit", "limit", 3)
+    assert limit["finished_at"] >= limit["started_at"]
+    assert limit["duration_s"] >= 0
+    assert (failed["status"], failed["outcome_class"]) == (RecordStatus.FAILED, "infrastructure")
+    assert failed["error"] == "$dollar is no field"
+    with pytest.raises(ValueError, match="does not finish"):
+        await claims.finish(db, first.record.id, "s.1", Ending(outcome=Outcome.ENGINE_FAILED))
+
+
+async def test_a_record_that_is_handed_back_goes_on_in_the_same_attempt(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=1)
+    first = await claims.claim(db, "sampler-0.1", resumable=True)
+    assert first is not None
+    assert await claims.hand_back(db, first.record.id, "sampler-0.1")
+    second = await claims.claim(db, "sampler-1.1")
+    assert second is not None
+    assert second.record.id == first.record.id
+    assert second.record.started_at == first.record.started_at
+    assert not await end(db, first, 1.0), "the former owner's claim is gone"
+    assert await end(db, second, 1.0)
+
+
+async def test_of_many_who_close_a_group_one_does(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=2)
+    for score in (0.0, 1.0):
+        claim = await claims.claim(db, "s.1")
+        assert claim is not None
+        await end(db, claim, score)
+    answers = await asyncio.gather(*(groups.close(db, task.id, RULE, Actor.SAMPLER) for _ in range(8)))
+    assert sorted(set(answers)) == ["gone", "ready"]
+    assert answers.count("ready") == 1
+
+
+async def test_advantages_that_were_not_written_are_written_again(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=2)
+    await run_group(db, [0.0, 1.0])
+    await db.update_many("DBRecordData", {}, {"$set": {"advantage": None}})
+    await groups.settle(db, [await tasks.get(db, task.id)])
+    assert sorted(data["advantage"] for data in await db.find("DBRecordData", {})) == pytest.approx([-1, 1], abs=1e-3)
+
+
+async def test_equal_scores_are_no_signal_and_hold_no_capacity(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=4)
+    assert await run_group(db, [1.0] * 4) == "ready"
+    closed = await tasks.get(db, task.id)
+    assert not closed.signal
+    assert closed.reason == "all scores are 1"
+    assert await counts.of_admission(db) == counts.Counts()
+
+
+async def test_too_few_valid_members_are_another_round_and_then_dead(db: Database) -> None:
+    [task] = await queue(db, 1)
+    for round in (1, 2):
+        current = await tasks.get(db, task.id)
+        assert (current.status, current.round) == (TaskStatus.QUEUED, round)
+        assert await admit(db, current, n=4, rounds_max=2, deadline_s=-1)
+        for outcome in (None, Outcome.ENGINE_FAILED, Outcome.ENGINE_FAILED, Outcome.TOOL_TIMEOUT):
+            claim = await claims.claim(db, "s.1")
+            assert claim is not None
+            assert claim.record.round == round
+            await (end(db, claim, 1.0) if outcome is None else claims.fail(db, claim.record.id, "s.1", outcome))
+        assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "open", "a sampler does not give up a round"
+        assert await groups.close(db, task.id, RULE, Actor.STEWARD) == ("requeued" if round == 1 else "dead")
+    given_up = await tasks.get(db, task.id)
+    assert (given_up.status, given_up.reason, given_up.round) == (TaskStatus.DEAD, "rounds", 2)
+    assert await db.count("Record", {"status": "scored"}) == 0, "nothing of a former round holds a seat"
+    assert await counts.of_admission(db) == counts.Counts()
+
+
+async def test_the_deadline_closes_over_those_who_are_late(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=4, deadline_s=-1)
+    held = [await claims.claim(db, "s.1") for _ in range(3)]
+    for claim, score in zip(held[:2], (0.0, 1.0), strict=True):
+        assert claim
+        await end(db, claim, score)
+    assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "open", "a seat that nobody took is not late"
+    held.append(await claims.claim(db, "s.1"))
+    assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "ready"
+    late = held[2]
+    assert late
+    assert await end(db, late, 1.0), "its result is kept"
+    [document] = await db.find("Record", {"_id": late.record.id})
+    assert document["late"]
+    assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "gone"
+    [data] = await db.find("DBRecordData", {"_id": late.record.id})
+    assert data["advantage"] is None
+
+
+async def test_an_operator_requeues_and_nothing_of_the_former_round_counts(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=2)
+    await run_group(db, [0.0, 1.0])
+    again = await tasks.requeue(db, task.id, "looked wrong")
+    assert (again.status, again.round, again.shares, again.signal) == (TaskStatus.QUEUED, 2, [], False)
+    assert await statuses(db, task.id) == ["superseded"] * 2
+    unsampled = await tasks.requeue(db, task.id, "twice")
+    assert unsampled.round == 2, "a round that was never sampled is not left behind"
+    assert await admit(db, unsampled, n=2)
+    assert await db.count("Record", {"_id": record_id(task.id, 2, 1, 1), "status": "open"}) == 1
+
+
+async def test_what_is_leased_is_not_requeued_and_the_answer_says_by_which_step(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await db.update_one("Task", {"_id": task.id}, {"$set": {"status": "leased", "step": 7, "lineage": "trainer-0.1@x"}})
+    with pytest.raises(RefusedError, match=r"step 7 of trainer-0\.1@x"):
+        await tasks.requeue(db, task.id, "please")
+
+
+async def test_a_sweep_that_was_cut_off_is_finished(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=2)
+    # As if whoever raised the round had died right after it.
+    await db.update_one("Task", {"_id": task.id}, {"$set": {"status": "queued", "round": 2, "sweeping": True}})
+    assert await tasks.repair(db) == 1
+    assert await statuses(db, task.id) == ["superseded"] * 2
+    assert await tasks.repair(db) == 0
+
+
+async def test_seats_that_come_after_their_round_are_superseded_at_once(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=2)
+    old = await tasks.get(db, task.id)
+    await tasks.requeue(db, task.id, "meanwhile")
+    await tasks.open_records(db, old, [(0, 2)])
+    assert await db.count("Record", {"status": "open"}) == 0
+
+
+async def test_moves_that_do_not_exist_are_refused_with_the_story(db: Database) -> None:
+    [task] = await queue(db, 1)
+    with pytest.raises(IllegalMoveError, match=r"shop/train/0/000000 is queued in round 1 of 3"):
+        await tasks.kill(db, task, Actor.TRAINER, "poison")
+
+
+async def test_what_ended_without_an_owner_is_scored_by_somebody_else(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=1)
+    claim = await claims.claim(db, "s.1")
+    assert claim is not None
+    await claims.finish(db, claim.record.id, "s.1", Ending(outcome=Outcome.ANSWERED))
+    assert await claims.claim_for_scoring(db, "s.2") is None
+    await db.update_many("Record", {}, {"$set": {"owner": ""}})
+    taken = await claims.claim_for_scoring(db, "s.2")
+    assert taken is not None
+    assert await claims.leave_unscored(db, taken.record.id, "s.2", "the judge is away")
+    assert await claims.score(db, taken.record.id, "s.2", 1.0, DBRecordData(id=taken.record.id))
+
+
+async def test_a_dead_owner_never_comes_back(db: Database) -> None:
+    lease = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler")
+    await lease.open()
+    assert lease.valid
+    assert await owners.expire(db, "sampler-0.1", "killed")
+    assert not await owners.expire(db, "sampler-0.1", "killed")
+    with pytest.raises(owners.OwnerLostError):
+        await lease.renew()
+    with pytest.raises(owners.OwnerLostError):
+        await owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler").open()
+    assert await owners.dead_among(db, ["sampler-0.1", "sampler-9.9", ""]) == {"sampler-0.1", "sampler-9.9"}
+
+
+async def test_a_holder_knows_before_others_do_that_its_lease_is_past(db: Database) -> None:
+    now = 100.0
+    lease = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", clock=lambda: now)
+    await lease.open()
+    now += owners.LEASE_S - owners.MARGIN_S - 0.1
+    assert lease.valid
+    now += 0.2
+    assert not lease.valid
+    assert await owners.reap(db) == []
+
+
+async def test_owners_are_reaped_by_the_servers_clock_and_extended_after_a_gap(db: Database) -> None:
+    for number in range(3):
+        await sampler(db, f"sampler-{number}.1")
+    past = (await db.now()) - timedelta(seconds=1)
+    await db.update_many("Owner", {"_id": {"$ne": "sampler-2.1"}}, {"$set": {"expires_at": past}})
+    assert await owners.extend_all(db) == 3
+    assert await owners.reap(db) == []
+    await db.update_one("Owner", {"_id": "sampler-1.1"}, {"$set": {"expires_at": past}})
+    assert await owners.reap(db) == ["sampler-1.1"]
+    assert await owners.reap(db) == []
+    silent = await owners.silence_s(db, "sampler")
+    assert silent is not None
+    assert 0 <= silent < 10
+    assert await owners.silence_s(db, "steward") is None
