@@ -98,7 +98,6 @@ def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms
     if loss.weight_cap is not None and facts.proximal is not None:
         gain = gain * ratio(facts.proximal, facts.behaviour).clamp(max=loss.weight_cap)
     masked = _outside(log_probs, facts)
-    # where, not a product: what is masked may be infinite, and 0 times infinity is not a number.
     return Terms(torch.where(masked, torch.zeros_like(gain), -gain), clipped & ~masked, masked)
 
 
@@ -108,9 +107,8 @@ def supervised_terms(log_probs: Tensor) -> Terms:
 
 
 def total(terms: Terms, weight: Tensor) -> Tensor:
-    """This micro-batch's part of the loss. Pairs of weight 0 give exactly nothing."""
-    used = torch.where(weight > 0, terms.loss, torch.zeros_like(terms.loss))
-    return (used * weight).sum()
+    """This micro-batch's part of the loss."""
+    return (terms.loss * weight).sum()
 
 
 @dataclass(frozen=True, slots=True)

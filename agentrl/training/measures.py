@@ -24,7 +24,7 @@ class Measures:
 
     @torch.no_grad()
     def add(self, loss: Tensor, scored: Scored, terms: Terms, facts: PairFacts, ages: Tensor) -> None:
-        self._loss += float(loss)
+        self._loss += float(loss.detach())
         for name, column in (
             ("log_ratio", scored.log_probs - facts.behaviour),
             ("log_prob", scored.log_probs),

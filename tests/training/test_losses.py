@@ -1,0 +1,177 @@
+"""Losses: against finite differences, by their formulas, and silent where they should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError
+from agentrl.policies.freshness import Decay
+from agentrl.training import losses
+from agentrl.training.losses import Denominator, PairFacts, PolicyLoss, pair_weights, policy_terms, supervised_terms
+
+CASES = {
+    "bypass": PolicyLoss(),
+    "dual clip": PolicyLoss(dual_clip=3.0),
+    "decoupled": PolicyLoss(ratio="decoupled"),
+    "decoupled and weighted": PolicyLoss(ratio="decoupled", weight_cap=2.0),
+    "narrow": PolicyLoss(clip_low=0.05, clip_high=0.1),
+}
+
+
+def facts_of(count: int, *, generator: int = 0, bounds: tuple[float, float] | None = None) -> PairFacts:
+    chance = torch.Generator().manual_seed(generator)
+    behaviour = -torch.rand(count, generator=chance, dtype=torch.float64) * 4
+    proximal = behaviour + torch.randn(count, generator=chance, dtype=torch.float64) * 0.3
+    advantage = torch.randn(count, generator=chance, dtype=torch.float64)
+    weight = torch.full((count,), 1.0 / count, dtype=torch.float64)
+    limits = None if bounds is None else tuple(torch.full((count,), one, dtype=torch.float64) for one in bounds)
+    return PairFacts(behaviour, advantage, weight, proximal, limits)  # type: ignore[arg-type]
+
+
+def near(facts: PairFacts, *, generator: int = 1, spread: float = 0.6) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(generator)
+    return facts.behaviour + torch.randn(len(facts.behaviour), generator=chance, dtype=torch.float64) * spread
+
+
+def finite_difference(
+    value: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, step: float = 1e-6
+) -> torch.Tensor:
+    found = torch.zeros_like(at)
+    for index in range(len(at)):
+        up, down = at.clone(), at.clone()
+        up[index] += step
+        down[index] -= step
+        found[index] = (value(up) - value(down)) / (2 * step)
+    return found
+
+
+def gradient(value: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+    leaf = at.clone().requires_grad_()
+    value(leaf).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    facts = facts_of(60)
+
+    def value(log_probs: torch.Tensor) -> torch.Tensor:
+        return losses.total(policy_terms(log_probs, facts, CASES[name]), facts.weight)
+
+    at = near(facts)
+    expected = finite_difference(value, at)
+    assert torch.allclose(gradient(value, at), expected, atol=1e-7)
+    assert int((expected != 0).sum()) > 10, "most of it is clipped: nothing was compared"
+
+
+def test_the_supervised_loss_is_cross_entropy() -> None:
+    at = -torch.rand(20, dtype=torch.float64)
+    weight = torch.full((20,), 1 / 20, dtype=torch.float64)
+    assert torch.allclose(losses.total(supervised_terms(at), weight), -at.mean())
+    assert torch.allclose(gradient(lambda x: losses.total(supervised_terms(x), weight), at), -weight)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "moves"),
+    [
+        (1.0, 1.0, True),
+        (1.0, 1.27, True),
+        (1.0, 1.29, False),
+        (1.0, 0.5, True),
+        (-1.0, 1.0, True),
+        (-1.0, 0.81, True),
+        (-1.0, 0.79, False),
+        (-1.0, 2.0, True),
+    ],
+)
+def test_the_clip_cuts_only_what_would_go_further_away(advantage: float, ratio: float, moves: bool) -> None:
+    one = torch.zeros(1, dtype=torch.float64)
+    facts = PairFacts(one, one + advantage, one + 1)
+
+    def value(log_probs: torch.Tensor) -> torch.Tensor:
+        return losses.total(policy_terms(log_probs, facts, PolicyLoss()), facts.weight)
+
+    at = one + math.log(ratio)
+    assert bool(gradient(value, at) != 0) is moves
+    assert bool(policy_terms(at, facts, PolicyLoss()).clipped) is not moves
+
+
+def test_the_dual_clip_limits_what_a_bad_sample_may_cost() -> None:
+    one = torch.zeros(1, dtype=torch.float64)
+    facts = PairFacts(one, one - 1, one + 1)
+    far = one + math.log(10)
+    assert float(policy_terms(far, facts, PolicyLoss()).loss) == pytest.approx(10)
+    assert float(policy_terms(far, facts, PolicyLoss(dual_clip=3.0)).loss) == pytest.approx(3)
+    assert bool(policy_terms(far, facts, PolicyLoss(dual_clip=3.0)).clipped)
+
+
+def test_at_the_policy_that_sampled_every_form_has_the_same_gradient() -> None:
+    facts = facts_of(30)
+    on_policy = PairFacts(facts.behaviour, facts.advantage, facts.weight, facts.behaviour)
+    found = [
+        gradient(lambda x, loss=loss: losses.total(policy_terms(x, on_policy, loss), on_policy.weight), facts.behaviour)
+        for loss in CASES.values()
+    ]
+    for other in found:
+        assert torch.allclose(other, -facts.advantage * facts.weight)
+
+
+def test_decayed_bounds_take_out_what_is_too_far_in_its_direction() -> None:
+    facts = facts_of(200, bounds=(0.9, 1.1))
+    at = near(facts)
+    terms = policy_terms(at, facts, PolicyLoss())
+    ratio = (at - facts.behaviour).exp()
+    too_far = ((ratio > 1.1) & (facts.advantage > 0)) | ((ratio < 0.9) & (facts.advantage < 0))
+    assert torch.equal(terms.masked, too_far)
+    moved = gradient(lambda x: losses.total(policy_terms(x, facts, PolicyLoss()), facts.weight), at)
+    assert torch.equal(moved[too_far], torch.zeros_like(moved[too_far]))
+    assert 20 < int(too_far.sum()) < 180
+
+
+def test_what_has_no_weight_has_exactly_no_gradient() -> None:
+    facts = facts_of(10)
+    weight = facts.weight.clone()
+    weight[::2] = 0.0
+    moved = gradient(lambda x: losses.total(policy_terms(x, facts, PolicyLoss()), weight), near(facts))
+    assert torch.equal(moved[::2], torch.zeros(5, dtype=torch.float64))
+    assert bool((moved[1::2] != 0).any())
+
+
+def test_a_ratio_far_away_is_bounded() -> None:
+    one = torch.zeros(1, dtype=torch.float64)
+    facts = PairFacts(one - 500, one - 1, one + 1)
+    assert float(policy_terms(one, facts, PolicyLoss()).loss) == pytest.approx(math.exp(20))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_the_denominator_is_one_number(lengths: list[int]) -> None:
+    pairs_of = dict(enumerate(lengths))
+    records = [record for record, length in pairs_of.items() for _ in range(length)]
+    whole = Denominator(len(records), len(lengths))
+    token = pair_weights(records, pairs_of, whole, "token-mean")
+    assert sum(token) == pytest.approx(1)
+    assert len(set(token)) == 1
+    mean = pair_weights(records, pairs_of, whole, "record-mean")
+    for record in pairs_of:
+        share = sum(weight for at, weight in zip(records, mean, strict=True) if at == record)
+        assert share == pytest.approx(1 / len(lengths))
+    assert sum(pair_weights(records, pairs_of, whole, "record-sum")) == pytest.approx(len(records) / len(lengths))
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        PolicyLoss(weight_cap=2.0)
+    with pytest.raises(ConfigError, match="dual_clip"):
+        PolicyLoss(dual_clip=1.1)
+    with pytest.raises(ConfigError, match="reach 0"):
+        PolicyLoss(decay=Decay(out_of_date_decay=0.5, epsilon=0.3))
+    with pytest.raises(ValueError, match="begins with"):
+        policy_terms(torch.zeros(1), PairFacts(torch.zeros(1), torch.zeros(1), torch.ones(1)), CASES["decoupled"])
