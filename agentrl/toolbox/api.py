@@ -1,0 +1,135 @@
+"""The toolbox over HTTP: `/mcpapi`.
+
+Invariants: nothing is answered without the run's token; a call that was run is answered with 200, whatever came of it;
+everything else has an HTTP status of its own and a sentence. A caller that goes away does not end its call.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentrl.toolbox.answers import (
+    BadRequestError,
+    CallTool,
+    OpenSession,
+    Refusal,
+    RefusalBody,
+    ToolboxError,
+    ToolInfo,
+    WrongTokenError,
+    refusal_of,
+)
+from agentrl.toolbox.toolbox import Toolbox
+
+log = logging.getLogger("toolbox")
+MOST_BODY_BYTES = 8 << 20
+B = TypeVar("B")
+Act = Callable[[Request], Awaitable[Response]]
+
+
+class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool in a list; `id` is what it is called by."""
+
+    id: str
+    server: str
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+def build_app(toolbox: Toolbox, token: str) -> Starlette:
+    handlers = _Handlers(toolbox)
+    table: tuple[tuple[str, Literal["GET", "POST", "DELETE"], Act], ...] = (
+        ("/mcpapi/servers", "GET", handlers.servers),
+        ("/mcpapi/tools", "GET", handlers.tools),
+        ("/mcpapi/server/{server:path}/tools", "GET", handlers.tools),
+        ("/mcpapi/statistics", "GET", handlers.statistics),
+        ("/mcpapi/session", "POST", handlers.open),
+        ("/mcpapi/session/{id:path}", "DELETE", handlers.close),
+        ("/mcpapi/tool/{tool:path}", "POST", handlers.call),
+    )
+    return Starlette(routes=[Route(path, _guarded(token, act), methods=[method]) for path, method, act in table])
+
+
+class _Handlers:
+    """One method per path."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+
+    async def servers(self, request: Request) -> Response:
+        return _json({"servers": self._toolbox.servers()})
+
+    async def tools(self, request: Request) -> Response:
+        found = self._toolbox.tools(request.path_params.get("server", ""))
+        return _json({"tools": [_entry(tool) for tool in found]})
+
+    async def statistics(self, request: Request) -> Response:
+        return _json({"tools": self._toolbox.statistics.all()})
+
+    async def open(self, request: Request) -> Response:
+        return _json(await self._toolbox.open(await _body(request, OpenSession)))
+
+    async def close(self, request: Request) -> Response:
+        await self._toolbox.close(request.path_params["id"])
+        return _json({})
+
+    async def call(self, request: Request) -> Response:
+        return _json(await self._toolbox.call(request.path_params["tool"], await _body(request, CallTool)))
+
+
+def _entry(tool: ToolInfo) -> ToolEntry:
+    return ToolEntry(id=tool.id, server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
+
+
+def _guarded(token: str, act: Act) -> Act:
+    """The token first; then every failure becomes an answer with a sentence."""
+    expected = f"Bearer {token}".encode()
+
+    async def answer(request: Request) -> Response:
+        if not hmac.compare_digest(request.headers.get("authorization", "").encode(), expected):
+            wrong = WrongTokenError("The toolbox wants the token of its run.")
+            return _refused(wrong, {"WWW-Authenticate": "Bearer"})
+        try:
+            return await act(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except ToolboxError as refused:
+            wait_s = refused.retry_after_s
+            return _refused(refused, {"Retry-After": f"{wait_s:.1f}"} if wait_s else {})
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            body = RefusalBody(error=Refusal(message="The toolbox failed in an unforeseen way; its log has the story."))
+            return _json(body, 500)
+
+    return answer
+
+
+async def _body(request: Request, kind: type[B]) -> B:
+    """The decoded body. Raises BadRequestError for one that is too long or makes no sense."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MOST_BODY_BYTES:
+            raise BadRequestError(f"A body may have {MOST_BODY_BYTES} bytes at most.")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+        raise BadRequestError(f"The body makes no sense: {wrong}.") from wrong
+
+
+def _refused(error: ToolboxError, headers: dict[str, str]) -> Response:
+    return _json(refusal_of(error), error.http_status, headers)
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, headers=headers, media_type="application/json")

@@ -1,0 +1,125 @@
+"""The circuit breaker of one tool server: a server that fails too often is left alone, then tried with a few calls.
+
+Invariants: it opens only on enough evidence, and only infrastructure counts as evidence; while it is open no call goes
+out; half-open lets a few calls out at a time, and closes after as many good answers in a row. A call that began before
+the last change of state says nothing about the state after it. Opens no file, reads no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+
+class BreakerState(enum.StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRule:
+    """When it opens and how it closes."""
+
+    share: float = 0.5
+    """It opens above this share of failures."""
+    least: int = 20
+    """Fewer calls than this prove nothing."""
+    window_s: float = 60.0
+    """Older calls are forgotten."""
+    open_s: float = 5.0
+    """How long it stays open the first time; doubled each time that the probes fail."""
+    open_most_s: float = 60.0
+    probes: int = 3
+    """Calls that half-open lets out at once, and good answers that close it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """One call that was let out. It is given back by `ended` or `abandoned`, once."""
+
+    era: int
+    """The state's number when the call went out."""
+
+
+class Breaker:
+    """Counts the calls of one server."""
+
+    def __init__(self, rule: BreakerRule | None = None) -> None:
+        self._rule = rule or BreakerRule()
+        self._state = BreakerState.CLOSED
+        self._era = 0
+        self._seen: deque[tuple[float, bool]] = deque()
+        self._failed = 0
+        self._probing = 0
+        self._good_probes = 0
+        self._open_until = 0.0
+        self._next_open_s = self._rule.open_s
+
+    def state(self, now: float) -> BreakerState:
+        if self._state is BreakerState.OPEN and now >= self._open_until:
+            self._enter(BreakerState.HALF_OPEN)
+        return self._state
+
+    def wait_s(self, now: float) -> float:
+        """How long a call should wait before it asks again; 0 if it may go out now."""
+        match self.state(now):
+            case BreakerState.OPEN:
+                return self._open_until - now
+            case BreakerState.HALF_OPEN if self._probing >= self._rule.probes:
+                return 1.0
+            case _:
+                return 0.0
+
+    def admit(self, now: float) -> Permit | None:
+        """Let one call out; None if it has to wait."""
+        if self.wait_s(now) > 0.0:
+            return None
+        if self._state is BreakerState.HALF_OPEN:
+            self._probing += 1
+        return Permit(self._era)
+
+    def ended(self, permit: Permit, now: float, *, failed: bool) -> None:
+        """`failed` means by the infrastructure; what the policy did wrong is a good answer."""
+        state = self.state(now)
+        if permit.era != self._era:
+            return
+        if state is BreakerState.CLOSED:
+            self._count(now, failed)
+        else:
+            self._probed(now, failed)
+
+    def abandoned(self, permit: Permit) -> None:
+        """The call ended without saying anything about the server."""
+        if permit.era == self._era and self._state is BreakerState.HALF_OPEN:
+            self._probing -= 1
+
+    def _count(self, now: float, failed: bool) -> None:
+        self._seen.append((now, failed))
+        self._failed += failed
+        while self._seen and self._seen[0][0] < now - self._rule.window_s:
+            self._failed -= self._seen.popleft()[1]
+        if len(self._seen) >= self._rule.least and self._failed > self._rule.share * len(self._seen):
+            self._open(now)
+
+    def _probed(self, now: float, failed: bool) -> None:
+        self._probing -= 1
+        if failed:
+            self._open(now)
+            return
+        self._good_probes += 1
+        if self._good_probes >= self._rule.probes:
+            self._next_open_s = self._rule.open_s
+            self._enter(BreakerState.CLOSED)
+
+    def _open(self, now: float) -> None:
+        self._open_until = now + self._next_open_s
+        self._next_open_s = min(self._rule.open_most_s, 2 * self._next_open_s)
+        self._enter(BreakerState.OPEN)
+
+    def _enter(self, state: BreakerState) -> None:
+        self._state = state
+        self._era += 1
+        self._seen.clear()
+        self._failed = self._probing = self._good_probes = 0

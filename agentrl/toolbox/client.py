@@ -1,0 +1,147 @@
+"""The toolbox as samplers see it.
+
+Invariants: a refusal comes out as the error that the toolbox raised; the client waits longer than the toolbox does, so
+that no call is given up here while it runs there; after a broken connection the same call is asked for again under its
+id, which the toolbox joins or answers and never runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from agentrl.engines.http import ConnectionBrokenError, HttpClient
+from agentrl.toolbox.answers import (
+    Answer,
+    CallTool,
+    Opened,
+    OpenSession,
+    RefusalBody,
+    ServerInfo,
+    ToolboxError,
+    ToolboxGoneError,
+    ToolInfo,
+    error_of,
+)
+from agentrl.toolbox.statistics import ToolStatistics
+
+ANSWER_WITHIN_S = 10.0
+"""For everything that does not wait for a server."""
+TURN_WITHIN_S = 45.0
+"""How much longer than its own time a call may take: it waits for its turn before, and for a server to return."""
+LONGEST_CALL_S = 3600.0
+"""For a call that leaves its limit to the server."""
+TRIES = 2
+T = TypeVar("T")
+
+
+class _Servers(msgspec.Struct):
+    servers: tuple[ServerInfo, ...]
+
+
+class _Tools(msgspec.Struct):
+    tools: tuple[ToolInfo, ...]
+
+
+class _Statistics(msgspec.Struct):
+    tools: tuple[ToolStatistics, ...]
+
+
+class Tools:
+    """One toolbox. To be closed at the end, or used as a context manager."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._http = HttpClient(url, {"Authorization": f"Bearer {token}"})
+
+    async def __aenter__(self) -> Tools:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections; sessions stay open."""
+        await self._http.close()
+
+    async def servers(self) -> tuple[ServerInfo, ...]:
+        return (await self._ask("GET", "/mcpapi/servers", _Servers)).servers
+
+    async def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
+        """All tools, or those of one server."""
+        path = f"/mcpapi/server/{_quoted(server)}/tools" if server else "/mcpapi/tools"
+        return (await self._ask("GET", path, _Tools)).tools
+
+    async def statistics(self) -> tuple[ToolStatistics, ...]:
+        return (await self._ask("GET", "/mcpapi/statistics", _Statistics)).tools
+
+    async def open(self, session: str, servers: Iterable[str], *, wait_s: float = 30.0) -> Opened:
+        """Reserve all servers of an episode. Asking again is answered with `created` False.
+
+        Raises QuotaError or UnavailableError for what may be tried later, SessionError, UnknownToolError.
+        """
+        body = OpenSession(id=session, servers=tuple(servers), wait_s=wait_s)
+        return await self._ask("POST", "/mcpapi/session", Opened, body, within_s=wait_s + ANSWER_WITHIN_S)
+
+    async def call(
+        self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float = 0.0
+    ) -> Answer:
+        """How the call ended. `timeout_s` 0 leaves it to the server's limit.
+
+        Raises QuotaError or UnavailableError (not run; ask again later, it costs no attempt), SessionLostError and
+        SessionError (nothing more can be done in this session), UnknownToolError, and ToolboxGoneError, after which
+        nobody knows whether it ran.
+        """
+        body = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
+        within_s = (timeout_s or LONGEST_CALL_S) + TURN_WITHIN_S
+        return await self._ask("POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", Answer, body, within_s=within_s)
+
+    async def close(self, session: str) -> None:
+        """Give the servers back. What is under way is cancelled; closing twice is fine."""
+        await self._ask("DELETE", f"/mcpapi/session/{_quoted(session)}", dict)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
+        *,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> T:
+        """All requests may be repeated: they are answered from what is known, or change nothing the second time."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        try:
+            async with asyncio.timeout(within_s):
+                status, answer = await self._send(method, path, data)
+        except TimeoutError:
+            raise ToolboxGoneError(f"The toolbox at {self._url} did not answer within {within_s:g} s.") from None
+        try:
+            if status == 200:
+                return msgspec.json.decode(answer, type=kind)
+            refusal = msgspec.json.decode(answer, type=RefusalBody).error
+        except msgspec.MsgspecError:
+            raise ToolboxError(f"{self._url}{path} answered {status} with what makes no sense.") from None
+        raise error_of(refusal)
+
+    async def _send(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+        why = ""
+        for _ in range(TRIES):
+            try:
+                async with self._http.ask(method, path, data) as reply:
+                    return reply.status, await reply.read()
+            except ConnectionBrokenError as broken:
+                why = str(broken)
+        raise ToolboxGoneError(f"The toolbox at {self._url} is not there: {why}.")
+
+
+def _quoted(text: str) -> str:
+    """Ids have slashes and hashes."""
+    return quote(text, safe="")

@@ -1,0 +1,282 @@
+"""One MCP client and the task that it lives in.
+
+Invariants: a client is entered and left by one task of its own; a connection ends once, with a reason, and every call
+on it then ends too; a call has a deadline, whatever the server does. What went wrong comes out as one of four errors,
+each of which says who is to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, cast
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from pydantic import ValidationError
+
+from agentrl.errors import AgentrlError
+from agentrl.toolbox.answers import ToolInfo
+from agentrl.toolbox.pipes import MOST_MESSAGE_BYTES, TOO_LONG, ServerProcess
+
+log = logging.getLogger("toolbox")
+START_WITHIN_S = 60.0
+"""Packages that are started through npx or uvx unpack themselves first."""
+ANSWER_WITHIN_S = 5.0
+"""A server that lives lists its tools in this time."""
+LEAVE_WITHIN_S = 10.0
+_LATE_S = 2.0
+_MOST_TOOLS = 10_000
+SESSION_KEY = "agentrl/session"
+"""Under this name a keyed server finds, in the metadata of each call, whose call it is."""
+
+
+class ConnectionFailedError(AgentrlError):
+    """The server cannot be reached or spoken with, or is no more."""
+
+    alone = False
+    """No other call was under way that could have killed it."""
+
+
+class CallTimedOutError(AgentrlError):
+    """The server did not answer in time."""
+
+
+class ServerFaultError(AgentrlError):
+    """The server answered the call with a failure of its own."""
+
+
+class CallRejectedError(AgentrlError):
+    """The server does not accept what it was asked for: the arguments, the tool, or an answer without end."""
+
+
+class Peer(Protocol):
+    """Where a server is: behind pipes or behind a URL."""
+
+    @property
+    def ended(self) -> asyncio.Event: ...
+
+    @property
+    def story(self) -> str: ...
+
+    def connected(self) -> AbstractAsyncContextManager[Any]: ...
+
+
+class HttpPeer:
+    """A server behind a URL. That it is gone shows only when it is asked."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.ended = asyncio.Event()
+
+    @property
+    def story(self) -> str:
+        return f"at {self._url}"
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Any]:
+        # A finite pool of connections deadlocks: every session holds one open for events.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        timeout = httpx2.Timeout(30.0, read=None)
+        async with (
+            httpx2.AsyncClient(limits=limits, timeout=timeout) as http,
+            streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_MESSAGE_BYTES) as streams,
+        ):
+            yield streams
+
+
+class _Running:
+    """One call under way."""
+
+    __slots__ = ("alone",)
+
+    def __init__(self) -> None:
+        self.alone = True
+
+
+class Connection:
+    """`open`, then `call`, then `close`; `gone` is set at its end, `why` says what ended it."""
+
+    def __init__(self, name: str, peer: ServerProcess | HttpPeer) -> None:
+        self._name = name
+        self._peer: Peer = peer
+        self._stop = asyncio.Event()
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self.pid = lambda: peer.pid if isinstance(peer, ServerProcess) else None
+        self.gone = asyncio.Event()
+        self.why = ""
+        self.tools: tuple[ToolInfo, ...] = ()
+        self._running: set[_Running] = set()
+        self.calls = 0
+        """How many calls it ever had: a process that had none is as good as new."""
+        self.opened_at = 0.0
+
+    async def open(self, within_s: float = START_WITHIN_S) -> None:
+        """Start, shake hands, list the tools. Raises ConnectionFailedError."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live(ready), name=f"connection to {self._name}")
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.shield(ready)
+        except TimeoutError:
+            story = self._peer.story
+            await self.close()
+            raise ConnectionFailedError(f"{self._name} did not answer within {within_s:g} s ({story}).") from None
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            ready.cancel()
+        self.opened_at = time.monotonic()
+
+    async def call(
+        self, tool: str, arguments: dict[str, Any], *, meta: Mapping[str, Any], timeout_s: float
+    ) -> types.CallToolResult:
+        """Raises CallTimedOutError, ServerFaultError, CallRejectedError, ConnectionFailedError."""
+        if self._client is None or self.gone.is_set():
+            raise ConnectionFailedError(self._gone_sentence())
+        running = _Running()
+        self._running.add(running)
+        if len(self._running) > 1:
+            for other in self._running:
+                other.alone = False
+        self.calls += 1
+        began = time.monotonic()
+        try:
+            # The SDK's own clock begins after the request was written: a server that does not read needs this one.
+            async with asyncio.timeout(timeout_s + _LATE_S):
+                return await self._client.call_tool(
+                    tool, arguments, read_timeout_seconds=timeout_s, meta=cast(types.RequestParamsMeta, dict(meta))
+                )
+        except MCPError as failed:
+            if failed.code == types.REQUEST_TIMEOUT and time.monotonic() - began >= 0.9 * timeout_s:
+                raise CallTimedOutError(f"{tool} did not answer within {timeout_s:g} s.") from None
+            raise self._meaning(tool, failed, running) from None
+        except TimeoutError:
+            raise CallTimedOutError(f"{tool} did not answer within {timeout_s:g} s.") from None
+        except (RuntimeError, ValidationError) as broken:
+            # The answer is no result of a tool, or breaks the tool's own schema.
+            raise ServerFaultError(f"{tool} answered what makes no sense: {broken}") from broken
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream) as closed:
+            raise self._gone(running) from closed
+        finally:
+            self._running.discard(running)
+
+    def doubt(self) -> None:
+        """Something went wrong: ask for a sign of life, and end the connection if none comes."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(), name=f"sign of life of {self._name}")
+
+    async def close(self, why: str = "it was closed") -> None:
+        """Leave, and end the process. Returns when it is gone, or cannot be."""
+        self._say(why)
+        self._stop.set()
+        if self._asking is not None:
+            self._asking.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=LEAVE_WITHIN_S)
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=LEAVE_WITHIN_S)
+
+    async def _live(self, ready: asyncio.Future[None]) -> None:
+        """The one task that enters and leaves the client."""
+        try:
+            async with Client(self._peer.connected(), cache=None) as client:
+                self.tools = await self._list(client)
+                self._client = client
+                if not ready.done():
+                    ready.set_result(None)
+                await self._until_the_end()
+        except asyncio.CancelledError:
+            raise
+        except Exception as broken:  # the boundary: a dead server surfaces as anything, nested
+            self._say(_innermost(broken))
+            log.debug("%s ended", self._name, exc_info=broken)
+        finally:
+            self._client = None
+            self._say("it ended")
+            self.gone.set()
+            if not ready.done():
+                ready.set_exception(ConnectionFailedError(self._gone_sentence()))
+
+    async def _until_the_end(self) -> None:
+        waits = [
+            asyncio.create_task(event.wait(), name=f"{what} of {self._name}")
+            for what, event in (("stop", self._stop), ("end", self._peer.ended))
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        # Calls end at once; leaving the client may take seconds.
+        self._say(self._peer.story)
+        self.gone.set()
+
+    async def _list(self, client: Client) -> tuple[ToolInfo, ...]:
+        found: list[ToolInfo] = []
+        cursor: str | None = None
+        while len(found) < _MOST_TOOLS:
+            page = await client.list_tools(cursor=cursor)
+            found += [
+                ToolInfo(
+                    server=self._name, name=tool.name, description=tool.description or "", schema=tool.input_schema
+                )
+                for tool in page.tools
+            ]
+            cursor = page.next_cursor
+            if not page.tools or not cursor:
+                break
+        return tuple(found)
+
+    async def _ask(self) -> None:
+        client = self._client
+        if client is None:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await client.list_tools()
+        except asyncio.CancelledError:
+            raise
+        except Exception as broken:  # the boundary: whatever it is, it is no sign of life
+            self._say(f"it gave no sign of life ({_innermost(broken) or 'no answer'})")
+            log.warning("%s: %s; it is given up", self._name, self.why, exc_info=broken)
+            self.gone.set()
+            self._stop.set()
+
+    def _meaning(self, tool: str, failed: MCPError, running: _Running) -> AgentrlError:
+        match failed.code:
+            case types.CONNECTION_CLOSED if self.gone.is_set() or self._peer.ended.is_set():
+                return self._gone(running)
+            case types.INVALID_PARAMS | types.METHOD_NOT_FOUND:
+                return CallRejectedError(f"{tool}: {failed.message}")
+            case _ if failed.code == TOO_LONG:
+                return CallRejectedError(f"{tool}: {failed.message}")
+            case _:
+                return ServerFaultError(f"{tool} failed: {failed.message} ({failed.code})")
+
+    def _gone(self, running: _Running) -> ConnectionFailedError:
+        error = ConnectionFailedError(self._gone_sentence())
+        error.alone = running.alone
+        return error
+
+    def _gone_sentence(self) -> str:
+        return f"{self._name} is gone: {self.why or self._peer.story}."
+
+    def _say(self, why: str) -> None:
+        """The first reason stands."""
+        self.why = self.why or why
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

@@ -1,0 +1,118 @@
+"""The calls that a toolbox knows: under way, and answered.
+
+Invariants: one id stands for one call, for as long as its session can run calls and a while longer; an answer that is
+dropped to save memory leaves the id behind, so that the call is refused and not run again; what was refused leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.toolbox.answers import Answer, CallConflictError
+
+ANSWERS_KEPT_S = 300.0
+"""For how long the answers of a closed session can be asked for."""
+MOST_KEPT_CHARS = 256 << 20
+MOST_CLOSED = 20_000
+
+
+@dataclass(eq=False)
+class Call:
+    """One call by its id."""
+
+    id: str
+    session: str
+    tool: str
+    arguments: dict[str, Any]
+    task: asyncio.Task[Answer] | None = None
+    """Until it is answered."""
+    answer: Answer | None = None
+    """None before, and again if the answer was dropped."""
+
+    def is_same(self, session: str, tool: str, arguments: dict[str, Any]) -> bool:
+        return (self.session, self.tool, self.arguments) == (session, tool, arguments)
+
+
+@dataclass
+class _Closed:
+    why: str
+    at: float
+    calls: list[str] = field(default_factory=list)
+
+
+class Memory:
+    """All calls of open sessions, and of those that were closed lately."""
+
+    def __init__(self, *, most_chars: int = MOST_KEPT_CHARS) -> None:
+        self._calls: dict[str, Call] = {}
+        self._of_session: dict[str, list[str]] = {}
+        self._closed: OrderedDict[str, _Closed] = OrderedDict()
+        self._kept: deque[Call] = deque()
+        self._chars = 0
+        self._most_chars = most_chars
+
+    def find(self, id: str, session: str, tool: str, arguments: dict[str, Any]) -> Call | None:
+        """The call of this id. Raises CallConflictError if it is another one."""
+        call = self._calls.get(id)
+        if call is not None and not call.is_same(session, tool, arguments):
+            raise CallConflictError(f"The id {id} stands for another call, of {call.tool} in {call.session}.")
+        return call
+
+    def begin(self, call: Call) -> None:
+        self._calls[call.id] = call
+        self._of_session.setdefault(call.session, []).append(call.id)
+
+    def refused(self, call: Call) -> None:
+        """It was not run, and may be asked for again under the same id."""
+        self._calls.pop(call.id, None)
+        ids = self._of_session.get(call.session, [])
+        if call.id in ids:
+            ids.remove(call.id)
+
+    def answered(self, call: Call, answer: Answer) -> None:
+        call.answer, call.task = answer, None
+        self._kept.append(call)
+        self._chars += len(answer.content)
+        while self._chars > self._most_chars:
+            oldest = self._kept.popleft()
+            if oldest.answer is not None:
+                self._chars -= len(oldest.answer.content)
+                oldest.answer = None
+
+    def close(self, session: str, why: str) -> None:
+        """Its answers are kept for a while, the fact that it was closed for longer."""
+        self._closed[session] = _Closed(why, time.monotonic(), self._of_session.pop(session, []))
+        while len(self._closed) > MOST_CLOSED:
+            self._drop(self._closed.popitem(last=False)[1])
+
+    def closed(self, session: str) -> str:
+        """Why this session was closed; empty if nothing is known of it."""
+        known = self._closed.get(session)
+        return "" if known is None else known.why
+
+    def tidy(self) -> None:
+        """Drop the answers that nobody came back for."""
+        before = time.monotonic() - ANSWERS_KEPT_S
+        for closed in self._closed.values():
+            if closed.at > before:
+                break
+            self._drop(closed)
+        while self._kept and self._kept[0].id not in self._calls:
+            self._forget_content(self._kept.popleft())
+
+    def _drop(self, closed: _Closed) -> None:
+        for id in closed.calls:
+            call = self._calls.pop(id, None)
+            if call is not None:
+                self._forget_content(call)
+        closed.calls = []
+
+    def _forget_content(self, call: Call) -> None:
+        if call.answer is not None:
+            self._chars -= len(call.answer.content)
+            call.answer = None

@@ -1,0 +1,272 @@
+"""MCP over the pipes of a process that the toolbox starts, owns and ends.
+
+Invariants: the process and everything in its group is gone when the transport is left, whatever it was doing; an answer
+that is too long costs the call it belongs to and not the connection; what the process writes to stderr is in the
+toolbox's log, and its last lines are kept for whoever asks why it died.
+
+The SDK's own transport joins and scans all of a long line again for each piece of it, and does not tell how a process
+ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator
+
+import anyio
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+
+from agentrl.errors import AgentrlError
+from agentrl.toolbox.environment import Launch
+
+log = logging.getLogger("toolbox")
+MOST_MESSAGE_BYTES = 160 << 20
+TOO_LONG = -32090
+"""Code of the error that stands for an answer longer than that."""
+CLOSE_WITHIN_S = 2.0
+"""How long a process may take to leave by itself once its input ended, and again after SIGTERM."""
+LAST_WORDS_WITHIN_S = 0.5
+_PIECE_BYTES = 1 << 20
+_HEAD_BYTES = 4096
+_LAST_LINES = 20
+_LINE_CHARS = 500
+_ID = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,128}")')
+
+Inbox = MemoryObjectSendStream[SessionMessage | Exception]
+Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+
+class CannotStartError(AgentrlError):
+    """The program of a server could not be started."""
+
+
+class ServerProcess:
+    """One process of a server. `connected` is the transport; it is entered once."""
+
+    def __init__(self, name: str, launch: Launch) -> None:
+        self._name = name
+        self._launch = launch
+        self._process: Process | None = None
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._dead = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Nothing more will come from it: it closed its output, or died."""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def story(self) -> str:
+        """How it ended, and its last words."""
+        code = None if self._process is None else self._process.returncode
+        if code is None:
+            how = "it closed its output" if self.ended.is_set() else "it runs"
+        else:
+            how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
+        said = "; ".join(self._last_lines)
+        return f"{how}; it said: {said}" if said else how
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[Streams]:
+        """Start the process and give its two streams. Raises CannotStartError."""
+        process = self._process = await self._start()
+        inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+        pumps = (
+            asyncio.create_task(self._read(process, inbox), name=f"stdout of {self._name}"),
+            asyncio.create_task(self._write(process, outbox), name=f"stdin of {self._name}"),
+            asyncio.create_task(self._log(process), name=f"stderr of {self._name}"),
+            asyncio.create_task(self._watch(process, inbox), name=f"death of {self._name}"),
+        )
+        try:
+            yield incoming, outgoing
+        finally:
+            try:
+                await self._end(process)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                for stream in (inbox, incoming, outgoing, outbox):
+                    stream.close()
+                # A descendant that left the group may hold a pipe open; nothing public lets go of our end.
+                process._transport.close()  # type: ignore[attr-defined]
+
+    async def _died(self) -> bool:
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                await self._dead.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _start(self) -> Process:
+        command, *arguments = self._launch.command
+        try:
+            return await asyncio.create_subprocess_exec(
+                command,
+                *arguments,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=dict(self._launch.env),
+                cwd=self._launch.cwd,
+                start_new_session=True,
+                limit=_PIECE_BYTES,
+            )
+        except (OSError, ValueError) as broken:
+            why = broken.strerror if isinstance(broken, OSError) else str(broken)
+            raise CannotStartError(f"{command} cannot be started: {why}.") from broken
+
+    async def _read(self, process: Process, inbox: Inbox) -> None:
+        assert process.stdout is not None
+        try:
+            async for line in _lines(process.stdout):
+                message = self._message(line)
+                if message is not None:
+                    await inbox.send(message)
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            pass  # the session is gone
+        else:
+            await self._until_dead()
+            self._finish(inbox)
+
+    async def _watch(self, process: Process, inbox: Inbox) -> None:
+        """asyncio's own `wait` waits for the pipes too, which a child of the dead process may hold open."""
+        await _death_of(process)
+        self._dead.set()
+        # What it wrote before it died is read out first.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_WITHIN_S):
+                await self.ended.wait()
+        self._finish(inbox)
+
+    def _finish(self, inbox: Inbox) -> None:
+        self.ended.set()
+        inbox.close()
+
+    async def _until_dead(self) -> None:
+        """Whoever closed its output is usually about to die; then there is a better story to tell."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_WITHIN_S):
+                await self._dead.wait()
+
+    def _message(self, line: bytes | _TooLong) -> SessionMessage | None:
+        if isinstance(line, _TooLong):
+            return self._refused(line)
+        if not line.strip():
+            return None
+        try:
+            return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValueError:
+            log.warning("%s wrote to its output what is no message: %r", self._name, line[:_LINE_CHARS])
+            return None
+
+    def _refused(self, line: _TooLong) -> SessionMessage | None:
+        """Servers write the id before the result; without it the call ends at its deadline."""
+        found = _ID.search(line.head.partition(b'"result"')[0])
+        log.warning("%s answered with %d bytes, which is too long", self._name, line.length)
+        if found is None:
+            return None
+        call = found[1].decode(errors="replace")
+        error = types.ErrorData(
+            code=TOO_LONG, message=f"The answer has {line.length} bytes; at most {MOST_MESSAGE_BYTES} are read."
+        )
+        number: str | int = int(call) if call.isdigit() else call[1:-1]
+        return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=number, error=error))
+
+    async def _write(self, process: Process, outbox: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        assert process.stdin is not None
+        async for item in outbox:
+            text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+            try:
+                process.stdin.write(text.encode(errors="replace") + b"\n")
+                await process.stdin.drain()
+            except OSError:
+                return  # the reader sees the end too, and tells
+
+    async def _log(self, process: Process) -> None:
+        assert process.stderr is not None
+        async for line in _lines(process.stderr, most=_HEAD_BYTES):
+            data = line.head if isinstance(line, _TooLong) else line
+            text = data.decode(errors="replace").strip()[:_LINE_CHARS]
+            if text:
+                self._last_lines.append(text)
+                log.info("%s: %s", self._name, text)
+
+    async def _end(self, process: Process) -> None:
+        """End of input, SIGTERM, SIGKILL, each with its time; the group goes in any case."""
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            if not await self._died():
+                _signal_group(process.pid, signal.SIGTERM)
+                await self._died()
+        finally:
+            _signal_group(process.pid, signal.SIGKILL)
+        if not await self._died():
+            log.error("%s (pid %d) survives SIGKILL", self._name, process.pid)
+
+
+class _TooLong:
+    """What is kept of a line that is too long."""
+
+    def __init__(self, head: bytes, length: int) -> None:
+        self.head = head
+        self.length = length
+
+
+async def _lines(stream: asyncio.StreamReader, *, most: int = MOST_MESSAGE_BYTES) -> AsyncIterator[bytes | _TooLong]:
+    """Lines without their end. Pieces are joined once, when the line is whole."""
+    pieces: list[bytes] = []
+    length = 0
+    while piece := await stream.read(_PIECE_BYTES):
+        *whole, rest = piece.split(b"\n")
+        for end in whole:
+            pieces.append(end)
+            length += len(end)
+            yield b"".join(pieces) if length <= most else _TooLong(b"".join(pieces)[:_HEAD_BYTES], length)
+            pieces, length = [], 0
+        length += len(rest)
+        if length <= most or not pieces:
+            pieces.append(rest[:most])
+        elif len(pieces) > 1:
+            pieces = [b"".join(pieces)[:_HEAD_BYTES]]
+    if pieces and length:
+        yield b"".join(pieces) if length <= most else _TooLong(b"".join(pieces)[:_HEAD_BYTES], length)
+
+
+async def _death_of(process: Process) -> None:
+    """Returns when the process is dead and how it ended is known, or soon after if somebody else took that."""
+    loop = asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        descriptor = None
+    if descriptor is not None:
+        died = asyncio.Event()
+        loop.add_reader(descriptor, died.set)
+        try:
+            await died.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORDS_WITHIN_S):
+            while process.returncode is None:
+                await asyncio.sleep(0.005)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    """Its members have the leader's pid as their group, also after the leader died."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)

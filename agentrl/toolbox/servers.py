@@ -1,0 +1,277 @@
+"""How one tool server is kept alive, and how sessions get to it.
+
+Invariants: a server that died is started again, at once if it had lived and more and more slowly if it had not; a
+session never gets another connection than the one its state is on. A process serves one session and is then ended,
+unless it was never called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.config.data import ToolServer
+from agentrl.errors import AgentrlError
+from agentrl.toolbox.answers import QuotaError, ToolInfo, UnavailableError
+from agentrl.toolbox.connection import START_WITHIN_S, Connection, HttpPeer
+from agentrl.toolbox.environment import launch_of
+from agentrl.toolbox.pipes import ServerProcess
+
+log = logging.getLogger("toolbox")
+LIVED_S = 10.0
+"""Whoever lived this long is started again at once."""
+IN_A_ROW_S = 90.0
+"""Failures further apart have nothing to do with each other."""
+FIRST_WAIT_S = 0.5
+MOST_WAIT_S = 30.0
+STARTS_AT_ONCE = 2
+"""Starting a server takes half a second of a core."""
+Connect = Callable[[], Connection]
+
+
+class Keeper(Protocol):
+    """Keeps the connections of one server."""
+
+    starts: int
+    """How often a connection was opened."""
+
+    @property
+    def why(self) -> str:
+        """Why there is no connection."""
+        ...
+
+    async def run(self) -> None:
+        """Keep them until cancelled."""
+        ...
+
+    @property
+    def serving(self) -> bool: ...
+
+    async def take(self, wait_s: float) -> Connection:
+        """A connection for one session. Raises UnavailableError or QuotaError."""
+        ...
+
+    def give_back(self, connection: Connection) -> None: ...
+
+
+def connector(name: str, server: ToolServer, run_dir: Path) -> Connect:
+    """What makes connections of this server."""
+
+    def connect() -> Connection:
+        if server.url:
+            return Connection(name, HttpPeer(server.url))
+        return Connection(name, ServerProcess(name, launch_of(name, server, run_dir=run_dir, environ=os.environ)))
+
+    return connect
+
+
+class Starter:
+    """Opens connections, a few at a time, and waits longer after each failure in a row."""
+
+    def __init__(self, connect: Connect, gate: asyncio.Semaphore, on_tools: Callable[[tuple[ToolInfo, ...]], None]):
+        self._connect = connect
+        self._gate = gate
+        self._on_tools = on_tools
+        self._failures = 0
+        self._failed_at = 0.0
+        self.why = "it is being started"
+
+    async def start(self) -> Connection | None:
+        """A connection that is open; None, after a wait, if there is none to be had."""
+        try:
+            async with self._gate:
+                connection = self._connect()
+                await connection.open(START_WITHIN_S)
+        except AgentrlError as failed:
+            self.failed(failed.message)
+            await self.wait()
+            return None
+        self.why = ""
+        self._on_tools(connection.tools)
+        return connection
+
+    def failed(self, why: str) -> None:
+        now = time.monotonic()
+        self._failures = self._failures + 1 if now - self._failed_at < IN_A_ROW_S else 1
+        self._failed_at = now
+        self.why = why
+        log.warning("%s", why)
+
+    def ended(self, connection: Connection) -> None:
+        """One died. If it had not lived, that is like one that never came up."""
+        if time.monotonic() - connection.opened_at >= LIVED_S:
+            self._failures = 0
+            self.why = f"it died and is being started again: {connection.why}"
+            log.warning("it died: %s", connection.why)
+        else:
+            self.failed(f"it died: {connection.why}")
+
+    async def wait(self) -> None:
+        if self._failures:
+            await asyncio.sleep(min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._failures - 1)))
+
+
+class OneForAll:
+    """Of a `shared` or `keyed` server: one connection that all sessions use."""
+
+    def __init__(self, starter: Starter) -> None:
+        self._starter = starter
+        self._connection: Connection | None = None
+        self._changed = asyncio.Condition()
+        self.starts = 0
+
+    @property
+    def why(self) -> str:
+        return self._starter.why
+
+    @property
+    def serving(self) -> bool:
+        return self._connection is not None and not self._connection.gone.is_set()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                connection = await self._starter.start()
+                if connection is None:
+                    continue
+                self.starts += 1
+                async with self._changed:
+                    self._connection = connection
+                    self._changed.notify_all()
+                await connection.gone.wait()
+                self._connection = None
+                self._starter.ended(connection)
+                await connection.close()
+                await self._starter.wait()
+        finally:
+            if self._connection is not None:
+                await self._connection.close("the toolbox ends")
+
+    async def take(self, wait_s: float) -> Connection:
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(lambda: self.serving)
+        except TimeoutError:
+            pass
+        if self._connection is None or self._connection.gone.is_set():
+            raise UnavailableError(f"The server does not serve: {self.why}.", retry_after_s=1.0)
+        return self._connection
+
+    def give_back(self, connection: Connection) -> None:
+        pass
+
+
+class Pool:
+    """Of a `process` server: a connection for each session, started ahead."""
+
+    def __init__(self, starter: Starter, size: int) -> None:
+        self._starter = starter
+        self._size = size
+        self._idle: deque[Connection] = deque()
+        self._taken: set[Connection] = set()
+        self._waiting: deque[asyncio.Future[Connection]] = deque()
+        self._news = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._coming = 0
+        self.starts = 0
+
+    @property
+    def why(self) -> str:
+        return self._starter.why
+
+    @property
+    def serving(self) -> bool:
+        # Between the end of one process and the start of the next it serves, if the last start went well.
+        return self.starts > 0 and (not self.why or any(not each.gone.is_set() for each in (*self._taken, *self._idle)))
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    self._fill(tasks)
+                    await self._news.wait()
+                    self._news.clear()
+        finally:
+            self._tasks = None
+            rest = [*self._idle, *self._taken]
+            await asyncio.gather(*(connection.close("the toolbox ends") for connection in rest))
+
+    async def take(self, wait_s: float) -> Connection:
+        while self._idle:
+            connection = self._idle.popleft()
+            if not connection.gone.is_set():
+                return self._lend(connection)
+        turn: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(wait_s):
+                return self._lend(await turn)
+        except TimeoutError:
+            if not self._taken:
+                raise UnavailableError(f"The server does not serve: {self.why}.", retry_after_s=1.0) from None
+            raise QuotaError(f"All {self._size} processes of the server are in use.", retry_after_s=1.0) from None
+        finally:
+            self._forget(turn)
+
+    def give_back(self, connection: Connection) -> None:
+        self._taken.discard(connection)
+        if connection.calls == 0 and not connection.gone.is_set():
+            self._offer(connection)
+        elif self._tasks is not None:
+            self._tasks.create_task(connection.close(), name="end a process that was used")
+        self._news.set()
+
+    def _lend(self, connection: Connection) -> Connection:
+        self._taken.add(connection)
+        return connection
+
+    def _forget(self, turn: asyncio.Future[Connection]) -> None:
+        """Who gave up waiting may have been given one in the same moment."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(turn)
+        if turn.done() and not turn.cancelled() and turn.result() not in self._taken:
+            self._offer(turn.result())
+        turn.cancel()
+
+    def _offer(self, connection: Connection) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(connection)
+                return
+        self._idle.append(connection)
+
+    def _fill(self, tasks: asyncio.TaskGroup) -> None:
+        while len(self._idle) + len(self._taken) + self._coming < self._size:
+            self._coming += 1
+            tasks.create_task(self._add(), name="start a process ahead")
+
+    async def _add(self) -> None:
+        connection = None
+        try:
+            connection = await self._starter.start()
+        finally:
+            self._coming -= 1
+            self._news.set()
+        if connection is not None:
+            self.starts += 1
+            self._offer(connection)
+            await self._watch(connection)
+
+    async def _watch(self, connection: Connection) -> None:
+        """An idle one that dies is replaced; of one that is lent its session tells."""
+        await connection.gone.wait()
+        if connection in self._idle:
+            self._idle.remove(connection)
+            self._starter.ended(connection)
+            await connection.close()
+            await self._starter.wait()
+            self._news.set()

@@ -1,0 +1,401 @@
+"""The toolbox itself: sessions and calls, and what happens to them.
+
+Invariants: a call id runs once, whoever asks for it and however often; every call ends before its deadline, also when
+its caller left; a refusal means that nothing was run; what a server did is classified here and nowhere else, by what
+the run's configuration says about its timeouts and crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mcp_types as types
+import msgspec
+
+from agentrl.config.data import ToolServer
+from agentrl.policies.outcomes import Blame, tool_fault
+from agentrl.toolbox.answers import (
+    Answer,
+    AnswerStatus,
+    BadRequestError,
+    CallConflictError,
+    CallTool,
+    Opened,
+    OpenSession,
+    QuotaError,
+    ServerInfo,
+    SessionError,
+    ToolInfo,
+    UnavailableError,
+    UnknownToolError,
+)
+from agentrl.toolbox.breaker import Breaker, BreakerRule
+from agentrl.toolbox.connection import (
+    SESSION_KEY,
+    CallRejectedError,
+    CallTimedOutError,
+    Connection,
+    ConnectionFailedError,
+    ServerFaultError,
+)
+from agentrl.toolbox.memory import Call, Memory
+from agentrl.toolbox.results import cut, declared_fault, text_of
+from agentrl.toolbox.servers import STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
+from agentrl.toolbox.sessions import Lease, Server, Session, reserve
+from agentrl.toolbox.statistics import Statistics
+
+TIDY_EVERY_S = 5.0
+MOST_ID_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What is refused with 429, and how long anybody waits before."""
+
+    sessions: int = 10_000
+    calls_of_session: int = 32
+    """Under way at once."""
+    calls_of_server: int = 32
+    """Sent to one server at once; over HTTP half as many."""
+    waiting_of_server: int = 2_000
+    wait_s: float = 30.0
+    """How long a call waits for its turn."""
+    idle_s: float = 900.0
+    """A session that nobody used for so long is closed: whoever opened it is gone."""
+
+
+class Toolbox:
+    """`running` keeps the servers; the other methods are what the HTTP API does."""
+
+    def __init__(
+        self,
+        servers: Mapping[str, ToolServer],
+        *,
+        run_dir: Path,
+        name: str = "",
+        quotas: Quotas | None = None,
+        breaker: BreakerRule | None = None,
+    ) -> None:
+        """`name` is the incarnation."""
+        self._name = name
+        self._quotas = quotas or Quotas()
+        self._gate = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._servers = {key: self._make(key, server, run_dir, breaker) for key, server in servers.items()}
+        self._sessions: dict[str, Session] = {}
+        self._opening: dict[str, asyncio.Task[Session]] = {}
+        self._memory = Memory()
+        self.statistics = Statistics()
+        self.draining = False
+        """It ends when its sessions have ended."""
+        self.paused = False
+        """It takes no new sessions for now."""
+
+    def _make(self, name: str, config: ToolServer, run_dir: Path, breaker: BreakerRule | None) -> Server:
+        def take_tools(tools: tuple[ToolInfo, ...]) -> None:
+            server.take_tools(tools)
+
+        starter = Starter(connector(name, config, run_dir), self._gate, take_tools)
+        keeper: Keeper = Pool(starter, config.pool) if config.session == "process" else OneForAll(starter)
+        at_once = self._quotas.calls_of_server // (2 if config.url else 1)
+        server = Server(name, config, keeper, Breaker(breaker), asyncio.Semaphore(max(1, at_once)))
+        return server
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep all servers while the body runs; at the end nothing of them is left."""
+        async with asyncio.TaskGroup() as tasks:
+            keeping = [
+                tasks.create_task(server.keeper.run(), name=f"keep {server.name}") for server in self._servers.values()
+            ]
+            keeping.append(tasks.create_task(self._tidy(), name="close idle sessions"))
+            try:
+                yield
+            finally:
+                await self._end()
+                for task in keeping:
+                    task.cancel()
+
+    # ---- what there is ----
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions) + len(self._opening)
+
+    @property
+    def running_calls(self) -> int:
+        return sum(server.running for server in self._servers.values())
+
+    def servers(self) -> tuple[ServerInfo, ...]:
+        return tuple(_info(server) for server in self._servers.values())
+
+    def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
+        chosen = [self._server(server)] if server else list(self._servers.values())
+        return tuple(tool for each in chosen for tool in each.tools.values())
+
+    # ---- sessions ----
+
+    async def open(self, wanted: OpenSession) -> Opened:
+        """Reserve all servers of an episode. Asking again is answered, not done again."""
+        if not 0 < len(wanted.id) <= MOST_ID_CHARS:
+            raise BadRequestError(f"A session's id has between 1 and {MOST_ID_CHARS} characters.")
+        session = self._sessions.get(wanted.id)
+        created = session is None
+        if session is None:
+            opening = self._opening.get(wanted.id) or self._begin_to_open(wanted)
+            session = await asyncio.shield(opening)
+        if set(session.servers) != set(wanted.servers):
+            raise SessionError(f"The session {wanted.id} is open with {', '.join(session.servers) or 'no servers'}.")
+        session.used_at = time.monotonic()
+        return Opened(id=wanted.id, servers=session.servers, created=created, toolbox=self._name)
+
+    def _begin_to_open(self, wanted: OpenSession) -> asyncio.Task[Session]:
+        if why := self._memory.closed(wanted.id):
+            raise SessionError(f"The session {wanted.id} was closed: {why}.")
+        if self.draining or self.paused:
+            why = "is about to end" if self.draining else "is paused"
+            raise UnavailableError(f"This toolbox {why}.", retry_after_s=1.0)
+        if self.open_sessions >= self._quotas.sessions:
+            raise QuotaError(f"There are {self._quotas.sessions} sessions open already.", retry_after_s=1.0)
+        servers = [self._server(name) for name in dict.fromkeys(wanted.servers)]
+        for server in servers:
+            self._refuse_if_broken(server)
+        task = asyncio.create_task(self._open(wanted, servers), name=f"open {wanted.id}")
+        self._opening[wanted.id] = task
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _open(self, wanted: OpenSession, servers: list[Server]) -> Session:
+        try:
+            leases = await reserve(servers, min(max(0.0, wanted.wait_s), self._quotas.wait_s))
+            session = self._sessions[wanted.id] = Session(wanted.id, leases)
+        finally:
+            self._opening.pop(wanted.id, None)
+        return session
+
+    async def close(self, id: str, why: str = "it was closed by its episode") -> None:
+        """What is under way is cancelled. Closing what is closed is fine."""
+        opening = self._opening.get(id)
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+        session = self._sessions.pop(id, None)
+        if session is None:
+            return
+        session.closing = True
+        self._memory.close(id, why)
+        tasks = [call.task for call in session.running if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        for lease in session.leases.values():
+            lease.end()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # ---- calls ----
+
+    async def call(self, tool: str, wanted: CallTool) -> Answer:
+        """`tool` is `server.tool`. The call goes on if the caller leaves, and can be joined."""
+        call = self._memory.find(wanted.call, wanted.session, tool, wanted.arguments)
+        if call is None:
+            call = self._begin(tool, wanted)
+        if call.task is not None:
+            return await asyncio.shield(call.task)
+        if call.answer is None:
+            raise CallConflictError(f"The call {wanted.call} was answered before; its answer is not kept any more.")
+        return call.answer
+
+    def _begin(self, tool: str, wanted: CallTool) -> Call:
+        if not 0 < len(wanted.call) <= MOST_ID_CHARS:
+            raise BadRequestError(f"A call's id has between 1 and {MOST_ID_CHARS} characters.")
+        info = self._tool(tool)
+        session = self._sessions.get(wanted.session)
+        if session is None:
+            why = self._memory.closed(wanted.session)
+            state = f"was closed: {why}" if why else "is not open"
+            raise SessionError(f"The session {wanted.session} {state}.")
+        lease = session.leases.get(info.server)
+        if lease is None:
+            raise SessionError(f"The session {wanted.session} has not reserved {info.server}.")
+        if len(session.running) >= self._quotas.calls_of_session:
+            raise QuotaError(f"The session has {len(session.running)} calls under way already.", retry_after_s=0.5)
+        if lease.server.waiting >= self._quotas.waiting_of_server:
+            raise QuotaError(f"{lease.server.waiting} calls wait for {info.server} already.", retry_after_s=1.0)
+        self._refuse_if_broken(lease.server)
+        call = Call(wanted.call, wanted.session, tool, wanted.arguments)
+        call.task = asyncio.create_task(self._run(call, info, session, lease, wanted.timeout_s), name=wanted.call)
+        # A caller that left does not look at it.
+        call.task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._memory.begin(call)
+        session.running.add(call)
+        return call
+
+    async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> Answer:
+        """From its turn to its answer. A ToolboxError says that it was not run."""
+        try:
+            answer = await self._in_turn(call, tool, session, lease, asked_s)
+        except asyncio.CancelledError:
+            if not session.closing:
+                raise
+            answer = Answer(status="cancelled", content="The session was closed.")
+        except BaseException:
+            self._memory.refused(call)
+            raise
+        finally:
+            session.running.discard(call)
+            session.used_at = time.monotonic()
+        self._memory.answered(call, answer)
+        self.statistics.add(tool.id, answer, call=call.id, session=session.id)
+        return answer
+
+    async def _in_turn(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> Answer:
+        server = lease.server
+        server.waiting += 1
+        try:
+            async with asyncio.timeout(self._quotas.wait_s):
+                await server.turns.acquire()
+        except TimeoutError:
+            raise QuotaError(f"{server.name} was busy for {self._quotas.wait_s:g} s.", retry_after_s=1.0) from None
+        finally:
+            server.waiting -= 1
+        server.running += 1
+        try:
+            connection = await lease.connection()
+            return await self._ask(call, tool, server, connection, asked_s)
+        finally:
+            server.running -= 1
+            server.turns.release()
+
+    async def _ask(self, call: Call, tool: ToolInfo, server: Server, connection: Connection, asked_s: float) -> Answer:
+        permit = server.breaker.admit(time.monotonic())
+        if permit is None:
+            raise self._broken(server)
+        limit_s = server.config.timeout_s
+        timeout_s = min(limit_s, asked_s) if asked_s > 0.0 else limit_s
+        began = time.monotonic()
+        try:
+            answer = await _answer(call, tool, server.config, connection, timeout_s)
+        except BaseException:
+            server.breaker.abandoned(permit)
+            raise
+        now = time.monotonic()
+        if answer.status == "timeout" and timeout_s < limit_s:
+            server.breaker.abandoned(permit)  # the caller's hurry, which says nothing about the server
+        else:
+            server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
+        if answer.status in ("timeout", "lost") and server.config.session != "process":
+            connection.doubt()
+        return msgspec.structs.replace(answer, latency_s=now - began)
+
+    # ---- inside ----
+
+    def _server(self, name: str) -> Server:
+        try:
+            return self._servers[name]
+        except KeyError:
+            known = ", ".join(self._servers) or "none"
+            raise UnknownToolError(f"There is no tool server {name!r}; known are: {known}.") from None
+
+    def _tool(self, id: str) -> ToolInfo:
+        """Names of servers and tools may have dots; the longest server's name that fits is meant."""
+        fitting = [name for name in self._servers if id.startswith(f"{name}.")]
+        if not fitting:
+            raise UnknownToolError(f"There is no tool {id!r}; a tool is called as SERVER.TOOL.")
+        server = self._servers[max(fitting, key=len)]
+        found = server.tools.get(id[len(server.name) + 1 :])
+        if found is not None:
+            return found
+        if not server.tools and not server.keeper.serving:
+            raise UnavailableError(f"{server.name} does not serve: {server.keeper.why}.", retry_after_s=1.0)
+        known = ", ".join(server.tools) or "none"
+        raise UnknownToolError(f"{server.name} has no tool {id[len(server.name) + 1 :]!r}; it has: {known}.")
+
+    def _refuse_if_broken(self, server: Server) -> None:
+        """Nobody waits in a queue for a server that is left alone."""
+        if server.breaker.wait_s(time.monotonic()) > 0.0:
+            raise self._broken(server)
+
+    def _broken(self, server: Server) -> UnavailableError:
+        wait_s = server.breaker.wait_s(time.monotonic())
+        return UnavailableError(
+            f"{server.name} failed too often and is left alone for {wait_s:.1f} s.", retry_after_s=max(0.1, wait_s)
+        )
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(min(TIDY_EVERY_S, self._quotas.idle_s / 4))
+            now = time.monotonic()
+            for session in list(self._sessions.values()):
+                if session.idle_s(now) > self._quotas.idle_s:
+                    await self.close(session.id, f"nobody used it for {self._quotas.idle_s:g} s")
+            self._memory.tidy()
+
+    async def _end(self) -> None:
+        self.draining = True
+        for id in [*self._opening, *self._sessions]:
+            await self.close(id, "the toolbox ended")
+
+
+async def _answer(call: Call, tool: ToolInfo, config: ToolServer, connection: Connection, timeout_s: float) -> Answer:
+    """Whatever the server does, as an answer."""
+    meta = {SESSION_KEY: call.session} if config.session == "keyed" else {}
+    try:
+        result = await connection.call(tool.name, call.arguments, meta=meta, timeout_s=timeout_s)
+    except CallTimedOutError as late:
+        # A caller in a hurry says nothing about the tool.
+        means: Blame = config.timeout_means if timeout_s >= config.timeout_s else "infrastructure"
+        return _failed("timeout", late.message, timeout_means=means)
+    except CallRejectedError as rejected:
+        return _failed("tool_error", rejected.message, most_chars=config.result_max_chars)
+    except ServerFaultError as failed:
+        return _failed(
+            "lost", failed.message, "server", crash_means=config.crash_means, most_chars=config.result_max_chars
+        )
+    except ConnectionFailedError as gone:
+        return _failed(
+            "lost", gone.message, "server", crash_means=config.crash_means if gone.alone else "infrastructure"
+        )
+    return _of_result(result, config.result_max_chars)
+
+
+def _of_result(result: types.CallToolResult, most_chars: int) -> Answer:
+    content, left_out = cut(text_of(result), most_chars)
+    if not result.is_error:
+        return Answer(status="ok", content=content, left_out=left_out)
+    fault = "infrastructure" if declared_fault(result) == "infrastructure" else tool_fault("tool_error")
+    return Answer(status="tool_error", error_class=fault, content=content, left_out=left_out)
+
+
+def _failed(
+    status: AnswerStatus,
+    sentence: str,
+    reason: str = "",
+    *,
+    timeout_means: Blame = "infrastructure",
+    crash_means: Blame = "infrastructure",
+    most_chars: int = 16_384,
+) -> Answer:
+    fault = tool_fault(status, reason, timeout_means=timeout_means, crash_means=crash_means)
+    content, left_out = cut(sentence, most_chars)
+    return Answer(status=status, error_class=fault, content=content, reason=reason, left_out=left_out)
+
+
+def _info(server: Server) -> ServerInfo:
+    serving = server.keeper.serving
+    starting = not serving and server.keeper.starts == 0
+    return ServerInfo(
+        id=server.name,
+        session=server.config.session,
+        state="serving" if serving else "starting" if starting else "down",
+        breaker=str(server.breaker.state(time.monotonic())),
+        why="" if serving else server.keeper.why,
+        starts=server.keeper.starts,
+        tools=len(server.tools),
+        sessions=server.sessions,
+        running=server.running,
+        waiting=server.waiting,
+    )

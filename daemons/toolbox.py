@@ -1,0 +1,92 @@
+"""The main loop of a toolbox: `python -m daemons.toolbox`, as a unit of the role `toolbox`.
+
+Invariants: the unit is ready once it listens; a server that does not come up is said in its status and in its Service
+document and is tried again; a drain takes no new sessions and lets those that are open end; when it has ended, so have
+its servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from agentrl.config.tokenfile import http_token
+from agentrl.errors import ConfigError
+from agentrl.store import access
+from agentrl.toolbox.api import build_app
+from agentrl.toolbox.listening import listening
+from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService, status_of
+from agentrl.toolbox.toolbox import Quotas, Toolbox
+from agentrl.unit import Unit, run_unit
+
+LOOK_EVERY_S = 0.5
+STANDS_AT_MOST_S = 60.0
+DRAIN_WITHIN_S = 30.0
+LEAVE_WITHIN_S = 10.0
+
+
+async def main(unit: Unit) -> None:
+    if unit.state_dir is None:
+        raise ConfigError("A toolbox needs the state directory of its run.", hint="Start it with `agentrl up`.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    for noisy in ("mcp", "httpx2"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    config = access.configuration(unit.run_dir)
+    name = f"{unit.name}.{unit.incarnation}"
+    # Whoever opened a session may die and be replaced, but no episode takes longer than this.
+    quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
+    toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
+    database = access.open_database(config, unit.state_dir)
+    try:
+        async with toolbox.running(), listening(build_app(toolbox, http_token(unit.state_dir))) as url:
+            me = ToolboxService(id=name, unit=unit.name, url=url, slots=quotas.sessions)
+            reporter = Reporter(toolbox, StoredServices(database), me)
+            async with _following(reporter):
+                unit.ready()
+                with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
+                    await _serve(unit, toolbox)
+                    await _drain(unit, toolbox, reporter)
+            await reporter.leave("gone")
+    finally:
+        await database.close()
+
+
+@contextlib.asynccontextmanager
+async def _following(reporter: Reporter) -> AsyncIterator[None]:
+    task = asyncio.create_task(reporter.follow(), name="report toolbox")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _serve(unit: Unit, toolbox: Toolbox) -> None:
+    calls = 0
+    while await unit.sleep_async(LOOK_EVERY_S):
+        unit.tick()
+        toolbox.paused = unit.paused
+        unit.status(status_of(toolbox))
+        unit.metric("running", toolbox.running_calls)
+        unit.metric("sessions", toolbox.open_sessions)
+        unit.metric("calls_per_s", (toolbox.statistics.calls - calls) / LOOK_EVERY_S)
+        unit.metric("infrastructure_errors", toolbox.statistics.infrastructure)
+        calls = toolbox.statistics.calls
+
+
+async def _drain(unit: Unit, toolbox: Toolbox, reporter: Reporter) -> None:
+    unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
+    toolbox.draining = True
+    await reporter.leave("draining")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_WITHIN_S):
+            while toolbox.open_sessions:
+                unit.status(f"draining, {toolbox.open_sessions} sessions are open")
+                unit.tick()
+                await asyncio.sleep(LOOK_EVERY_S / 5)
+
+
+if __name__ == "__main__":
+    run_unit(main)
