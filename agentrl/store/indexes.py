@@ -57,7 +57,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Lineage": [_index("closed", "closed"), _index("opened", "opened_at")],
     "Checkpoint": [_index("status", "status step")],
     "Publication": [_index("status", "status"), _index("evaluation", "evaluation")],
-    "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at")],
+    "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at"), _index("unit", "unit")],
     "Service": [_index("kind", "kind state seen_at")],
     "Epoch": [_index("done", "done"), _index("split", "environment split epoch")],
     "Chunk": [_index("document", "document field index")],

@@ -1,7 +1,8 @@
 """Owners: one lease per incarnation, on everything that it claimed.
 
 Invariants: an Owner that was expired never comes back, so its writes stay fenced; whether one is past is decided by the
-server's clock alone; a holder that cannot renew knows by its own clock, before anybody else does, that it must stop.
+server's clock alone; of one unit only the newest incarnation holds one; a holder that cannot renew knows by its own
+clock, before anybody else does, that it must stop.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Lease:
         except AlreadyThereError:
             raise self._lost() from None
         self._renewed_at = asked_at
+        # A slot has one life at a time: that this one began means that the ones before it are over, or must be.
+        former = {"unit": self._unit, "_id": {"$ne": self.incarnation}, "expired": False}
+        update = {"$set": {"expired": True, "why": f"{self.incarnation} took its place"}}
+        await self._database.update_many("Owner", former, update)
 
     async def renew(self) -> None:
         asked_at = self._clock()

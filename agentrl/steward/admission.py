@@ -1,0 +1,122 @@
+"""What may be sampled now: whole groups, in a mix of environments, as far as the formula allows.
+
+Invariants: the queue is read before anything is counted, and a Task that somebody else admitted ends the turn, so two
+stewards never admit into the same capacity; evaluation and probes are outside of it; the mix depends on the place in
+the order of admission and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from agentrl.policies import admission
+from agentrl.policies.admission import Counts
+from agentrl.policies.states import TaskStatus
+from agentrl.steward.rules import Rules
+from agentrl.store import counts, lineages, tasks
+from agentrl.store.database import Database
+from agentrl.store.documents import TRAINS, Task, load
+
+MOST_AT_ONCE = 64
+"""Groups of one turn."""
+_GOLDEN = 0.6180339887498949
+"""Multiples of it spread evenly over 0 to 1, however many there are."""
+
+
+class Admitted(NamedTuple):
+    groups: int
+    capacity: int
+    counts: Counts
+    why_not: str = ""
+
+
+async def admit(database: Database, rules: Rules) -> Admitted:
+    """One turn."""
+    told = await _told(database)
+    hold = rules.hold or str(told.get("hold", ""))
+    queue = [] if hold else await _queue(database, rules)
+    counted = await counts.of_admission(database)
+    room = _room(rules, told, counted)
+    if hold:
+        return Admitted(0, room, counted, hold)
+    done = 0
+    for task in queue[: admission.granted(room, [rules.n] * len(queue))]:
+        if not await _admit(database, rules, task):
+            break  # Somebody else is at it: what was counted is out of date.
+        done += 1
+    why_not = "" if done else "the queue is empty" if not queue else "there is no room"
+    return Admitted(done, room, counted, why_not)
+
+
+async def admit_evaluations(database: Database, rules: Rules) -> int:
+    """Evaluation and probes, which need no capacity."""
+    waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}}
+    found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_AT_ONCE)
+    done = 0
+    for task in [load(Task, document) for document in found]:
+        done += await tasks.admit(
+            database,
+            task,
+            n=rules.evaluation_samples,
+            sampling=rules.sampling_of_evaluation(),
+            deadline_s=rules.group_s,
+            rounds_max=rules.rounds_max,
+        )
+    return done
+
+
+async def _admit(database: Database, rules: Rules, task: Task) -> bool:
+    return await tasks.admit(
+        database,
+        task,
+        n=rules.n,
+        sampling=rules.sampling(),
+        deadline_s=rules.group_s,
+        rounds_max=rules.rounds_max,
+    )
+
+
+async def _told(database: Database) -> Mapping[str, object]:
+    lineage = await lineages.current(database)
+    return {} if lineage is None else lineage.plan
+
+
+def _room(rules: Rules, told: Mapping[str, object], counted: Counts) -> int:
+    if rules.frozen:
+        return rules.max_in_flight - counted.in_flight
+    return admission.capacity(rules.plan(told), counted)
+
+
+async def _queue(database: Database, rules: Rules) -> list[Task]:
+    """What is admitted next, if there is room."""
+    place = await tasks.last_order(database) + 1
+    weights = {name: environment.weight for name, environment in rules.environments.items()}
+    waiting = {name: await _waiting(database, name) for name in weights}
+    queue: list[Task] = []
+    while len(queue) < MOST_AT_ONCE and (left := {name: weights[name] for name in weights if waiting[name]}):
+        queue.append(waiting[chosen(left, place + len(queue))].pop(0))
+    return queue
+
+
+async def _waiting(database: Database, environment: str) -> list[Task]:
+    queued = {"status": TaskStatus.QUEUED, "purpose": {"$in": list(TRAINS)}, "environment": environment}
+    found = await database.find(
+        "Task",
+        queued,
+        sort=[("epoch", 1), ("place", 1)],
+        limit=MOST_AT_ONCE,
+        projection={"query": 0, "answer": 0, "extra": 0},
+    )
+    return [load(Task, document) for document in found]
+
+
+def chosen(weights: Mapping[str, float], place: int) -> str:
+    """Which environment has this place in the order of admission: mixed evenly, without chance or memory."""
+    names = sorted(weights)
+    at = (place * _GOLDEN) % 1.0 * sum(weights.values())
+    for name in names:
+        at -= weights[name]
+        if at < 0:
+            return name
+    return names[-1]

@@ -1,0 +1,182 @@
+"""Rows that become Tasks, epoch by epoch.
+
+Invariants: an epoch goes through its rows in an order that its number fixes, a portion at a time, and its document says
+how far; a portion that was inserted and not noted is inserted again without effect; an epoch that began with other
+rows is refused, never mixed. A row that is held out is never trained on without being told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.run import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.policies.states import TaskStatus
+from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.store import datasets, tasks
+from agentrl.store.database import Database
+from agentrl.store.datasets import Leak, Row
+from agentrl.store.documents import Epoch, Task, epoch_id, load, load_if, task_id, to_bson
+
+PORTION = 512
+"""Tasks that wait in the queue of an environment; the rows after them wait in the file."""
+ADDED = "added"
+"""The split of tasks that an operator added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The rows of one environment."""
+
+    train: Sequence[Row]
+    held_out: Sequence[Row]
+    digest: str
+    """Of what is trained on."""
+    leaks: Sequence[Leak] = ()
+
+    @classmethod
+    def of(cls, train: Sequence[Row], held_out: Sequence[Row] = ()) -> Source:
+        return cls(train, held_out, datasets.digest(train), datasets.leaks(train, held_out))
+
+
+def read_sources(config: RunConfig) -> dict[str, Source]:
+    """The datasets of all environments. DatasetError names the row that is wrong."""
+    sources = {}
+    for name, environment in config.environments.items():
+        rows = datasets.read(Path(environment.dataset))
+        held_out = datasets.split_of(rows, "eval", default="train")
+        if environment.evaluation:
+            separate = datasets.read(Path(environment.evaluation))
+            held_out = [*held_out, *datasets.split_of(separate, "eval", default="eval")]
+        sources[name] = Source.of(datasets.split_of(rows, "train", default="train"), held_out)
+        if not sources[name].train:
+            raise ConfigError(f"{environment.dataset} has no rows to train on: all of them are held out.")
+    return sources
+
+
+async def refill(database: Database, rules: Rules, sources: Mapping[str, Source]) -> int:
+    """Keep the queues filled; answers how many Tasks are new."""
+    new = 0
+    for name, environment in rules.environments.items():
+        waiting = {"status": TaskStatus.QUEUED, "purpose": "train", "environment": name}
+        if await database.count("Task", waiting) < PORTION // 2:
+            new += await _next_portion(database, name, environment, sources[name])
+    return new
+
+
+async def _next_portion(database: Database, name: str, environment: EnvironmentRules, source: Source) -> int:
+    epoch = await _current(database, name, environment, source)
+    if epoch is None:
+        return 0
+    if epoch.digest != source.digest:
+        raise ConfigError(
+            f"The dataset of {name} changed since its epoch {epoch.epoch} began: it had {epoch.rows} rows, and has "
+            f"{len(source.train)}.",
+            hint="Put the former one back, or give the run another name.",
+        )
+    order = datasets.order(epoch.rows, shuffle=epoch.seed, epoch=epoch.epoch)
+    portion = range(epoch.inserted, min(epoch.inserted + PORTION, epoch.rows))
+    fresh = [
+        _task(
+            name,
+            environment,
+            source.train[order[place]],
+            split="train",
+            epoch=epoch.epoch,
+            row_number=order[place],
+            place=place,
+        )
+        for place in portion
+    ]
+    new = await tasks.insert(database, fresh)
+    noted = {"$set": {"inserted": portion.stop, "done": portion.stop >= epoch.rows}}
+    # If another steward noted more meanwhile, this portion was part of that.
+    await database.update_one("Epoch", {"_id": epoch.id, "inserted": epoch.inserted}, noted)
+    return new
+
+
+async def _current(database: Database, name: str, environment: EnvironmentRules, source: Source) -> Epoch | None:
+    """The epoch that has rows left; None after the last."""
+    begun = {"environment": name, "split": "train"}
+    newest = load_if(Epoch, await database.find_one("Epoch", begun, sort=[("epoch", -1)]))
+    if newest is not None and not newest.done:
+        return newest
+    number = 0 if newest is None else newest.epoch + 1
+    if number >= environment.epochs:
+        return None
+    epoch = Epoch(
+        id=epoch_id(name, "train", number),
+        environment=name,
+        epoch=number,
+        rows=len(source.train),
+        seed=environment.shuffle,
+        digest=source.digest,
+    )
+    await database.insert_new("Epoch", [to_bson(epoch)])
+    found = await database.find_one("Epoch", {"_id": epoch.id})
+    return load_if(Epoch, found)
+
+
+async def add(database: Database, name: str, environment: EnvironmentRules, rows: Sequence[Row]) -> list[str]:
+    """Queue rows that an operator brings, behind what is queued. Answers the ids of the Tasks."""
+    digest = datasets.digest(rows)
+    added = [load(Epoch, found) for found in await database.find("Epoch", {"environment": name, "split": ADDED})]
+    # The same file again is the same tasks: a command that is repeated adds nothing.
+    number = next((epoch.epoch for epoch in added if epoch.digest == digest), len(added))
+    epoch = Epoch(
+        id=epoch_id(name, ADDED, number),
+        environment=name,
+        split=ADDED,
+        epoch=number,
+        rows=len(rows),
+        inserted=len(rows),
+        done=True,
+        digest=digest,
+    )
+    await database.insert_new("Epoch", [to_bson(epoch)])
+    fresh = [
+        _task(name, environment, row, split=ADDED, epoch=number, row_number=place, place=place)
+        for place, row in enumerate(rows)
+    ]
+    await tasks.insert(database, fresh)
+    return [task.id for task in fresh]
+
+
+def evaluation_tasks(name: str, environment: EnvironmentRules, rows: Sequence[Row], version: int) -> list[Task]:
+    """The held-out rows as Tasks that pin a version. Always the same rows, so that versions can be compared."""
+    return [
+        _task(name, environment, row, split="eval", epoch=version, row_number=place, place=place, version=version)
+        for place, row in enumerate(rows)
+    ]
+
+
+def _task(
+    name: str,
+    environment: EnvironmentRules,
+    row: Row,
+    *,
+    split: str,
+    epoch: int,
+    row_number: int = 0,
+    place: int,
+    version: int | None = None,
+) -> Task:
+    return Task(
+        id=task_id(name, split, epoch, row_number),
+        environment=name,
+        split=split,
+        epoch=epoch,
+        row=row_number,
+        place=place,
+        purpose="train" if version is None else "eval",
+        version=version,
+        query=row.query,
+        answer=row.answer,
+        scorer=row.scorer or environment.scorer,
+        answer_schema=row.answer_schema or environment.answer_schema,
+        agent_name=row.agent_name or environment.agent,
+        servers=list(environment.servers),
+        extra=dict(row.extra) | ({"id": row.id} if row.id else {}),
+    )

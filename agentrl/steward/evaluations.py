@@ -1,0 +1,26 @@
+"""Evaluations that were asked for become Tasks that pin a version.
+
+Invariant: the Tasks are there before the evaluation counts as queued; a repetition adds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentrl.steward import epochs
+from agentrl.steward.epochs import Source
+from agentrl.steward.rules import Rules
+from agentrl.store import evaluations, tasks
+from agentrl.store.database import Database
+
+
+async def queue(database: Database, rules: Rules, sources: Mapping[str, Source]) -> int:
+    """Answers how many Tasks are new."""
+    new = 0
+    for version in await evaluations.wanted(database):
+        for name, environment in rules.environments.items():
+            rows = sources[name].held_out
+            chosen = rows[: rules.evaluation_tasks] if rules.evaluation_tasks else rows
+            new += await tasks.insert(database, epochs.evaluation_tasks(name, environment, chosen, version))
+        await evaluations.mark_queued(database, version)
+    return new

@@ -1,0 +1,101 @@
+"""What the dead held: owners whose lease is past, and everything that was theirs.
+
+Invariants: after a gap in which nobody could renew, everybody gets a full lease before anybody is declared dead; what a
+dead owner waited for is marked lost before its Record is free, so a repetition finds the Record as it was; everything
+here starts from the store and may be done again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from agentrl.policies.states import RECORD, Actor, RecordStatus, check
+from agentrl.store import claims, owners, publications, services, steps, trajectories
+from agentrl.store.database import Database
+from agentrl.store.documents import Record, load
+from agentrl.store.updates import NOW, seconds_since, setting
+
+log = logging.getLogger("steward")
+
+ROLE = "steward"
+GAP_S = 25.0
+"""More than two renewals of a steward that did not happen: the database was away, or no steward was there."""
+OVERDUE_S = 300.0
+"""How long engines may look at a publication before it counts as rejected."""
+
+
+class Expired(NamedTuple):
+    owners: list[str]
+    handed_over: int = 0
+    abandoned: int = 0
+    steps: int = 0
+
+
+async def bridge_gap(database: Database) -> bool:
+    """To be called before a steward renews its own lease, which is what the gap is told by."""
+    silent = await owners.silence_s(database, ROLE)
+    if silent is None or silent <= GAP_S:
+        return False
+    extended = await owners.extend_all(database)
+    log.warning("no steward renewed for %.0f s: %d owners get a full lease", silent, extended)
+    return True
+
+
+async def expire(database: Database) -> Expired:
+    dead = await owners.reap(database)
+    for incarnation in dead:
+        log.warning("%s is declared dead: its lease is past", incarnation)
+    handed_over, abandoned = await _free_records(database)
+    return Expired(dead, handed_over, abandoned, await _free_steps(database))
+
+
+async def tidy(database: Database) -> list[int]:
+    """Services that fell silent, publications that nobody takes; answers the rejected versions."""
+    await services.forget_silent(database)
+    return await publications.reject_overdue(database, after_s=OVERDUE_S)
+
+
+async def _free_records(database: Database) -> tuple[int, int]:
+    held = [RecordStatus.RUNNING, RecordStatus.FINISHED, RecordStatus.UNSCORED]
+    names = await database.distinct("Record", "owner", {"status": {"$in": held}})
+    dead = sorted(await owners.dead_among(database, names))
+    if not dead:
+        return 0, 0
+    # What ended already only needs somebody who scores it.
+    unscored = {"owner": {"$in": dead}, "status": {"$in": held[1:]}}
+    await database.update_many("Record", unscored, {"$set": {"owner": ""}})
+    handed_over = abandoned = 0
+    running = {"owner": {"$in": dead}, "status": RecordStatus.RUNNING}
+    for record in [load(Record, document) for document in await database.find("Record", running)]:
+        await trajectories.lose(database, record.id, record.owner, resumable=record.resumable)
+        if not await _free(database, record):
+            continue
+        handed_over += record.resumable
+        abandoned += not record.resumable
+    return handed_over, abandoned
+
+
+async def _free(database: Database, record: Record) -> bool:
+    target = RecordStatus.OPEN if record.resumable else RecordStatus.ABANDONED
+    check(RECORD, RecordStatus.RUNNING, target, Actor.STEWARD, record.id)
+    still = {"_id": record.id, "status": RecordStatus.RUNNING, "owner": record.owner}
+    update: dict[str, Any] | list[dict[str, Any]]
+    if record.resumable:
+        update = {"$set": {"status": target, "owner": ""}}
+    else:
+        ended = {"finished_at": NOW, "duration_s": seconds_since("started_at")}
+        update = setting(claims.abandoned_fields(), **ended)
+    return await database.update_one("Record", still, update)
+
+
+async def _free_steps(database: Database) -> int:
+    """Steps that were leased by a trainer that is dead."""
+    freed = 0
+    for step in await steps.leased(database):
+        lineage = await database.find_one("Lineage", {"_id": step.lineage}, projection=["owner"])
+        owner = None if lineage is None else lineage["owner"]
+        # Only one that was declared dead: a trainer without an Owner document is not known to be.
+        if await database.find_one("Owner", {"_id": owner, "expired": True}, projection=["_id"]) is not None:
+            freed += await steps.release(database, step.id, f"{owner} is dead", Actor.STEWARD)
+    return freed

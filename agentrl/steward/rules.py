@@ -1,0 +1,118 @@
+"""What the steward goes by: the configuration, with the knobs of the moment.
+
+Invariant: rules that exist can be followed: the largest group can be admitted and can close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from agentrl.config.run import RunConfig
+from agentrl.policies import admission, groups, outcomes
+from agentrl.policies.admission import Plan
+from agentrl.policies.groups import GroupRule
+
+ROUNDS_MAX = 3
+_ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRules:
+    weight: float = 1.0
+    epochs: int = 1
+    shuffle: int = 0
+    agent: str = "tool_agent"
+    scorer: str = "exact"
+    answer_schema: str = "answer"
+    servers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    environments: Mapping[str, EnvironmentRules]
+    n: int = 8
+    temperature: float = 1.0
+    max_tokens: int = 1024
+    context: int = 8192
+    max_in_flight: int = 256
+    bound: int = 2
+    groups: int = 8
+    publish_every: int = 1
+    frozen: bool = False
+    """Nothing is trained, so nothing is kept back for a trainer."""
+    group_s: float = 1800.0
+    """How long after its admission a group waits for records that somebody has begun."""
+    rounds_max: int = ROUNDS_MAX
+    group_rule: GroupRule = field(default_factory=GroupRule)
+    max_trained_count: int = 1
+    evaluation_samples: int = 1
+    evaluation_temperature: float = 0.0
+    evaluation_tasks: int = 64
+    hold: str = ""
+    """Why nothing is to be admitted, in words."""
+
+    def __post_init__(self) -> None:
+        groups.refuse_impossible(self.n, self.group_rule)
+        if not self.frozen:
+            admission.refuse_impossible(self.plan({}), [self.n])
+
+    def plan(self, told: Mapping[str, Any]) -> Plan:
+        """The numbers of the admission formula. What the trainer told of itself counts more than the file."""
+        return Plan(
+            bound=int(told.get("bound", self.bound)),
+            batch=admission.batch_records(int(told.get("groups", self.groups)), [self.n]),
+            max_concurrent=self.max_in_flight,
+            publish_every=int(told.get("publish_every", self.publish_every)),
+        )
+
+    def sampling(self) -> dict[str, Any]:
+        """What is frozen in a Task at its admission for training."""
+        return {
+            "temperature": self.temperature,
+            "top_p": 1.0,
+            "max_tokens_per_call": self.max_tokens,
+            "context": self.context,
+        }
+
+    def sampling_of_evaluation(self) -> dict[str, Any]:
+        return self.sampling() | {"temperature": self.evaluation_temperature}
+
+    def changed(self, **changes: Any) -> Rules:
+        """ConfigError if they could not be followed."""
+        return replace(self, **changes)
+
+
+def from_config(config: RunConfig) -> Rules:
+    training, evaluation = config.training, config.evaluation
+    return Rules(
+        environments={
+            name: EnvironmentRules(
+                weight=float(environment.weight),
+                epochs=environment.epochs,
+                shuffle=environment.shuffle,
+                agent=environment.agent,
+                scorer=environment.scorer,
+                answer_schema=environment.answer_schema,
+                servers=tuple(environment.tools),
+            )
+            for name, environment in config.environments.items()
+        },
+        n=config.sampling.n,
+        temperature=float(config.sampling.temperature),
+        max_tokens=config.sampling.max_tokens,
+        context=config.sampling.context,
+        max_in_flight=config.rollout.max_in_flight,
+        bound=training.bound,
+        groups=training.groups,
+        publish_every=training.publish_every,
+        frozen=training.frozen,
+        # Every attempt may take a whole episode's time, one after another.
+        group_s=float(config.rollout.episode_s) * (1 + outcomes.MAX_REDRAWS),
+        group_rule=GroupRule(estimator=_ESTIMATORS[training.advantage], min_valid=training.min_valid or None),
+        max_trained_count=training.max_trained_count,
+        evaluation_samples=evaluation.samples,
+        evaluation_temperature=float(evaluation.temperature),
+        evaluation_tasks=evaluation.tasks,
+    )

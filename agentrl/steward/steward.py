@@ -1,0 +1,119 @@
+"""The steward: all its acts, again and again.
+
+Invariants: a round may be cut off anywhere and repeated by anybody; its own lease is renewed after the gap before it
+was bridged, never before; what is urgent (attempts, admission) is done in every round, the rest once in a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from agentrl.policies.admission import Counts
+from agentrl.steward import admission, attempts, closing, epochs, evaluations, expiry
+from agentrl.steward.admission import Admitted
+from agentrl.steward.epochs import Source
+from agentrl.steward.rules import Rules
+from agentrl.store import owners, tasks
+from agentrl.store.database import Database
+
+log = logging.getLogger("steward")
+
+HOUSEKEEPING_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class Done:
+    """What a round did."""
+
+    admitted: Admitted = field(default_factory=lambda: Admitted(0, 0, Counts()))
+    evaluations: int = 0
+    redrawn: int = 0
+    queued: int = 0
+    repaired: int = 0
+    closed: Counter[str] = field(default_factory=Counter)
+    expired: list[str] = field(default_factory=list)
+    freed: int = 0
+
+    @property
+    def anything(self) -> bool:
+        return bool(
+            self.admitted.groups
+            or self.evaluations
+            or self.redrawn
+            or self.queued
+            or self.repaired
+            or self.expired
+            or self.freed
+            or self.closed.total() - self.closed["open"]
+        )
+
+    def sentence(self) -> str:
+        counted = self.admitted.counts
+        flying = f"{counted.in_flight} records under way, {counted.ready} ready, {counted.leased} leased"
+        room = f"room for {max(0, self.admitted.capacity)}"
+        return f"{flying}, {room}{f'; {self.admitted.why_not}' if self.admitted.why_not else ''}"
+
+
+class Steward:
+    def __init__(
+        self,
+        database: Database,
+        rules: Rules,
+        sources: Mapping[str, Source],
+        *,
+        incarnation: str,
+        unit: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rules = rules
+        """May be replaced between rounds."""
+        self._database = database
+        self._sources = sources
+        self._clock = clock
+        self._lease = owners.Lease(database, incarnation, unit=unit, role=expiry.ROLE, clock=clock)
+        self._renewed_at = float("-inf")
+        self._kept_house_at = float("-inf")
+
+    async def start(self) -> None:
+        """The first act."""
+        await expiry.bridge_gap(self._database)
+        await self._lease.open()
+        self._renewed_at = self._clock()
+
+    async def stop(self) -> None:
+        await self._lease.close()
+
+    async def round(self) -> Done:
+        """Everything once."""
+        done = Done()
+        if self._clock() - self._kept_house_at >= HOUSEKEEPING_EVERY_S:
+            await self._keep_house(done)
+            self._kept_house_at = self._clock()
+        done.redrawn = await attempts.follow(self._database)
+        done.evaluations = await admission.admit_evaluations(self._database, self.rules)
+        done.admitted = await admission.admit(self._database, self.rules)
+        return done
+
+    async def died(self, incarnation: str) -> None:
+        """Its death was confirmed: nobody needs to wait for its lease."""
+        if await owners.expire(self._database, incarnation, "its death was confirmed"):
+            await expiry.expire(self._database)
+
+    async def _keep_house(self, done: Done) -> None:
+        await expiry.bridge_gap(self._database)
+        if self._clock() - self._renewed_at >= owners.RENEW_EVERY_S:
+            await self._lease.renew()
+            self._renewed_at = self._clock()
+        expired = await expiry.expire(self._database)
+        done.expired, done.freed = expired.owners, expired.handed_over + expired.abandoned + expired.steps
+        done.repaired = await tasks.repair(self._database)
+        done.closed = await closing.close(self._database, self.rules)
+        await closing.retrain(self._database, self.rules)
+        done.queued = await epochs.refill(self._database, self.rules, self._sources)
+        done.queued += await evaluations.queue(self._database, self.rules, self._sources)
+        for version in await expiry.tidy(self._database):
+            log.warning("version %d is rejected: no engine takes it", version)

@@ -1,0 +1,314 @@
+"""Files of tasks: JSONL, JSON, Parquet, and datasets of Hugging Face on disk.
+
+Invariants: a row is understood or refused with its file and number; the aliases of a field are one table; what is not
+a field of ours is kept as `extra`; a file is read in its own order, and an order of an epoch depends on its number and
+on nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.errors import ConfigError
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "id": ("id", "task_id", "uid", "uuid"),
+    "query": ("query", "question", "prompt", "instruction", "problem", "input", "messages"),
+    "answer": ("answer", "expected_answer", "ground_truth", "reference_answer", "target", "solution"),
+    "scorer": ("scorer",),
+    "answer_schema": ("answer_schema",),
+    "agent_name": ("agent_name", "agent"),
+    "split": ("split",),
+}
+"""The first that is there counts; others stay in `extra`."""
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    **dict.fromkeys(("eval", "evaluation", "val", "valid", "validation", "dev", "test"), "eval"),
+}
+
+
+class DatasetError(ConfigError):
+    """A dataset cannot be read: which file, which row, and what is wrong with it."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    query: str
+    answer: str = ""
+    id: str = ""
+    scorer: str = ""
+    """Empty: what the environment says."""
+    answer_schema: str = ""
+    agent_name: str = ""
+    split: str = ""
+    """`train` or `eval`; empty if the row does not say."""
+    extra: dict[str, Any] = {}
+    where: str = ""
+    """File and number, for people."""
+
+
+class Leak(msgspec.Struct, frozen=True):
+    """A prompt that occurs in two splits."""
+
+    query: str
+    train: str
+    eval: str
+
+    def sentence(self) -> str:
+        short = self.query if len(self.query) <= 80 else f"{self.query[:79]}…"
+        return f"{self.eval} is held out, and {self.train} trains on the same prompt: {short!r}"
+
+
+def read(path: str | Path) -> list[Row]:
+    """All rows of a file or directory."""
+    place = Path(path)
+    if not place.exists():
+        raise DatasetError(f"There is no dataset {place}.")
+    rows = [_row(plain, where, split) for where, split, plain in _reader(place)(place)]
+    if not rows:
+        raise DatasetError(f"{place} has no rows.")
+    _refuse_repeated_ids(rows)
+    return rows
+
+
+def split_of(rows: Iterable[Row], split: str, *, default: str) -> list[Row]:
+    """The rows of a split; those that do not say are in the default one."""
+    return [row for row in rows if (row.split or default) == split]
+
+
+def leaks(train: Iterable[Row], held_out: Iterable[Row]) -> list[Leak]:
+    """Held-out prompts that are trained on."""
+    trained = {_same(row.query): row.where for row in train}
+    return [Leak(row.query, trained[_same(row.query)], row.where) for row in held_out if _same(row.query) in trained]
+
+
+def order(rows: int, *, shuffle: int, epoch: int) -> list[int]:
+    """Which row comes when in an epoch. The generator is Python's own, whose sequence does not change."""
+    numbers = list(range(rows))
+    random.Random(f"{shuffle}/{epoch}").shuffle(numbers)
+    return numbers
+
+
+def digest(rows: Iterable[Row]) -> str:
+    """Says whether these are the same rows in the same order."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        hashed.update(msgspec.json.encode([row.id, row.query, row.answer, row.split], order="sorted"))
+    return hashed.hexdigest()
+
+
+# ---- reading ----
+
+_Numbered = Iterator[tuple[str, str, Any]]
+"""Where it is, the split that its place says, and the row."""
+
+
+def _reader(place: Path) -> Callable[[Path], _Numbered]:
+    if place.is_dir():
+        return _read_directory
+    readers = {".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}
+    found = readers.get(place.suffix.lower())
+    if found is None:
+        raise DatasetError(
+            f"{place} is of an unknown kind.", hint="Known are .jsonl, .json, .parquet, and datasets saved to disk."
+        )
+    return found
+
+
+def _read_jsonl(place: Path) -> _Numbered:
+    with place.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{place.name} line {number}"
+                try:
+                    yield where, "", json.loads(line)
+                except ValueError as broken:
+                    raise DatasetError(f"{place} line {number} is no JSON: {_reason(broken)}.") from None
+
+
+def _read_json(place: Path) -> _Numbered:
+    try:
+        whole = json.loads(place.read_bytes())
+    except ValueError as broken:
+        raise DatasetError(f"{place} is no JSON: {_reason(broken)}.") from None
+    if isinstance(whole, Mapping):
+        lists = [value for value in whole.values() if isinstance(value, list)]
+        if len(lists) != 1:
+            raise DatasetError(f"{place} holds an object with {len(lists)} lists; it should be a list of rows.")
+        whole = lists[0]
+    if not isinstance(whole, list):
+        raise DatasetError(f"{place} holds no list of rows.")
+    for number, row in enumerate(whole, start=1):
+        yield f"{place.name} row {number}", "", row
+
+
+def _read_parquet(place: Path) -> _Numbered:
+    parquet = _arrow("pyarrow.parquet")
+    number = 0
+    try:
+        with parquet.ParquetFile(place) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{place.name} row {number}", "", row
+    except (OSError, ValueError) as broken:  # Arrow's own errors are ValueErrors
+        raise DatasetError(f"{place} is no Parquet file: {broken}.") from None
+
+
+def _read_directory(place: Path) -> _Numbered:
+    if (place / "dataset_dict.json").is_file():
+        for split in _described(place / "dataset_dict.json", "splits"):
+            yield from _read_saved(place / str(split), SPLITS.get(str(split), str(split)))
+    elif (place / "state.json").is_file():
+        yield from _read_saved(place, "")
+    elif files := sorted(place.glob("*.parquet")) + sorted(place.glob("*.jsonl")):
+        for file in files:
+            split = SPLITS.get(file.name.partition(".")[0].partition("-")[0], "")
+            for where, _, row in _reader(file)(file):
+                yield where, split, row
+    else:
+        raise DatasetError(
+            f"{place} is no dataset: it has neither dataset_dict.json nor state.json, nor Parquet or JSONL files."
+        )
+
+
+def _read_saved(place: Path, split: str) -> _Numbered:
+    """What `Dataset.save_to_disk` writes: Arrow streams that `state.json` names."""
+    ipc = _arrow("pyarrow.ipc")
+    number = 0
+    for entry in _described(place / "state.json", "_data_files"):
+        name = str(entry["filename"])
+        try:
+            with ipc.open_stream(str(place / name)) as stream:
+                for batch in stream:
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{place.name} row {number}", split, row
+        except (OSError, ValueError) as broken:
+            raise DatasetError(f"{place / name} is no Arrow file: {broken}.") from None
+
+
+def _described(file: Path, key: str) -> list[Any]:
+    try:
+        return list(json.loads(file.read_bytes())[key])
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        raise DatasetError(f"{file} does not describe a saved dataset: {_reason(broken)}.") from None
+
+
+def _arrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DatasetError(
+            "Reading this dataset needs pyarrow.", hint="Install it with `pip install 'agentrl[train]'`."
+        ) from None
+
+
+# ---- understanding ----
+
+
+def _row(plain: Any, where: str, split: str) -> Row:
+    if not isinstance(plain, Mapping):
+        raise DatasetError(f"{where} is no object but {_kind(plain)}.")
+    fields = {str(name): value for name, value in plain.items() if value is not None}
+    taken = {field: _first(fields, names) for field, names in ALIASES.items()}
+    query = _query(fields, taken["query"], where)
+    said = str(fields.get(taken["split"] or "", "")).lower()
+    if said and said not in SPLITS:
+        raise DatasetError(f"{where} is in the split {said!r}; known are: {', '.join(SPLITS)}.")
+    # Messages carry more than the question, so they stay whole beside it.
+    used = {name for name in taken.values() if name is not None and name != "messages"}
+    return Row(
+        query=query,
+        answer=_text(fields.get(taken["answer"] or "")),
+        id=_text(fields.get(taken["id"] or "")),
+        scorer=_name(fields, taken["scorer"], where),
+        answer_schema=_name(fields, taken["answer_schema"], where),
+        agent_name=_name(fields, taken["agent_name"], where),
+        split=SPLITS.get(said, "") or split,
+        extra={name: value for name, value in fields.items() if name not in used},
+        where=where,
+    )
+
+
+def _first(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    return next((name for name in names if name in fields), None)
+
+
+def _query(fields: Mapping[str, Any], name: str | None, where: str) -> str:
+    if name is None:
+        raise DatasetError(f"{where} has no query: one of {', '.join(ALIASES['query'])} is needed.")
+    value = fields[name]
+    if isinstance(value, list):
+        value = _last_question(value, name, where)
+    if not isinstance(value, str) or not value.strip():
+        raise DatasetError(f"{where}: {name} must be a text that is not empty, and is {_kind(value)}.")
+    return value
+
+
+def _last_question(messages: list[Any], name: str, where: str) -> Any:
+    """Of a conversation what the user said last."""
+    for message in reversed(messages):
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise DatasetError(f"{where}: {name} must be a text or messages with role and content.")
+        if message["role"] == "user":
+            return message.get("content")
+    raise DatasetError(f"{where}: {name} has no message of the user.")
+
+
+def _name(fields: Mapping[str, Any], name: str | None, where: str) -> str:
+    value = fields[name] if name is not None else ""
+    if not isinstance(value, str):
+        raise DatasetError(f"{where}: {name} must be a name, and is {_kind(value)}.")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A number as a person would write it, anything deeper as JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _refuse_repeated_ids(rows: Iterable[Row]) -> None:
+    seen: dict[tuple[str, str], str] = {}
+    for row in rows:
+        if row.id and (first := seen.setdefault((row.split, row.id), row.where)) != row.where:
+            raise DatasetError(f"{row.where} has the id {row.id!r}, which {first} has already.")
+
+
+def _same(query: str) -> str:
+    """Prompts that differ only in spaces are the same."""
+    return " ".join(query.split())
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    names = {
+        str: "a text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
+    kind = names.get(type(value), type(value).__name__)
+    return "an empty text" if isinstance(value, str) and not value.strip() else kind
+
+
+def _reason(broken: Exception) -> str:
+    if isinstance(broken, json.JSONDecodeError):
+        return f"{broken.msg} at character {broken.pos + 1}"
+    return str(broken)

@@ -1,0 +1,94 @@
+"""Lists for people and exports: filtered, sorted, paged. The language is that of `agentrl.filters`.
+
+Invariants: a page never repeats or skips a row, whatever is inserted meanwhile, because it goes on behind a document
+and not after a count; token data is never part of a row, only its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from agentrl.errors import UnknownNameError
+from agentrl.filters import fields as known_fields
+from agentrl.filters.fields import Fields
+from agentrl.filters.mongo import Query, to_mongo
+from agentrl.filters.parser import parse
+from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort
+from agentrl.store.database import Database, Plain
+
+FIELDS: Mapping[str, Fields] = {
+    "Task": known_fields.TASKS,
+    "Record": known_fields.RECORDS,
+    "DispatchedSamplingTask": known_fields.CALLS,
+    "Turn": known_fields.TURNS,
+    "ToolCall": known_fields.TOOL_CALLS,
+    "Step": known_fields.STEPS,
+    "Checkpoint": known_fields.CHECKPOINTS,
+    "Publication": known_fields.PUBLICATIONS,
+    "Owner": known_fields.OWNERS,
+    "Service": known_fields.SERVICES,
+}
+MOST_ROWS = 1000
+LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    rows: list[Plain]
+    after: str | int | None
+    """Give it to go on; None at the end."""
+
+
+async def page(
+    database: Database, kind: str, *, filter: str = "", sort: str = "", after: str | int | None = None, limit: int = 100
+) -> Page:
+    """One page. FilterError says where a query is wrong; `after` is the id of the last row that was seen."""
+    fields = _fields(kind)
+    keys = parse_sort(sort, fields)
+    asked = await _asked(database, kind, filter, keys, after)
+    limit = max(1, min(limit, MOST_ROWS))
+    found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
+    rows = [_shown(document) for document in found[:limit]]
+    return Page(rows, rows[-1]["id"] if len(found) > limit else None)
+
+
+async def count(database: Database, kind: str, *, filter: str = "") -> int:
+    return await database.count(kind, await _asked(database, kind, filter, (), None))
+
+
+async def export(database: Database, kind: str, *, filter: str = "", sort: str = "") -> AsyncIterator[Plain]:
+    """All rows, one by one."""
+    keys = parse_sort(sort, _fields(kind))
+    asked = await _asked(database, kind, filter, keys, None)
+    async for document in database.stream(kind, asked, sort=to_mongo_sort(keys), projection=LEFT_OUT):
+        yield _shown(document)
+
+
+async def _asked(
+    database: Database, kind: str, filter: str, keys: tuple[SortKey, ...], last: str | int | None
+) -> Query:
+    query = to_mongo(parse(filter, _fields(kind)), await database.now())
+    if last is None:
+        return query
+    document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
+    if document is None:
+        raise UnknownNameError(f"There is no {kind} {last} to go on from.", hint="Begin at the first page.")
+    return {"$and": [query, after(keys, _shown(document))]}
+
+
+def _fields(kind: str) -> Fields:
+    if kind not in FIELDS:
+        raise UnknownNameError(f"There is no list of {kind!r}.", hint=f"Lists are: {', '.join(FIELDS)}.")
+    return FIELDS[kind]
+
+
+def _shown(document: Mapping[str, Any]) -> Plain:
+    row = {"id" if name == "_id" else name: value for name, value in document.items()}
+    return {name: _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value.replace(microsecond=value.microsecond // 1000 * 1000) if isinstance(value, datetime) else value

@@ -1,0 +1,46 @@
+"""The end of all data of a run. Only on an explicit command, never as part of a start.
+
+Invariants: nothing is deleted while an owner may still write, unless the caller insists; what would be lost is told
+before, in numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.errors import RefusedError
+from agentrl.store.database import Database
+from agentrl.store.updates import NOW
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a wipe would delete."""
+
+    documents: dict[str, int]
+    bytes: int
+    alive: tuple[str, ...]
+    """Incarnations that still hold a lease."""
+
+    def sentence(self) -> str:
+        counted = ", ".join(f"{count} {name}" for name, count in self.documents.items() if count)
+        return f"{counted or 'nothing'} ({self.bytes} bytes)"
+
+
+async def preview(database: Database) -> Loss:
+    names = await database.collections()
+    documents = {name: await database.count(name, {}) for name in names}
+    holding = {"expired": False, "$expr": {"$gt": ["$expires_at", NOW]}}
+    alive = sorted(owner["_id"] for owner in await database.find("Owner", holding, projection=["_id"]))
+    return Loss(documents, await database.size_bytes(), tuple(alive))
+
+
+async def wipe(database: Database, *, force: bool = False) -> Loss:
+    """Delete everything, for good. RefusedError while somebody holds a lease."""
+    loss = await preview(database)
+    if loss.alive and not force:
+        raise RefusedError(
+            f"{database.name} is in use by {', '.join(loss.alive)}.", hint="Take the run down, then wipe it."
+        )
+    await database.drop()
+    return loss

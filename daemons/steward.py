@@ -1,0 +1,106 @@
+"""The main loop of the steward: `python -m daemons.steward`, as a unit of the role `steward`.
+
+Invariants: it is ready when the indexes are there, the datasets were read and its owner is open; a database that is
+away is waited for, not a reason to end; a drain ends between two rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TypeVar
+
+from agentrl.errors import ConfigError
+from agentrl.steward import epochs, rules
+from agentrl.steward.steward import Steward
+from agentrl.store import access, indexes
+from agentrl.store.database import StoreUnavailableError
+from agentrl.unit import Unit, run_unit
+
+log = logging.getLogger("steward")
+N = TypeVar("N", int, float)
+
+IDLE_S = 0.1
+ROUND_AT_MOST_S = 120.0
+START_AT_MOST_S = 600.0
+"""Datasets may be large."""
+
+
+async def main(unit: Unit) -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    if unit.state_dir is None:
+        raise ConfigError("A steward needs the state directory of its run.", hint="Start it with `agentrl up`.")
+    config = access.configuration(unit.run_dir)
+    database = access.open_database(config, unit.state_dir)
+    try:
+        with unit.phase("starting", at_most_s=START_AT_MOST_S):
+            unit.status("reading datasets")
+            sources = epochs.read_sources(config)
+            for leak in (leak for source in sources.values() for leak in source.leaks):
+                log.warning("%s", leak.sentence())
+            await indexes.ensure(database)
+            steward = Steward(
+                database,
+                rules.from_config(config),
+                sources,
+                incarnation=f"{unit.name}.{unit.incarnation}",
+                unit=unit.name,
+            )
+            await steward.start()
+        _knobs(unit, steward)
+        unit.ready()
+        await _serve(unit, steward)
+        await steward.stop()
+    finally:
+        await database.close()
+
+
+async def _serve(unit: Unit, steward: Steward) -> None:
+    with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
+        while not unit.draining:
+            await unit.park_while_paused_async()
+            try:
+                done = await steward.round()
+            except StoreUnavailableError as away:
+                log.warning("%s", away.message)
+                unit.status(f"waits for MongoDB: {away.message}")
+                with unit.wait("MongoDB", on="mongo-0", at_most_s=ROUND_AT_MOST_S):
+                    await unit.sleep_async(1.0)
+                unit.tick()
+                continue
+            unit.tick()
+            unit.status(done.sentence())
+            counted = done.admitted.counts
+            unit.metric("in_flight", counted.in_flight)
+            unit.metric("ready", counted.ready)
+            if not done.anything:
+                await unit.sleep_async(IDLE_S)
+
+
+def _knobs(unit: Unit, steward: Steward) -> None:
+    """What admission goes by. A group that is under way keeps what it was admitted with."""
+    now = steward.rules
+    _own(unit, steward, "max_in_flight", now.max_in_flight, "Episodes that may be open at once.", minimum=1)
+    _own(unit, steward, "n", now.n, "Episodes of one task.", minimum=2, scientific=True)
+    _own(unit, steward, "temperature", now.temperature, "Sampling temperature.", minimum=0.01, scientific=True)
+    _own(unit, steward, "max_tokens", now.max_tokens, "Tokens of one model call.", minimum=1, scientific=True)
+
+
+def _own(
+    unit: Unit, steward: Steward, name: str, default: N, help: str, *, minimum: float, scientific: bool = False
+) -> None:
+    def change(value: N) -> None:
+        steward.rules = steward.rules.changed(**{name: value})
+
+    def preview(value: N) -> str:
+        steward.rules.changed(**{name: value})  # refuses what could not be followed
+        return f"{name} becomes {value} for what is admitted from now on; groups under way keep what they have"
+
+    knob = unit.knob(
+        name, default, help=help, minimum=minimum, scientific=scientific, on_change=change, preview=preview
+    )
+    change(knob.value)
+
+
+if __name__ == "__main__":
+    run_unit(main)
