@@ -1,0 +1,266 @@
+"""One claimed Record, from the claim to its end.
+
+Invariants: it ends in exactly one way (finished, failed, given back, or dropped because the claim is lost), and only
+after everything that it did is durable or nobody's business; the deadline of an episode covers all of it but scoring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from agentrl.chat.template import Template
+from agentrl.config.run import RunConfig
+from agentrl.errors import AgentrlError
+from agentrl.policies import outcomes
+from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.rollout import loops
+from agentrl.rollout.clock import EpisodeClock
+from agentrl.rollout.ending import Endings, structure
+from agentrl.rollout.episode import Episode, Limits
+from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.loops import AgentLoop, DroppedError, EndedError, EpisodeExit, HandedOverError
+from agentrl.rollout.model_calls import ModelCalls, Wait
+from agentrl.rollout.recording import Recorder
+from agentrl.rollout.tool_calls import ToolCalls
+from agentrl.store import claims
+from agentrl.store.claims import Claim, Ending
+from agentrl.store.database import Database
+from agentrl.store.owners import Lease
+from agentrl.store.trajectories import Writer
+
+log = logging.getLogger("sampler")
+AROUND_A_CALL_S = 45.0
+"""A tool call waits for its turn and for a server that restarts, beyond its own limit."""
+GIVEN_BACK_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an episode goes by; taken at its claim."""
+
+    max_turns: int = 0
+    """0: as the environment says."""
+    call_s: float = 120.0
+    tool_s: float = 0.0
+    """0: as each tool server says."""
+    episode_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """What all episodes of a sampler share."""
+
+    config: RunConfig
+    database: Database
+    writer: Writer
+    lease: Lease
+    fleet: Fleet
+    endings: Endings
+    template: Template
+    vocabulary: int
+    wait: Wait
+
+
+@dataclass(eq=False)
+class Attempt:
+    """Run it once. `leave` gives it to another sampler if its loop can be resumed."""
+
+    house: House
+    claim: Claim
+    settings: Settings
+    loop: AgentLoop | None = None
+    _recorder: Recorder | None = None
+    _model_calls: ModelCalls | None = None
+    _tool_calls: ToolCalls | None = None
+    _leaving: bool = False
+
+    @property
+    def resumable(self) -> bool:
+        return self.loop is None or self.loop.resumable
+
+    async def run(self) -> bool:
+        """False if it ended and could not be scored yet."""
+        try:
+            return await self._run()
+        except DroppedError:
+            log.info("%s belongs to somebody else by now", self.claim.record.id)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EpisodeExit, AgentrlError, TimeoutError):
+                async with asyncio.timeout(GIVEN_BACK_WITHIN_S):
+                    await self._give_back(resumable=self.resumable)
+            raise
+        finally:
+            self.house.fleet.forget(self.claim.record.id)
+        return True
+
+    async def leave(self) -> None:
+        """Stop where it can be taken up again. To be called for resumable loops only."""
+        if self._leaving:
+            return
+        self._leaving = True
+        if self._tool_calls is not None:
+            self._tool_calls.leave()
+        if self._model_calls is not None:
+            await self._model_calls.leave()
+
+    async def _run(self) -> bool:
+        record, task = self.claim
+        endings = self.house.endings
+        try:
+            self.loop = loops.loop_named(task.agent_name)()
+            recorder = self._recorder = await self._begin(self.loop)
+        except AgentrlError as impossible:
+            await endings.fail(record, Outcome.LOOP_FAILED, str(impossible), free=False)
+            return True
+        except EndedError as not_begun:
+            await endings.fail(record, not_begun.outcome, not_begun.error, free=not_begun.free)
+            return True
+        clock = EpisodeClock(self.settings.episode_s)
+        episode = self._episode(recorder, clock)
+        if self._leaving:
+            await self.leave()
+        try:
+            ended = await self._act(self.loop, episode, clock)
+            episode.over()
+            recorder.give_up_open(ended.error or ended.outcome)
+            ended = await _settled(recorder, ended)
+        except HandedOverError:
+            await self._give_back(resumable=True)
+            return True
+        await self._close_session()
+        return await self._end(self.loop, episode, ended)
+
+    async def _begin(self, loop: AgentLoop) -> Recorder:
+        house, record = self.house, self.claim.record
+        if record.resumable != loop.resumable and not await claims.mark_resumable(
+            house.database, record.id, house.lease.incarnation, loop.resumable
+        ):
+            raise DroppedError
+        return await Recorder.begin(house.database, house.writer, record, house.lease.incarnation)
+
+    def _episode(self, recorder: Recorder, clock: EpisodeClock) -> Episode:
+        house, task, settings = self.house, self.claim.task, self.settings
+        environment = house.config.environments[task.environment]
+        servers = [house.config.tools[name] for name in task.servers if name in house.config.tools]
+        longest_s = settings.tool_s or max((float(server.timeout_s) for server in servers), default=0.0)
+        self._model_calls = ModelCalls(
+            house.fleet, recorder, call_s=settings.call_s, vocabulary=house.vocabulary, wait=house.wait
+        )
+        self._tool_calls = ToolCalls(
+            house.fleet,
+            recorder,
+            task.servers,
+            tool_s=settings.tool_s,
+            wait_s=longest_s + AROUND_A_CALL_S,
+            stateless=all(server.session == "shared" for server in servers),
+            wait=house.wait,
+            parked=clock.parked,
+        )
+        return Episode(
+            task,
+            environment,
+            limits=_limits(task.sampling, house.config, settings.max_turns or environment.max_turns),
+            template=house.template,
+            recorder=recorder,
+            model_calls=self._model_calls,
+            tool_calls=self._tool_calls,
+            random=house.config.training.random,
+        )
+
+    async def _act(self, loop: AgentLoop, episode: Episode, clock: EpisodeClock) -> EndedError:
+        """Run the loop; the answer is why it ended."""
+        assert self._tool_calls is not None
+        try:
+            async with clock.running():
+                await self._tool_calls.prepare()
+                return EndedError(await loop.run(episode))
+        except EndedError as ended:
+            return ended
+        except (EpisodeExit, asyncio.CancelledError):
+            raise
+        except BaseExceptionGroup as several:
+            # A loop with tasks of its own; the first reason is the reason.
+            if isinstance(exit_ := _first_exit(several), EndedError):
+                return exit_
+            if exit_ is not None:
+                raise exit_ from several
+            return _loop_failed(episode, several)
+        except Exception as broken:  # noqa: BLE001 - logged where the answer is made
+            # The boundary to code of users. Only the clock's own timeout is the episode's.
+            if isinstance(broken, TimeoutError) and clock.expired:
+                return EndedError(Outcome.EPISODE_TIMEOUT, f"it took longer than {self.settings.episode_s:g} s")
+            return _loop_failed(episode, broken)
+
+    async def _end(self, loop: AgentLoop, episode: Episode, ended: EndedError) -> bool:
+        record, recorder = self.claim.record, episode.recorder
+        kind = outcomes.class_of(ended.outcome)
+        if kind is OutcomeClass.INFRASTRUCTURE:
+            await self.house.endings.fail(record, ended.outcome, ended.error, free=ended.free)
+            return True
+        versions = recorder.versions
+        ending = Ending(
+            outcome=ended.outcome,
+            turns=episode.turns,
+            generated_tokens=recorder.generated_tokens,
+            oldest_version=min(versions, default=None),
+            newest_version=max(versions, default=None),
+            malformed=episode.malformed_turns > 0 and ended.outcome is Outcome.ANSWERED,
+            error=ended.error[:2000],
+        )
+        await self.house.endings.finish(record, ending)
+        data = structure(record, recorder.tree, recorder.runs, kind)
+        return await self.house.endings.score(loop, self.claim, episode.texts, data)
+
+    async def _give_back(self, *, resumable: bool) -> None:
+        """To whoever goes on with it: then its tool calls and its session stay open."""
+        if self._recorder is not None:
+            self._recorder.give_up_open("its sampler left", tool_calls=not resumable)
+            await self._recorder.settled()
+        if not resumable:
+            await self._close_session()
+        await self.house.endings.give_back(self.claim.record, resumable=resumable)
+
+    async def _close_session(self) -> None:
+        if self._tool_calls is not None:
+            await self._tool_calls.close()
+
+
+def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> Limits:
+    """What was frozen at admission; the configuration where an older document says nothing."""
+
+    def number(name: str, default: float) -> float:
+        value = sampling.get(name)
+        return float(value) if isinstance(value, int | float) else default
+
+    return Limits(
+        max_turns=max_turns,
+        max_tokens=int(number("max_tokens_per_call", config.sampling.max_tokens)),
+        context=int(number("context", config.sampling.context)),
+        temperature=number("temperature", float(config.sampling.temperature)),
+        top_p=number("top_p", 1.0),
+    )
+
+
+async def _settled(recorder: Recorder, ended: EndedError) -> EndedError:
+    """Tokens first: what could not be stored did not happen."""
+    try:
+        await recorder.settled()
+    except EndedError as not_stored:
+        return not_stored
+    return ended
+
+
+def _loop_failed(episode: Episode, broken: BaseException) -> EndedError:
+    log.error("the agent loop of %s failed", episode.recorder.record.id, exc_info=broken)
+    return EndedError(Outcome.LOOP_FAILED, f"{type(broken).__name__}: {broken}"[:2000])
+
+
+def _first_exit(several: BaseExceptionGroup[BaseException]) -> EpisodeExit | None:
+    found = several.subgroup(EpisodeExit)
+    inner: BaseException | None = found
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner if isinstance(inner, EpisodeExit) else None

@@ -1,0 +1,53 @@
+"""The deadline of an episode, which stands still while the episode is parked.
+
+Invariant: time that others are waited for on purpose (an open breaker, a toolbox that is full) is not the episode's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+
+class EpisodeClock:
+    """For one episode."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timeout: asyncio.Timeout | None = None
+        self._parked = 0
+        self.expired = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """TimeoutError at the deadline, and `expired` tells that it is this one and none of the body's own."""
+        self._timeout = asyncio.timeout(self._seconds)
+        try:
+            async with self._timeout:
+                yield
+        finally:
+            self.expired = self._timeout.expired()
+            self._timeout = None
+
+    @contextlib.contextmanager
+    def parked(self) -> Iterator[None]:
+        """Several calls may park at the same time: the clock stands until the last of them goes on."""
+        self._parked += 1
+        if self._parked == 1:
+            self._stop()
+        try:
+            yield
+        finally:
+            self._parked -= 1
+            if self._parked == 0:
+                self._go_on()
+
+    def _stop(self) -> None:
+        if self._timeout is not None and (due := self._timeout.when()) is not None:
+            self._seconds = due - asyncio.get_running_loop().time()
+            self._timeout.reschedule(None)
+
+    def _go_on(self) -> None:
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)

@@ -1,0 +1,142 @@
+"""From the end of an episode to a scored Record, and to the end of its group.
+
+Invariants: what the episode generated is durable before its Record is `finished`, and the structure of its tokens
+before it is `scored`; a Record ends for exactly one reason; a scorer that cannot say leaves the Record unscored and is
+asked again, until its deadline; a store that is away is waited for while this process may still write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from agentrl.config.run import RunConfig
+from agentrl.errors import DiskError
+from agentrl.policies import outcomes
+from agentrl.policies.groups import GroupRule
+from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.policies.states import Actor, RecordStatus
+from agentrl.rollout.loops import AgentLoop, DroppedError
+from agentrl.rollout.scorers import UnscoredError
+from agentrl.store import chunks, claims, groups, trajectories
+from agentrl.store.claims import Claim, Ending
+from agentrl.store.database import Database, StoreError
+from agentrl.store.documents import DBRecordData, Record
+from agentrl.store.owners import Lease
+from agentrl.tokens import pairs
+from agentrl.tokens import spans as span_lists
+from agentrl.tokens import versions as version_runs
+from agentrl.tokens.tree import TokenTree
+
+log = logging.getLogger("sampler")
+T = TypeVar("T")
+AGAIN_S = 1.0
+UNSCORED_AT_MOST_S = 6 * 3600.0
+"""A judge that is away for an afternoon costs nothing; after that the seat stays empty."""
+
+
+def structure(
+    record: Record, tree: TokenTree, runs: Mapping[int, version_runs.Runs], kind: OutcomeClass
+) -> DBRecordData:
+    """What the trainer will read of a Record."""
+    spans = tree.spans
+    trained = pairs.trained_spans(spans)
+    versions = version_runs.trained(spans, trained, runs)
+    return DBRecordData(
+        id=record.id,
+        task=record.task,
+        spans=spans,
+        trained_tokens=sum(spans[index].length for index in trained),
+        oldest_version=min(versions, default=None),
+        versions=sorted(versions),
+        capped=outcomes.capped(kind),
+    )
+
+
+def group_rule(config: RunConfig) -> GroupRule:
+    """How groups of this run close."""
+    training = config.training
+    estimator: Literal["grpo", "leave_one_out"] = "grpo" if training.advantage == "grpo" else "leave_one_out"
+    return GroupRule(estimator=estimator, min_valid=training.min_valid or None)
+
+
+class Endings:
+    """Ends episodes in the name of one owner."""
+
+    def __init__(self, database: Database, lease: Lease, rule: GroupRule) -> None:
+        self._database = database
+        self._lease = lease
+        self._rule = rule
+
+    async def finish(self, record: Record, ending: Ending) -> None:
+        """By the policy's doing; everything that was generated is durable."""
+        await self._held(lambda: claims.finish(self._database, record.id, self._lease.incarnation, ending))
+
+    async def fail(self, record: Record, outcome: Outcome, error: str, *, free: bool) -> None:
+        """For other reasons. The steward opens the next attempt."""
+        log.info("%s failed: %s: %s", record.id, outcome, error)
+        await self._held(
+            lambda: claims.fail(self._database, record.id, self._lease.incarnation, outcome, error, free=free)
+        )
+
+    async def give_back(self, record: Record, *, resumable: bool) -> None:
+        act = claims.hand_back if resumable else claims.abandon
+        await self._held(lambda: act(self._database, record.id, self._lease.incarnation))
+
+    async def score(self, loop: AgentLoop, claim: Claim, texts: Sequence[str], data: DBRecordData) -> bool:
+        """False if the scorer cannot say now."""
+        record, task = claim
+        try:
+            score = await loop.evaluate_record(texts, task)
+        except UnscoredError as cannot:
+            log.warning("%s is not scored: %s", record.id, cannot)
+            if record.status != RecordStatus.UNSCORED:
+                why = str(cannot)
+                await self._held(lambda: claims.leave_unscored(self._database, record.id, self._lease.incarnation, why))
+            return False
+        await self._held(lambda: claims.score(self._database, record.id, self._lease.incarnation, score, data))
+        await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
+        return True
+
+    async def score_stored(self, loop: AgentLoop, claim: Claim) -> bool:
+        """A Record that ended in other hands, or that its scorer could not judge before."""
+        record = claim.record
+        calls = (await trajectories.calls_of(self._database, [record.id]))[record.id]
+        stored = trajectories.stored_calls(calls)
+        prompts = span_lists.full_prompts(stored)
+        tree = TokenTree.from_calls((index, prompts[index], call.output) for index, call in stored.items())
+        runs = {call.index: call.versions for call in calls}
+        data = structure(record, tree, runs, OutcomeClass(record.outcome_class))
+        turns = await trajectories.turns_of(self._database, record.id)
+        texts = [await chunks.whole(self._database, turn.id, "text") or turn.text for turn in turns]
+        if await self.score(loop, claim, texts, data):
+            return True
+        if await self._is_overdue(record):
+            why = f"it could not be scored within {UNSCORED_AT_MOST_S:g} s"
+            await self._held(lambda: claims.give_up_scoring(self._database, record.id, self._lease.incarnation, why))
+            return True
+        return False
+
+    async def _is_overdue(self, record: Record) -> bool:
+        if record.finished_at is None:
+            return False
+        age = await self._database.now() - record.finished_at
+        return age.total_seconds() > UNSCORED_AT_MOST_S
+
+    async def _held(self, act: Callable[[], Awaitable[bool]]) -> None:
+        """DroppedError if the Record is not this owner's any more."""
+        if not await self._insist(act):
+            raise DroppedError
+
+    async def _insist(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Every act is a conditional update, so one that nobody knows the end of may be made again."""
+        while True:
+            try:
+                return await act()
+            except (StoreError, DiskError) as away:
+                if not self._lease.valid:
+                    raise DroppedError from away
+                log.warning("the store does not take the end of an episode yet: %s", away)
+            await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,170 @@
+"""What an agent loop works with: the first prompt, model calls, tool calls, and the limits around them.
+
+Invariants: a turn is one logical model call with the tool calls that it caused, and is stored when the next one begins
+or the episode ends; the tokens of a trajectory are sampled ids and separately tokenised segments of the environment; a
+loop that goes on after a hand-over is given the same answers as before, out of the store, until it is where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from agentrl.chat import parsers
+from agentrl.chat.parsers import Call, Parsed
+from agentrl.chat.template import Template
+from agentrl.chat.tools import ToolSpec
+from agentrl.config.data import Environment
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.seeds import sampling_seed
+from agentrl.rollout.loops import EndedError
+from agentrl.rollout.model_calls import ModelCalls, Wanted
+from agentrl.rollout.recording import Recorder
+from agentrl.rollout.tool_calls import ToolCalls
+from agentrl.store.documents import ParsedCall, Task, Turn, turn_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What was in force when the episode was claimed."""
+
+    max_turns: int
+    max_tokens: int
+    """Of one model call."""
+    context: int
+    """Of prompt and output together."""
+    temperature: float
+    top_p: float = 1.0
+
+
+class Reply(NamedTuple):
+    """What the model said in one turn."""
+
+    ids: list[int]
+    text: str
+    """Without the token that ended it."""
+    ended: bool
+    """False if it was cut off."""
+    parsed: Parsed
+
+
+class Episode:
+    """Made by the sampler for one attempt at a seat."""
+
+    def __init__(
+        self,
+        task: Task,
+        environment: Environment,
+        *,
+        limits: Limits,
+        template: Template,
+        recorder: Recorder,
+        model_calls: ModelCalls,
+        tool_calls: ToolCalls,
+        random: int,
+    ) -> None:
+        """`random` is the run's own number, from which every call's follows."""
+        self.task = task
+        self.environment = environment
+        self.limits = limits
+        self.template = template
+        self.recorder = recorder
+        self.texts: list[str] = []
+        """What the model wrote, turn by turn."""
+        self.malformed_turns = 0
+        self._models = model_calls
+        self._tools = tool_calls
+        self._random = random
+        self._turn: Turn | None = None
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return self._tools.offer.specs
+
+    @property
+    def turns(self) -> int:
+        return len(self.texts)
+
+    def first_prompt(self) -> list[int]:
+        """System prompt, tools and query, up to where the assistant begins."""
+        return self.template.first(self.environment.system, self.tools, self.task.query)
+
+    async def model(self, prompt: Sequence[int]) -> Reply:
+        """The next turn. The episode ends here if there may be none."""
+        index = self.turns
+        self._close_turn()
+        if index >= self.limits.max_turns:
+            raise EndedError(Outcome.TURN_LIMIT)
+        room = self.limits.context - len(prompt)
+        if room <= 0:
+            raise EndedError(Outcome.CONTEXT_FULL if index else Outcome.PROMPT_TOO_LONG)
+        began = datetime.now(UTC)
+        made = await self._models.make(self._wanted(index, list(prompt), min(self.limits.max_tokens, room)))
+        ended = made.finish == "stop" and bool(made.ids) and made.ids[-1] in self.template.stop_ids
+        text = self.template.tokenizer.decode(made.ids[:-1] if ended else made.ids)
+        parsed = parsers.parse(self.environment.parser, text, self.tools)
+        self.texts.append(text)
+        self._turn = Turn(
+            id=turn_id(self.recorder.record.id, index),
+            record=self.recorder.record.id,
+            task=self.task.id,
+            index=index,
+            text=text,
+            parsed=_parsed_calls(parsed),
+            call=made.call,
+            started_at=began,
+            reason=made.finish,
+        )
+        if made.finish == "length":
+            raise EndedError(Outcome.TOKEN_LIMIT if room > self.limits.max_tokens else Outcome.CONTEXT_FULL)
+        return Reply(made.ids, text, ended, parsed)
+
+    async def call_tools(self, calls: Sequence[Call]) -> list[str]:
+        """All at once; their results in the order of the calls."""
+        assert self._turn is not None, "tools are called by a turn"
+        texts, ids = await self._tools.run(self._turn.index, calls)
+        self._turn.tool_calls = [*self._turn.tool_calls, *ids]
+        return texts
+
+    def over(self) -> None:
+        """The last turn is complete."""
+        self._close_turn()
+
+    def _wanted(self, turn: int, prompt: list[int], most_tokens: int) -> Wanted:
+        record = self.recorder.record
+
+        def seed(call: int, kept: int) -> int:
+            return sampling_seed(
+                self._random,
+                task=self.task.id,
+                round=record.round,
+                seat=record.seat,
+                attempt=record.attempt,
+                call=call,
+                kept=kept,
+            )
+
+        return Wanted(
+            turn=turn,
+            prompt=prompt,
+            temperature=self.limits.temperature,
+            top_p=self.limits.top_p,
+            most_tokens=most_tokens,
+            stop_ids=self.template.stop_ids,
+            seed=seed,
+            version=self.task.version,
+        )
+
+    def _close_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self.recorder.turn_over(turn)
+
+
+def _parsed_calls(parsed: Parsed) -> list[ParsedCall]:
+    return [
+        *(ParsedCall(name=call.name, arguments=call.arguments) for call in parsed.calls),
+        *(ParsedCall(error=error) for error in parsed.errors),
+    ]

@@ -1,0 +1,169 @@
+"""The engines and toolboxes that are there now, as this process sees them.
+
+Invariants: who is called said in the store, a moment ago, that it serves; an engine that nobody answers for is out of
+the choice with the call that found it so, and back with a newer sign of life; a lasting silence of the store keeps the
+last view, in which the dead are found by calling them. Connections are kept per address and closed with the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.protocol import Engine
+from agentrl.engines.routing import Candidate, Router
+from agentrl.rollout.ports import Toolbox
+from agentrl.store import services
+from agentrl.store.database import Database, StoreError
+from agentrl.store.documents import Service
+
+log = logging.getLogger("fleet")
+LOOK_EVERY_S = 1.0
+LOOK_AGAIN_S = 0.1
+"""While somebody waits for a service that is not there."""
+SILENT_AFTER_S = 15.0
+"""Longer than a store that restarts is away: its silence is not the engines'."""
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class PlacedToolbox(NamedTuple):
+    unit: str
+    client: Toolbox
+
+
+class Fleet:
+    """Started with `watch`, asked for engines and toolboxes."""
+
+    def __init__(
+        self,
+        database: Database,
+        token: str,
+        toolbox: Callable[[str], Toolbox],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
+    ) -> None:
+        """`toolbox` makes the client of an address."""
+        self._database = database
+        self._token = token
+        self._make_toolbox = toolbox
+        self._clock = clock
+        self._router = Router(chance or random.Random(), silent_after_s=SILENT_AFTER_S)
+        self._candidates: list[Candidate] = []
+        self._toolboxes: list[Service] = []
+        self._signs: dict[str, tuple[datetime | None, float]] = {}
+        """The last sign of life of each, and when this process first saw it."""
+        self._engine_clients: dict[str, HttpEngine] = {}
+        self._toolbox_clients: dict[str, Toolbox] = {}
+        self._looking = asyncio.Lock()
+        self._looked_at = float("-inf")
+
+    # ---- engines ----
+
+    def engine(self, affinity: str, version: int | None = None) -> Candidate | None:
+        """Where a call of this conversation goes; None if nobody can take it now."""
+        return self._router.choose(self._candidates, affinity, self._clock(), version=version)
+
+    @property
+    def serves(self) -> bool:
+        """Whether any engine takes calls."""
+        return self.engine("") is not None
+
+    @property
+    def newest_version(self) -> int | None:
+        return max((one.version for one in self._candidates if one.version is not None), default=None)
+
+    def client(self, engine: Candidate) -> Engine:
+        return self._engine_clients[engine.url]
+
+    def sent(self, engine: Candidate) -> None:
+        self._router.sent(engine.name)
+
+    def answered(self, engine: Candidate) -> None:
+        self._router.answered(engine.name)
+
+    def found_dead(self, engine: Candidate) -> None:
+        log.warning("%s at %s does not answer any more", engine.name, engine.url)
+        self._router.found_dead(engine.name, self._clock())
+
+    def forget(self, affinity: str) -> None:
+        """That conversation is over."""
+        self._router.forget(affinity)
+
+    # ---- toolboxes ----
+
+    def toolbox(self, servers: Sequence[str], conversation: str) -> PlacedToolbox | None:
+        """One that has all these servers; for the same conversation the same one, while it is there."""
+        able = [service for service in self._toolboxes if set(servers) <= set(service.names)]
+        if not able:
+            return None
+        best = max(able, key=lambda service: _weight(service.unit, conversation))
+        return PlacedToolbox(best.unit, self._toolbox_clients[best.url])
+
+    # ---- keeping up ----
+
+    async def watch(self) -> None:
+        """Keep the view fresh until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except StoreError as away:
+                log.warning("nobody says which engines there are: %s", away.message)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look_soon(self) -> None:
+        """For those who found nobody: one of them looks, at a pace that the store bears."""
+        async with self._looking:
+            wait_s = self._looked_at + LOOK_AGAIN_S - self._clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                await self.look()
+
+    async def look(self) -> None:
+        engines = await services.alive(self._database, "engine")
+        toolboxes = await services.alive(self._database, "toolbox")
+        self._looked_at = now = self._clock()
+        self._candidates = [self._candidate(service, now) for service in engines]
+        self._toolboxes = toolboxes
+        for service in engines:
+            if service.url not in self._engine_clients:
+                self._engine_clients[service.url] = HttpEngine(service.url, self._token)
+        for service in toolboxes:
+            if service.url not in self._toolbox_clients:
+                self._toolbox_clients[service.url] = self._make_toolbox(service.url)
+        self._signs = {one.id: self._signs[one.id] for one in engines}
+
+    async def close(self) -> None:
+        clients: Iterable[Closable] = [*self._engine_clients.values(), *self._toolbox_clients.values()]
+        for client in clients:
+            await client.close()
+
+    def _candidate(self, service: Service, now: float) -> Candidate:
+        sign = self._signs.get(service.id)
+        if sign is None or sign[0] != service.seen_at:
+            sign = self._signs[service.id] = (service.seen_at, now)
+        return Candidate(
+            name=service.id,
+            url=service.url,
+            serving=True,
+            version=service.version,
+            versions_loaded=tuple(service.versions_loaded),
+            slots=service.slots,
+            running=service.running,
+            seen_at=sign[1],
+        )
+
+
+def _weight(unit: str, conversation: str) -> bytes:
+    """Highest-random-weight hashing: a toolbox that comes or goes moves no other conversation."""
+    return hashlib.blake2b(f"{unit}|{conversation}".encode(), digest_size=8).digest()

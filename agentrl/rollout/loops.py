@@ -1,0 +1,102 @@
+"""Agent loops: how an agent goes about a task. A task names its loop; a run adds its own.
+
+    @register_loop("debate")
+    class Debate(AgentLoop):
+        async def run(self, episode: Episode) -> Outcome:
+            reply = await episode.model(episode.first_prompt())
+            ...
+            return Outcome.ANSWERED
+
+Invariants: a loop knows the episode and nothing of stores, engines or toolboxes; what ends an episode from outside
+(limits, deadlines, failures) passes through it as an EpisodeExit, which it must not catch. A loop that calls itself
+resumable asks the same model calls and tool calls in the same order whenever it is given the same answers: then
+another sampler continues it by answering from what is stored.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.policies.outcomes import Outcome
+from agentrl.rollout import answers, scorers
+from agentrl.store.documents import Task
+
+if TYPE_CHECKING:
+    from agentrl.rollout.episode import Episode
+
+
+class AgentLoop(abc.ABC):
+    """Subclass it, write `run`, and register it under a name."""
+
+    resumable: ClassVar[bool] = False
+    """Whether another sampler may continue an episode in the middle; see above what that asks of `run`."""
+
+    @abc.abstractmethod
+    async def run(self, episode: Episode) -> Outcome:
+        """Act until the end, and say how it ended: an outcome that is a result of the policy, or a limit."""
+
+    def answer(self, texts: Sequence[str], task: Task) -> str | None:
+        """The answer, out of what the model wrote in each turn."""
+        return answers.extract(task.answer_schema, texts[-1]) if texts else None
+
+    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
+        """The score. It is asked again, maybe by another process, if it raises UnscoredError."""
+        return await scorers.score(task.scorer, self.answer(texts, task), task)
+
+    def ending(self, text: str, task: Task) -> Outcome:
+        """For a turn after which the agent has nothing more to do."""
+        return Outcome.NO_ANSWER if self.answer([text], task) is None else Outcome.ANSWERED
+
+
+class EpisodeExit(BaseException):
+    """Leads out of an episode. No `except Exception` of a loop can take it for its own."""
+
+
+class EndedError(EpisodeExit):
+    """The episode is over for a reason that is not the loop's to decide."""
+
+    def __init__(self, outcome: Outcome, error: str = "", *, free: bool = False) -> None:
+        super().__init__(f"{outcome}: {error}" if error else str(outcome))
+        self.outcome = outcome
+        self.error = error
+        self.free = free
+        """It met an open breaker, which is not counted against the seat."""
+
+
+class HandedOverError(EpisodeExit):
+    """This sampler leaves; another one goes on with the episode from what is stored."""
+
+
+class DroppedError(EpisodeExit):
+    """The claim is lost: whatever this episode does is nobody's business any more."""
+
+
+_registry: dict[str, type[AgentLoop]] = {}
+Registered = Callable[[type[AgentLoop]], type[AgentLoop]]
+
+
+def register_loop(name: str) -> Registered:
+    """Make a loop known under a name that tasks and environments use."""
+
+    def register(loop: type[AgentLoop]) -> type[AgentLoop]:
+        if _registry.setdefault(name, loop) is not loop:
+            raise ConfigError(f"There are two agent loops {name!r}.", hint="Names are unique; take another one.")
+        return loop
+
+    return register
+
+
+def loop_named(name: str) -> type[AgentLoop]:
+    try:
+        return _registry[name]
+    except KeyError:
+        known = ", ".join(sorted(_registry))
+        raise UnknownNameError(f"There is no agent loop {name!r}.", hint=f"Known are: {known}.") from None
+
+
+def known() -> tuple[str, ...]:
+    """Names of all loops."""
+    return tuple(sorted(_registry))

@@ -1,0 +1,223 @@
+"""One logical model call: the tokens of an assistant's turn, whatever engines do meanwhile.
+
+Invariants: every request to an engine is a DispatchedSamplingTask of its own; what an aborted one had generated is kept
+and continued, never generated again; a request that was lost is sent again, to another engine if there is one; an
+answer that cannot be true is not kept. A call fails after so many requests in a row without a token, or when no
+engine takes it in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agentrl.engines.protocol import (
+    CallRefusedError,
+    Engine,
+    EngineBusyError,
+    EngineError,
+    EngineGoneError,
+    Finish,
+    Generated,
+    Sampling,
+    VersionNotServedError,
+)
+from agentrl.engines.routing import Candidate
+from agentrl.policies.outcomes import Outcome
+from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.loops import EndedError, HandedOverError
+from agentrl.rollout.recording import Recorder
+
+MOST_FRUITLESS = 4
+"""Requests in a row that gave no token."""
+ENGINE_WITHIN_S = 120.0
+"""How long a call waits until any engine takes it. Engines that start load weights first."""
+LOOK_EVERY_S = 0.2
+PAUSE_S = 0.2
+ABORT_WITHIN_S = 2.0
+LOG_PROB_SLACK = 1e-3
+"""Rounding may lift the logarithm of a probability of nearly 1 above 0."""
+
+Wait = Callable[[str, str, float], AbstractContextManager[None]]
+"""What is waited for, on which unit, and how long at most: for whoever asks why nothing happens."""
+
+
+class Made(NamedTuple):
+    """The output of a logical call."""
+
+    ids: list[int]
+    finish: Finish
+    call: str
+    """The id of its last request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A logical call."""
+
+    turn: int
+    prompt: list[int]
+    temperature: float
+    top_p: float
+    most_tokens: int
+    stop_ids: tuple[int, ...]
+    seed: Callable[[int, int], int]
+    """Of the index of the request and the tokens that are kept already."""
+    version: int | None = None
+
+
+class ModelCalls:
+    """The model calls of one episode."""
+
+    def __init__(self, fleet: Fleet, recorder: Recorder, *, call_s: float, vocabulary: int, wait: Wait) -> None:
+        self._fleet = fleet
+        self._recorder = recorder
+        self._call_s = call_s
+        self._vocabulary = vocabulary
+        self._wait = wait
+        self._leaving = asyncio.Event()
+        self._under_way: tuple[Engine, str] | None = None
+
+    async def make(self, wanted: Wanted) -> Made:
+        """Goes on with what is stored of this turn."""
+        known = self._recorder.calls_of(wanted.turn)
+        if known and known[0].prompt != wanted.prompt:
+            raise EndedError(Outcome.LOOP_FAILED, "the loop asks another prompt than before it was handed over")
+        kept = [token for call in known for token in call.output]
+        if known and known[-1].done:
+            return Made(kept, _finish(known[-1].document.finish_reason), known[-1].document.id)
+        failures: list[_FruitlessError] = []
+        while len(failures) < MOST_FRUITLESS:
+            room = wanted.most_tokens - len(kept)
+            if room <= 0:
+                return Made(kept, "length", known[-1].document.id)
+            try:
+                made, call = await self._request(wanted, kept, room)
+            except _FruitlessError as failed:
+                failures.append(failed)
+                continue
+            kept += made.ids
+            if made.finish != "abort":
+                return Made(kept, made.finish, call)
+            self._leave_if_told()
+            known = self._recorder.calls_of(wanted.turn)
+            if made.ids:
+                failures.clear()
+            else:
+                failures.append(_FruitlessError(Outcome.ENGINE_FAILED, "the engine aborts the call again and again"))
+        raise EndedError(failures[-1].outcome, failures[-1].error)
+
+    async def leave(self) -> None:
+        """Abort what is under way; `make` then raises HandedOverError, with the tokens kept."""
+        self._leaving.set()
+        if self._under_way is not None:
+            engine, rid = self._under_way
+            # An engine that cannot be told is dead, and the request ends by that.
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(ABORT_WITHIN_S):
+                    await engine.abort(rid)
+
+    # ---- one request ----
+
+    async def _request(self, wanted: Wanted, kept: Sequence[int], room: int) -> tuple[Generated, str]:
+        """_FruitlessError if it gave nothing and may be made again."""
+        engine = await self._engine(wanted.version)
+        prompt = [*wanted.prompt, *kept]
+        sampling = Sampling(
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            max_new_tokens=room,
+            stop_token_ids=wanted.stop_ids,
+            seed=wanted.seed(self._recorder.next_index, len(kept)),
+        )
+        call = self._recorder.sent(wanted.turn, prompt, sampling, engine.name)
+        client = self._fleet.client(engine)
+        self._under_way = client, call.id
+        self._fleet.sent(engine)
+        try:
+            with self._wait("model call", engine.name.partition(".")[0], self._call_s):
+                made = await client.generate(call.id, prompt, sampling, deadline_s=self._call_s, version=wanted.version)
+            if problem := self._problem_of(made, room):
+                raise _FruitlessError(Outcome.ENGINE_RUBBISH, f"{engine.name}: {problem}")
+        except EngineError as failed:
+            self._recorder.failed(call, str(failed))
+            await self._after_failure(engine, failed)
+            raise _FruitlessError(Outcome.ENGINE_FAILED, str(failed)) from failed
+        except _FruitlessError as rubbish:
+            self._recorder.failed(call, rubbish.error)
+            raise
+        finally:
+            self._under_way = None
+            self._fleet.answered(engine)
+        self._recorder.answered(call, prompt, made)
+        return made, call.id
+
+    async def _after_failure(self, engine: Candidate, failed: EngineError) -> None:
+        """Whether and when to try again. Some refusals would only be repeated."""
+        if isinstance(failed, EngineGoneError):
+            self._fleet.found_dead(engine)
+        elif isinstance(failed, CallRefusedError) and not isinstance(failed, VersionNotServedError):
+            raise EndedError(Outcome.ENGINE_FAILED, str(failed)) from failed
+        elif isinstance(failed, EngineBusyError | VersionNotServedError):
+            await self._pause(PAUSE_S)
+            await self._fleet.look_soon()
+
+    async def _engine(self, version: int | None) -> Candidate:
+        """The engine for this conversation; waits for one, for a while."""
+        self._leave_if_told()
+        found = self._fleet.engine(self._recorder.record.id, version)
+        if found is not None:
+            return found
+        give_up_at = time.monotonic() + ENGINE_WITHIN_S
+        what = "an engine" if version is None else f"an engine that holds version {version}"
+        with self._wait(what, "engine", ENGINE_WITHIN_S):
+            while time.monotonic() < give_up_at:
+                await self._pause(LOOK_EVERY_S)
+                self._leave_if_told()
+                await self._fleet.look_soon()
+                if (found := self._fleet.engine(self._recorder.record.id, version)) is not None:
+                    return found
+        raise EndedError(Outcome.ENGINE_FAILED, f"there was not {what} within {ENGINE_WITHIN_S:g} s")
+
+    def _problem_of(self, made: Generated, room: int) -> str:
+        """Empty, or why this cannot be what a model generated."""
+        if len(made.log_probs) != len(made.ids) or sum(count for _, count in made.versions) != len(made.ids):
+            return f"{len(made.ids)} ids, {len(made.log_probs)} log-probs and versions {made.versions} do not fit"
+        if len(made.ids) > room:
+            return f"{len(made.ids)} tokens, and {room} were asked for"
+        if any(not 0 <= token < self._vocabulary for token in made.ids):
+            return f"an id outside of the vocabulary of {self._vocabulary}"
+        if any(not math.isfinite(value) or value > LOG_PROB_SLACK for value in made.log_probs):
+            return "a log-prob that is none"
+        if not made.ids and made.finish != "abort":
+            return f"no token, and yet it ended by {made.finish}"
+        return ""
+
+    async def _pause(self, seconds: float) -> None:
+        """Not longer than until this sampler leaves."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._leaving.wait()
+
+    def _leave_if_told(self) -> None:
+        if self._leaving.is_set():
+            raise HandedOverError
+
+
+class _FruitlessError(Exception):
+    """A request that gave nothing. Another one may."""
+
+    def __init__(self, outcome: Outcome, error: str) -> None:
+        super().__init__(error)
+        self.outcome = outcome
+        self.error = error
+
+
+def _finish(reason: str) -> Finish:
+    return "length" if reason == "length" else "stop"

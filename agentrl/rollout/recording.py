@@ -1,0 +1,276 @@
+"""What one episode did, as it is stored; and what of it was stored before, if another sampler began it.
+
+Invariants: model calls, tool calls and turns are written in the order in which they happened; a tool call is durable,
+with everything before it, before it is asked; `settled` returns when everything is durable. A write that fails ends the
+episode, and one that finds another owner drops it. Ids are never used twice, also not over a hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import msgspec
+
+from agentrl.engines.protocol import Generated, Sampling
+from agentrl.errors import AgentrlError
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import CallStatus, ToolCallStatus
+from agentrl.rollout.loops import DroppedError, EndedError
+from agentrl.rollout.ports import ToolAnswer
+from agentrl.store import chunks, claims, trajectories
+from agentrl.store.database import Database
+from agentrl.store.documents import (
+    DispatchedSamplingTask,
+    Record,
+    ToolCall,
+    Turn,
+    call_id,
+    tool_call_id,
+    turn_id,
+)
+from agentrl.store.trajectories import OwnershipError, Writer
+from agentrl.tokens import spans as span_lists
+from agentrl.tokens import versions as version_runs
+from agentrl.tokens.binary import pack_floats, pack_ids, unpack_ids
+from agentrl.tokens.tree import TokenTree
+
+
+@dataclasses.dataclass(slots=True)
+class KnownCall:
+    """A model call with its whole prompt."""
+
+    document: DispatchedSamplingTask
+    prompt: list[int]
+    output: list[int]
+
+    @property
+    def done(self) -> bool:
+        return self.document.status == CallStatus.DONE
+
+
+class Recorder:
+    """Of one episode. Made by `begin`."""
+
+    def __init__(self, database: Database, writer: Writer, record: Record, owner: str) -> None:
+        self.record = record
+        self._database = database
+        self._writer = writer
+        self._owner = owner
+        self._tree = TokenTree()
+        self._next_call = 0
+        self._calls: dict[int, KnownCall] = {}
+        self._tool_calls: dict[str, ToolCall] = {}
+        self._turns: dict[int, Turn] = {}
+        self._open_calls: dict[str, DispatchedSamplingTask] = {}
+        self._pending: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def begin(cls, database: Database, writer: Writer, record: Record, owner: str) -> Recorder:
+        """With what is stored already, which is this owner's from now on."""
+        recorder = cls(database, writer, record, owner)
+        with _ending_errors():
+            # The index of calls begins with the record, so for a fresh one this is one look and no more.
+            mine = {"record": record.id}
+            if await database.find_one("DispatchedSamplingTask", mine, projection=["_id"]) is not None:
+                await recorder._take_over()
+        return recorder
+
+    # ---- what is known ----
+
+    def calls_of(self, turn: int) -> list[KnownCall]:
+        """The stored calls of a turn that gave tokens, in their order."""
+        name = turn_id(self.record.id, turn)
+        return [call for call in self._calls.values() if call.document.turn == name]
+
+    def tool_calls_of(self, turn: int) -> list[ToolCall]:
+        return [call for call in self._tool_calls.values() if call.turn == turn]
+
+    async def whole_result(self, call: ToolCall) -> str:
+        """What the tool said, also where only the ends of it are in the document."""
+        return await chunks.whole(self._database, call.id, "result") or call.result
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [self._turns[index] for index in sorted(self._turns)]
+
+    @property
+    def next_index(self) -> int:
+        """Of the next model call."""
+        return self._next_call
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(call.output) for call in self._calls.values())
+
+    @property
+    def tree(self) -> TokenTree:
+        return self._tree
+
+    @property
+    def runs(self) -> dict[int, list[tuple[int, int]]]:
+        """The versions of each call's output."""
+        return {index: call.document.versions for index, call in self._calls.items()}
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted({version for run in self.runs.values() for version, count in run if count})
+
+    # ---- model calls ----
+
+    def sent(self, turn: int, prompt: list[int], sampling: Sampling, engine: str) -> DispatchedSamplingTask:
+        """A call that goes to an engine now."""
+        index, self._next_call = self._next_call, self._next_call + 1
+        base, length = self._tree.base(prompt)
+        call = DispatchedSamplingTask(
+            id=call_id(self.record.id, index),
+            record=self.record.id,
+            task=self.record.task,
+            turn=turn_id(self.record.id, turn),
+            index=index,
+            owner=self._owner,
+            base="" if base is None else call_id(self.record.id, base),
+            base_length=length,
+            prompt=pack_ids(prompt[length:]),
+            sampling=msgspec.to_builtins(sampling),
+            engine=engine,
+        )
+        self._open_calls[call.id] = call
+        # Nothing hangs on its being durable before the engine has it: what was not stored was not seen by anybody.
+        self._later(self._writer.sent(call))
+        return call
+
+    def answered(self, call: DispatchedSamplingTask, prompt: list[int], made: Generated) -> None:
+        call.status = CallStatus.PARTIAL if made.finish == "abort" else CallStatus.DONE
+        call.finish_reason = made.finish
+        call.output = pack_ids(made.ids)
+        call.log_probs = pack_floats(made.log_probs)
+        call.versions = version_runs.joined(made.versions)
+        self._open_calls.pop(call.id, None)
+        self._remember(call, prompt, list(made.ids))
+        self._later(self._writer.answered(call))
+
+    def failed(self, call: DispatchedSamplingTask, why: str) -> None:
+        call.status = CallStatus.FAILED
+        call.error = why[:2000]
+        self._open_calls.pop(call.id, None)
+        self._later(self._writer.answered(call))
+
+    # ---- tool calls ----
+
+    async def requested(
+        self, turn: int, number: int, *, server: str, tool: str, arguments: dict[str, Any], session: str
+    ) -> ToolCall:
+        """Durable, with all that led to it, when this returns."""
+        call = ToolCall(
+            id=tool_call_id(self.record.id, turn, number),
+            record=self.record.id,
+            task=self.record.task,
+            turn=turn,
+            owner=self._owner,
+            server=server,
+            tool=tool,
+            arguments=arguments,
+            session=session,
+        )
+        self._tool_calls[call.id] = call
+        await self.settled()
+        await self._guarded(self._writer.requested(copy.copy(call)))
+        return call
+
+    def tool_moved(self, call: ToolCall, status: ToolCallStatus, answer: ToolAnswer | None = None) -> None:
+        call.status = status
+        if answer is not None:
+            call.error_class = answer.fault
+            call.result = answer.content
+            call.latency_s = answer.latency_s
+        self._later(self._writer.tool_moved(copy.copy(call)))
+
+    # ---- turns ----
+
+    def turn_over(self, turn: Turn) -> None:
+        """A turn with all its tool calls is complete."""
+        if turn.index in self._turns:
+            return
+        turn.owner = self._owner
+        self._turns[turn.index] = turn
+        self._later(self._after(set(self._pending), self._writer.turn(copy.copy(turn))))
+        self._later(self._progress())
+
+    # ---- durability ----
+
+    async def settled(self) -> None:
+        """Everything up to now is durable."""
+        while self._pending:
+            await asyncio.wait(self._pending)
+            done = [task for task in self._pending if task.done()]
+            self._pending.difference_update(done)
+            for task in done:
+                if (failed := task.exception()) is not None:
+                    raise failed
+
+    def give_up_open(self, why: str, *, tool_calls: bool = True) -> None:
+        """Nobody waits for what is still open. Tool calls are left open for a sampler that will join them."""
+        for call in list(self._open_calls.values()):
+            self.failed(call, why)
+        for tool_call in self._tool_calls.values() if tool_calls else ():
+            if tool_call.status in (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING):
+                lost = ToolAnswer(status="lost", fault="infrastructure", content=why)
+                self.tool_moved(tool_call, ToolCallStatus.LOST, lost)
+
+    # ---- inside ----
+
+    async def _take_over(self) -> None:
+        trunk = await trajectories.take_over(self._database, self.record.id, self._owner)
+        prompts = span_lists.full_prompts(trajectories.stored_calls(trunk.calls))
+        for document in trunk.calls:
+            self._remember(document, prompts[document.index], unpack_ids(document.output))
+        self._next_call = trunk.next_call
+        self._tool_calls = {call.id: call for call in trunk.tool_calls}
+        self._turns = {turn.index: turn for turn in trunk.turns}
+
+    def _remember(self, document: DispatchedSamplingTask, prompt: list[int], output: list[int]) -> None:
+        self._calls[document.index] = KnownCall(document, prompt, output)
+        self._tree.insert(document.index, prompt, output)
+
+    async def _progress(self) -> None:
+        held = await claims.progress(
+            self._database,
+            self.record.id,
+            self._owner,
+            turns=len(self._turns),
+            generated_tokens=self.generated_tokens,
+            versions=self.versions,
+        )
+        if not held:
+            raise DroppedError
+
+    def _later(self, write: Coroutine[Any, Any, None]) -> None:
+        """The write takes its place in the order now, and is waited for by `settled`."""
+        self._pending.add(asyncio.create_task(self._guarded(write), name=f"store {self.record.id}"))
+
+    @staticmethod
+    async def _after(earlier: set[asyncio.Task[None]], write: Coroutine[Any, Any, None]) -> None:
+        """Whoever sees a turn sees all it is made of. What fails before it is `settled`'s to tell."""
+        if earlier:
+            await asyncio.wait(earlier)
+        await write
+
+    async def _guarded(self, write: Coroutine[Any, Any, None]) -> None:
+        with _ending_errors():
+            await write
+
+
+@contextlib.contextmanager
+def _ending_errors() -> Iterator[None]:
+    """What the store says when it does not take a write, as the end of the episode."""
+    try:
+        yield
+    except OwnershipError:
+        raise DroppedError from None
+    except AgentrlError as failed:
+        raise EndedError(Outcome.STORE_FAILED, str(failed)) from failed

@@ -1,0 +1,259 @@
+"""Many episodes in one process: claims, concurrency, drain.
+
+Invariants: never more episodes than `concurrency`, and a lowered one cuts none off; nothing is claimed while no engine
+serves, while this sampler is paused or drains, while its lease is in doubt, or for environments whose tools are not
+there; a drain gives resumable episodes back at once, lets the others end for a while, and gives them up then; what
+ended and could not be scored is scored again, also what others left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from agentrl.errors import DiskError
+from agentrl.policies.outcomes import Outcome
+from agentrl.rollout import loops, single_turn, tool_agent
+from agentrl.rollout.attempt import Attempt, House, Settings
+from agentrl.rollout.loops import EpisodeExit
+from agentrl.store import claims
+from agentrl.store.claims import Claim
+from agentrl.store.database import StoreError
+
+log = logging.getLogger("sampler")
+SHIPPED = (single_turn.SingleTurnAgent, tool_agent.ToolAgent)
+"""Loops that every sampler knows; importing them registers them."""
+IDLE_S = 0.05
+MOST_IDLE_S = 0.5
+"""Between looks for work while there is none."""
+LOOK_S = 0.25
+AWAY_S = 1.0
+FINISH_WITHIN_S = 30.0
+"""Of a drain: for episodes that cannot be resumed."""
+RESCORE_EVERY_S = 2.0
+MOST_RESCORE_S = 120.0
+
+
+class Sampler:
+    """`run` it until it was drained. `paused`, `draining` and `concurrency` may be changed at any time."""
+
+    def __init__(
+        self, house: House, *, concurrency: int, settings: Callable[[], Settings], tick: Callable[[], None]
+    ) -> None:
+        """`settings` is asked at each claim; `tick` is called for each sign of progress."""
+        self._house = house
+        self._settings = settings
+        self._tick = tick
+        self._attempts: dict[Attempt, asyncio.Task[None]] = {}
+        self._unscored: dict[str, tuple[Claim, float, float]] = {}
+        """By Record: when it is tried again, and how long it was waited for."""
+        self._changed = asyncio.Event()
+        self._concurrency = concurrency
+        self._drain_began: float | None = None
+        self.paused = False
+        self.ended = 0
+        """Episodes that this process has ended."""
+        self.idle_because = ""
+        """Why nothing is claimed, in words; empty while something is."""
+
+    @property
+    def running(self) -> int:
+        return len(self._attempts)
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    @concurrency.setter
+    def concurrency(self, value: int) -> None:
+        self._concurrency = value
+        self._changed.set()
+
+    @property
+    def version(self) -> int | None:
+        """The newest version that engines serve."""
+        return self._house.fleet.newest_version
+
+    @property
+    def draining(self) -> bool:
+        return self._drain_began is not None
+
+    def drain(self) -> None:
+        """Take nothing new, and end."""
+        if self._drain_began is None:
+            self._drain_began = time.monotonic()
+        self._changed.set()
+
+    def cancel_drain(self) -> None:
+        self._drain_began = None
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Ends when it was drained. Raises OwnerLostError if this incarnation was declared dead."""
+        house = self._house
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(house.lease.keep(), name="keep the lease"),
+                tasks.create_task(house.fleet.watch(), name="watch engines and toolboxes"),
+                tasks.create_task(self._score_again(), name="score again"),
+            ]
+            try:
+                await self._work(tasks)
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+        await house.writer.close()
+
+    # ---- claiming ----
+
+    async def _work(self, tasks: asyncio.TaskGroup) -> None:
+        idle_s = IDLE_S
+        while not (self.draining and not self._attempts):
+            if self.draining:
+                await self._drain_further()
+                continue
+            self.idle_because = self._obstacle()
+            if self.idle_because:
+                await self._wait(LOOK_S)
+                continue
+            if await self._claim(tasks):
+                idle_s = IDLE_S
+            else:
+                self.idle_because = self.idle_because or "nothing is open"
+                await self._wait(idle_s)
+                idle_s = min(2 * idle_s, MOST_IDLE_S)
+
+    def _obstacle(self) -> str:
+        """Why nothing may be claimed now."""
+        if self.paused:
+            return "paused"
+        if self.running >= self._concurrency:
+            return "full"
+        if not self._house.lease.valid:
+            return "the lease could not be renewed"
+        if not self._house.fleet.serves:
+            return "no engine serves"
+        if not self._environments():
+            return "no toolbox serves what the environments need"
+        return ""
+
+    def _environments(self) -> list[str]:
+        """Those whose tools can be called."""
+        return [
+            name
+            for name, environment in self._house.config.environments.items()
+            if not environment.tools or self._house.fleet.toolbox(environment.tools, "") is not None
+        ]
+
+    async def _claim(self, tasks: asyncio.TaskGroup) -> bool:
+        config = self._house.config
+        usual = all(_is_resumable(environment.agent) for environment in config.environments.values())
+        able = self._environments()
+        try:
+            claim = await claims.claim(
+                self._house.database,
+                self._house.lease.incarnation,
+                environments=None if len(able) == len(config.environments) else able,
+                resumable=usual,
+            )
+        except (StoreError, DiskError) as away:
+            log.warning("nothing can be claimed: %s", away)
+            self.idle_because = f"the store does not answer: {away}"
+            await self._wait(AWAY_S)
+            return False
+        if claim is None:
+            return False
+        attempt = Attempt(self._house, claim, self._settings())
+        self._attempts[attempt] = tasks.create_task(self._attempt(attempt), name=claim.record.id)
+        return True
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        claim = attempt.claim
+        try:
+            if not await attempt.run():
+                self._unscored[claim.record.id] = (claim, time.monotonic() + RESCORE_EVERY_S, RESCORE_EVERY_S)
+        except Exception:
+            # The boundary: one episode never takes the others with it.
+            log.exception("the episode %s failed outside of its loop", claim.record.id)
+            await self._clear_away(claim)
+        finally:
+            del self._attempts[attempt]
+            self.ended += 1
+            self._tick()
+            self._changed.set()
+
+    async def _clear_away(self, claim: Claim) -> None:
+        """A Record must not stay with an owner who does nothing about it."""
+        try:
+            await self._house.endings.fail(claim.record, Outcome.LOOP_FAILED, "the sampler failed", free=False)
+        except EpisodeExit:
+            # It had ended already, so what is missing is its score.
+            self._unscored[claim.record.id] = (claim, time.monotonic() + RESCORE_EVERY_S, RESCORE_EVERY_S)
+
+    # ---- leaving ----
+
+    async def _drain_further(self) -> None:
+        assert self._drain_began is not None
+        over = time.monotonic() > self._drain_began + FINISH_WITHIN_S
+        self.idle_because = f"draining, {self.running} episodes are left"
+        leaving = [attempt for attempt in self._attempts if attempt.resumable]
+        await asyncio.gather(*(attempt.leave() for attempt in leaving))
+        if over:
+            for task in self._attempts.values():
+                task.cancel()
+            await asyncio.wait(list(self._attempts.values()) or [asyncio.create_task(asyncio.sleep(0))])
+            return
+        await self._wait(LOOK_S)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something changed, but not longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
+        self._tick()
+
+    # ---- scoring again ----
+
+    async def _score_again(self) -> None:
+        while True:
+            await asyncio.sleep(RESCORE_EVERY_S)
+            try:
+                await self._adopt()
+                for claim in self._due():
+                    await self._rescore(claim)
+            except (StoreError, DiskError) as away:
+                log.warning("nothing is scored again: %s", away)
+
+    async def _adopt(self) -> None:
+        """What ended in hands that are gone."""
+        while not self.draining and len(self._unscored) < self._concurrency:
+            claim = await claims.claim_for_scoring(self._house.database, self._house.lease.incarnation)
+            if claim is None:
+                return
+            self._unscored[claim.record.id] = (claim, 0.0, RESCORE_EVERY_S)
+
+    def _due(self) -> list[Claim]:
+        now = time.monotonic()
+        return [claim for claim, at, _ in self._unscored.values() if at <= now]
+
+    async def _rescore(self, claim: Claim) -> None:
+        _, _, waited_s = self._unscored.pop(claim.record.id)
+        try:
+            loop = loops.loop_named(claim.task.agent_name)()
+            done = await self._house.endings.score_stored(loop, claim)
+        except EpisodeExit:
+            return
+        except Exception:
+            log.exception("%s cannot be scored", claim.record.id)
+            done = False
+        if not done:
+            waited_s = min(2 * waited_s, MOST_RESCORE_S)
+            self._unscored[claim.record.id] = (claim, time.monotonic() + waited_s, waited_s)
+
+
+def _is_resumable(agent: str) -> bool:
+    return agent in loops.known() and loops.loop_named(agent).resumable

@@ -1,0 +1,101 @@
+"""How right an answer is. A task names its scorer; a run adds its own.
+
+    @register_scorer("close_enough")
+    async def close_enough(answer: str, truth: str, task: Task) -> float:
+        return max(0.0, 1.0 - abs(float(answer) - float(truth)))
+
+Invariants: a score is a finite number; no answer is worth 0 with every scorer, which need not be asked; a scorer that
+cannot say is an error of its own kind, and never a score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+
+from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
+from agentrl.rollout.mathjudge import MathJudge, NoVerdictError
+from agentrl.store.documents import Task
+
+log = logging.getLogger("scorer")
+Scorer = Callable[[str, str, Task], Awaitable[float]]
+"""Answer, truth, task; between 0 and 1 unless the task means otherwise."""
+SCORE_WITHIN_S = 180.0
+
+_registry: dict[str, Scorer] = {}
+
+
+class UnscoredError(AgentrlError):
+    """The scorer cannot say now: the record waits and is scored again."""
+
+
+def register_scorer(name: str) -> Callable[[Scorer], Scorer]:
+    """Make a scorer known under a name that tasks and environments use."""
+
+    def register(scorer: Scorer) -> Scorer:
+        if _registry.setdefault(name, scorer) is not scorer:
+            raise ConfigError(f"There are two scorers {name!r}.", hint="Names are unique; take another one.")
+        return scorer
+
+    return register
+
+
+def scorer_named(name: str) -> Scorer:
+    try:
+        return _registry[name]
+    except KeyError:
+        known = ", ".join(sorted(_registry))
+        raise UnknownNameError(f"There is no scorer {name!r}.", hint=f"Known are: {known}.") from None
+
+
+async def score(name: str, answer: str | None, task: Task) -> float:
+    """Raises UnscoredError if the scorer cannot say, whatever the reason."""
+    scorer = scorer_named(name)
+    if answer is None:
+        return 0.0
+    try:
+        async with asyncio.timeout(SCORE_WITHIN_S):
+            value = float(await scorer(answer, task.answer, task))
+    except TimeoutError:
+        raise UnscoredError(f"The scorer {name} did not answer within {SCORE_WITHIN_S:g} s.") from None
+    except UnscoredError:
+        raise
+    except Exception as broken:
+        # The boundary to code of users: what it raises is its inability to say.
+        log.exception("the scorer %s failed on an answer to %s", name, task.id)
+        raise UnscoredError(f"The scorer {name} failed: {type(broken).__name__}: {broken}.") from broken
+    if not math.isfinite(value):
+        raise UnscoredError(f"The scorer {name} answered {value}, which is no score.")
+    return value
+
+
+@register_scorer("exact")
+async def exact(answer: str, truth: str, task: Task) -> float:
+    """The same text, but for white space."""
+    return float(answer.split() == truth.split())
+
+
+_judges: dict[asyncio.AbstractEventLoop, MathJudge] = {}
+
+
+@register_scorer("math")
+async def symbolic(answer: str, truth: str, task: Task) -> float:
+    """Equal as mathematics: `1/2` and `0.5`, `x^2-1` and `(x-1)(x+1)`."""
+    try:
+        return float(await _judge().equal(answer, truth))
+    except NoVerdictError as nobody:
+        raise UnscoredError(f"Nobody could compare mathematical answers: {nobody}.") from nobody
+
+
+def _judge() -> MathJudge:
+    """The one of this loop: its pipes belong to a loop."""
+    return _judges.setdefault(asyncio.get_running_loop(), MathJudge())
+
+
+async def close_scorers() -> None:
+    """End what scorers started in this loop."""
+    judge = _judges.pop(asyncio.get_running_loop(), None)
+    if judge is not None:
+        await judge.close()

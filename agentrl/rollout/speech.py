@@ -1,0 +1,38 @@
+"""The words of the model that is trained: its tokenizer, its chat template, the size of its vocabulary.
+
+Invariant: they are those of the publications that engines serve; all publications of a run have the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.chat.template import Template
+from agentrl.chat.tokenizer import Tokenizer
+from agentrl.errors import ConfigError
+from agentrl.store import publications
+from agentrl.store.database import Database
+
+
+class Speech(NamedTuple):
+    template: Template
+    vocabulary: int
+    """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
+
+
+async def published(database: Database, run_dir: Path) -> Speech | None:
+    """Of the newest publication; None while there is none."""
+    newest = await publications.newest(database)
+    return None if newest is None else read(run_dir / newest.path)
+
+
+def read(directory: Path) -> Speech:
+    try:
+        described = json.loads((directory / "config.json").read_bytes())
+        declared = int(described.get("vocab_size") or 0)
+    except (OSError, ValueError, AttributeError, TypeError) as broken:
+        raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
+    tokenizer = Tokenizer(directory)
+    return Speech(Template(tokenizer), max(declared, tokenizer.size))

@@ -1,0 +1,297 @@
+"""The tool calls of one episode: side by side, each once, each with a deadline.
+
+Invariants: a call is durable before a toolbox hears of it, and its id is what the toolbox knows it by, so that asking
+again (a broken connection, another sampler) joins it instead of running it twice; what is not the policy's doing ends
+the episode and is never shown to the model; an open breaker or a full toolbox parks the episode, whose clock stands
+meanwhile. Every result finds its place in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeVar
+
+from agentrl.chat.parsers import Call
+from agentrl.chat.tools import ToolSpec
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import ToolCallStatus
+from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.loops import EndedError, HandedOverError
+from agentrl.rollout.model_calls import Wait
+from agentrl.rollout.ports import OfferedTool, ToolAnswer, Toolbox, ToolRefusedError
+from agentrl.rollout.recording import Recorder
+from agentrl.store.documents import ToolCall
+
+T = TypeVar("T")
+log = logging.getLogger("tools")
+TOOLBOX_WITHIN_S = 60.0
+"""How long a call waits for a toolbox that does not answer; one that died is back sooner."""
+PARKED_AT_MOST_S = 1800.0
+RESERVED_WITHIN_S = 30.0
+RETRY_S = 0.5
+MOST_RETRY_S = 5.0
+RETRIES_APART = 1000
+"""More than a turn has calls: a call that is made again keeps its place in the turn."""
+CLOSED_WITHIN_S = 5.0
+
+
+class Offer(NamedTuple):
+    """The tools of an episode, under the names that the model uses."""
+
+    specs: tuple[ToolSpec, ...]
+    places: dict[str, tuple[str, str]]
+    """Name -> server, tool. `shop.lookup` is always understood, `lookup` where only one server has it."""
+
+
+def offer(tools: Sequence[OfferedTool], servers: Sequence[str]) -> Offer:
+    mine = [tool for tool in tools if tool.server in servers]
+    names = [tool.name for tool in mine]
+    specs: list[ToolSpec] = []
+    places: dict[str, tuple[str, str]] = {}
+    for tool in mine:
+        full = f"{tool.server}.{tool.name}"
+        name = tool.name if names.count(tool.name) == 1 else full
+        specs.append(ToolSpec(name=name, description=tool.description, schema=tool.schema))
+        places[name] = places[full] = (tool.server, tool.name)
+    return Offer(tuple(specs), places)
+
+
+class ToolCalls:
+    """Made for one episode; `close` ends its session."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        recorder: Recorder,
+        servers: Sequence[str],
+        *,
+        tool_s: float,
+        wait_s: float,
+        stateless: bool,
+        wait: Wait,
+        parked: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`tool_s` is the limit of a call, 0 leaves it to the servers; with all waiting around it, it takes `wait_s` at
+        most. `stateless` sessions can be opened anew in the middle. While `parked` is entered, the clock stands."""
+        self._fleet = fleet
+        self._recorder = recorder
+        self._servers = tuple(servers)
+        self._tool_s = tool_s
+        self._wait_s = wait_s
+        self._stateless = stateless
+        self._wait = wait
+        self._parked = parked
+        self._session = recorder.record.id
+        self._reserved = False
+        self._leaving = asyncio.Event()
+        self._asked = any(recorder.tool_calls_of(turn.index) for turn in recorder.turns)
+        """Whether the session has state that later calls build on."""
+        self.offer = Offer((), {})
+
+    async def prepare(self) -> None:
+        """Reserve all servers at once and learn their tools."""
+        if not self._servers:
+            return
+        try:
+            tools = await self._patiently("list", self._learn)
+            self.offer = offer(tools, self._servers)
+            await self._patiently("reservation", self._reserve)
+        except _InvalidError as refused:
+            raise EndedError(Outcome.TOOL_SERVER_FAILED, str(refused)) from refused
+
+    async def run(self, turn: int, calls: Sequence[Call]) -> tuple[list[str], list[str]]:
+        """Texts for the model, and ids of the calls, in the order of `calls`."""
+        stored = sorted(self._recorder.tool_calls_of(turn), key=lambda call: _number(call.id))
+        jobs = [asyncio.create_task(self._one(turn, number, call, stored)) for number, call in enumerate(calls)]
+        try:
+            done = await self._all(jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.wait(jobs)
+        return [text for text, _ in done], [call for _, call in done]
+
+    def leave(self) -> None:
+        """Stop waiting. What runs in the toolbox runs on, and whoever goes on with the episode joins it."""
+        self._leaving.set()
+
+    async def close(self) -> None:
+        """The session ends with the episode. It stays open for another sampler that goes on with it."""
+        if not self._reserved:
+            return
+        placed = self._fleet.toolbox(self._servers, self._session)
+        if placed is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSED_WITHIN_S):
+                await placed.client.close_session(self._session)
+        except (ToolRefusedError, TimeoutError) as failed:
+            log.warning("the session of %s is left to its toolbox: %s", self._session, failed)
+
+    # ---- the calls of a turn ----
+
+    async def _all(self, jobs: list[asyncio.Task[tuple[str, str]]]) -> list[tuple[str, str]]:
+        """Their results; the first failure ends the waiting, and so does leaving."""
+        leaving = asyncio.create_task(self._leaving.wait(), name="leave")
+        try:
+            left = set(jobs)
+            while left:
+                done, _ = await asyncio.wait({*left, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                for job in [job for job in jobs if job in done]:
+                    job.result()
+                left -= done
+                if leaving in done and left:
+                    raise HandedOverError
+        finally:
+            leaving.cancel()
+        return [job.result() for job in jobs]
+
+    async def _one(self, turn: int, number: int, call: Call, stored: Sequence[ToolCall]) -> tuple[str, str]:
+        """Ask, or go on with what was asked before under this number."""
+        place = self.offer.places.get(call.name)
+        before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
+        document = before[-1] if before else None
+        if document is not None and document.status in _ANSWERED:
+            return self._told(document, await self._recorder.whole_result(document)), document.id
+        if document is None or document.status == ToolCallStatus.LOST:
+            server, tool = place or ("", call.name)
+            document = await self._recorder.requested(
+                turn,
+                number + RETRIES_APART * len(before),
+                server=server,
+                tool=tool,
+                arguments=call.arguments,
+                session=self._session,
+            )
+        # The toolbox knows it by the first id: what ran for a sampler that is gone is not run again.
+        asked_as = before[0].id if before else document.id
+        if place is None:
+            return self._refuse(document, f"There is no tool {call.name}. {self._known()}"), document.id
+        return await self._ask(document, asked_as, place, call.arguments), document.id
+
+    async def _ask(self, document: ToolCall, asked_as: str, place: tuple[str, str], arguments: dict[str, Any]) -> str:
+        async def ask(box: Toolbox) -> ToolAnswer:
+            try:
+                return await box.call(self._session, asked_as, *place, arguments, timeout_s=self._tool_s)
+            except ToolRefusedError as refused:
+                if refused.kind != "session_lost" or not self._stateless:
+                    raise
+            # The toolbox was replaced, and nothing of this session was kept in it.
+            await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
+            return await box.call(self._session, asked_as, *place, arguments, timeout_s=self._tool_s)
+
+        self._asked = True
+        if document.status == ToolCallStatus.REQUESTED:
+            self._recorder.tool_moved(document, ToolCallStatus.RUNNING)
+        try:
+            answer = await self._patiently(f"{place[0]}.{place[1]}", ask)
+        except _InvalidError as refused:
+            answer = ToolAnswer(status="tool_error", fault="policy", content=str(refused))
+        except EndedError as ended:
+            lost = ToolAnswer(status="lost", fault="infrastructure", content=ended.error)
+            self._recorder.tool_moved(document, ToolCallStatus.LOST, lost)
+            raise
+        self._recorder.tool_moved(document, ToolCallStatus(answer.status), answer)
+        return self._told(document, answer.content)
+
+    def _told(self, document: ToolCall, text: str) -> str:
+        """What the model reads of a call that ended; EndedError if it is not for the model."""
+        if document.error_class == "infrastructure":
+            timeout = document.status == ToolCallStatus.TIMEOUT
+            outcome = Outcome.TOOL_TIMEOUT if timeout else Outcome.TOOL_SERVER_FAILED
+            raise EndedError(outcome, f"{document.server}.{document.tool}: {text}"[:2000])
+        if document.status == ToolCallStatus.LOST:
+            # The tool says that its crash is the policy's, and what the session knew is gone with it.
+            raise EndedError(Outcome.TOOL_FAILURE, f"{document.server}.{document.tool}: {text}"[:2000])
+        return text
+
+    def _refuse(self, document: ToolCall, why: str) -> str:
+        """The model is told; the toolbox never ran it."""
+        refused = ToolAnswer(status="tool_error", fault="policy", content=why)
+        self._recorder.tool_moved(document, ToolCallStatus.REFUSED, refused)
+        return why
+
+    def _known(self) -> str:
+        names = ", ".join(spec.name for spec in self.offer.specs)
+        return f"There are: {names}." if names else "There are no tools."
+
+    # ---- a toolbox that may be busy, or away ----
+
+    async def _learn(self, box: Toolbox) -> Sequence[OfferedTool]:
+        tools = await box.tools()
+        missing = set(self._servers) - {tool.server for tool in tools}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise ToolRefusedError("unavailable", f"the toolbox does not offer the tools of {names} now")
+        return tools
+
+    async def _reserve(self, box: Toolbox) -> None:
+        created = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
+        self._reserved = True
+        if created and self._asked and not self._stateless:
+            raise EndedError(Outcome.TOOL_SERVER_FAILED, "the state that the tools kept for this episode is gone")
+
+    async def _patiently(self, what: str, act: Callable[[Toolbox], Awaitable[T]]) -> T:
+        """Until the toolbox takes it. Waiting for a breaker or a free place parks the episode."""
+        began, retry_s = time.monotonic(), RETRY_S
+        away_since: float | None = None
+        while True:
+            placed = self._fleet.toolbox(self._servers, self._session)
+            refusal = ToolRefusedError("gone", f"no toolbox serves {', '.join(self._servers)}")
+            unit = "toolbox"
+            if placed is not None:
+                unit = placed.unit
+                try:
+                    with self._wait(f"tool call {what}", unit, self._wait_s):
+                        return await act(placed.client)
+                except ToolRefusedError as refused:
+                    refusal = refused
+            now = time.monotonic()
+            away_since = (away_since or now) if refusal.kind in ("gone", "failed") else None
+            self._refuse_for_good(refusal, waited_s=now - began, away_s=now - (away_since or now))
+            standing = self._parked() if away_since is None else contextlib.nullcontext()
+            with self._wait(f"{what}: {refusal.message}", unit, PARKED_AT_MOST_S), standing:
+                await self._pause(min(max(refusal.retry_after_s, retry_s), MOST_RETRY_S))
+            retry_s = min(2 * retry_s, MOST_RETRY_S)
+            await self._fleet.look_soon()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._leaving.wait()
+                raise HandedOverError
+
+    @staticmethod
+    def _refuse_for_good(refusal: ToolRefusedError, *, waited_s: float, away_s: float) -> None:
+        """Raise, unless asking again may help."""
+        match refusal.kind:
+            case "invalid":
+                raise _InvalidError(refusal.message)
+            case "session_lost":
+                raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message)
+            case "quota" | "unavailable" if waited_s > PARKED_AT_MOST_S:
+                raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message, free=True)
+            case "gone" | "failed" if away_s > TOOLBOX_WITHIN_S:
+                raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message)
+
+
+_ANSWERED = (
+    ToolCallStatus.OK,
+    ToolCallStatus.TOOL_ERROR,
+    ToolCallStatus.TIMEOUT,
+    ToolCallStatus.CANCELLED,
+    ToolCallStatus.REFUSED,
+)
+
+
+class _InvalidError(Exception):
+    """The toolbox will never take this call; that is for the model to know."""
+
+
+def _number(call_id: str) -> int:
+    return int(call_id.rpartition(".")[2])

@@ -1,0 +1,198 @@
+"""The main loop of a sampler: `python -m daemons.sampler`, as a unit of the role `sampler`.
+
+Invariants: opening its owner is its first act in the store, and it is ready once it may claim; a drain gives back or
+finishes what is under way, and closes the owner last, so that nothing of it waits for a lease to be past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from agentrl.config.run import RunConfig
+from agentrl.config.tokenfile import http_token
+from agentrl.errors import ConfigError
+from agentrl.rollout import speech
+from agentrl.rollout.attempt import House
+from agentrl.rollout.ending import Endings, group_rule
+from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.knobs import SamplerKnobs
+from agentrl.rollout.ports import OfferedTool, RefusalKind, ToolAnswer, ToolRefusedError
+from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
+from agentrl.rollout.scorers import close_scorers
+from agentrl.rollout.speech import Speech
+from agentrl.store import access
+from agentrl.store.database import Database
+from agentrl.store.owners import Lease
+from agentrl.store.trajectories import Writer
+from agentrl.toolbox import answers
+from agentrl.toolbox.client import Tools
+from agentrl.unit import Unit, run_unit
+
+LOOK_EVERY_S = 0.5
+STANDS_AT_MOST_S = 120.0
+"""The loop turns several times a second; a sampler that stands this long hangs."""
+FIRST_WEIGHTS_WITHIN_S = 3600.0
+"""A trainer may warm up before it publishes."""
+
+
+async def main(unit: Unit) -> None:
+    if unit.state_dir is None:
+        raise ConfigError("A sampler needs the state directory of its run.", hint="Start it with `agentrl up`.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    config = access.configuration(unit.run_dir)
+    knobs = SamplerKnobs(unit, config.rollout)
+    token = http_token(unit.state_dir)
+    database = access.open_database(config, unit.state_dir)
+    fleet = Fleet(database, token, lambda url: PluggedToolbox(url, token))
+    try:
+        lease = Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="sampler")
+        await lease.open()
+        unit.ready()
+        words = await _first_words(unit, database, lease)
+        if words is not None:
+            await fleet.look()
+            sampler = Sampler(
+                _house(unit, config, database, lease, fleet, words),
+                concurrency=knobs.concurrency.value,
+                settings=knobs.take,
+                tick=unit.tick,
+            )
+            knobs.of(sampler)
+            async with _telling(unit, sampler):
+                with unit.phase("sampling", at_most_s=STANDS_AT_MOST_S):
+                    await sampler.run()
+        await lease.close()
+    finally:
+        await close_scorers()
+        await fleet.close()
+        await database.close()
+
+
+def _house(unit: Unit, config: RunConfig, database: Database, lease: Lease, fleet: Fleet, words: Speech) -> House:
+    return House(
+        config=config,
+        database=database,
+        writer=Writer(database),
+        lease=lease,
+        fleet=fleet,
+        endings=Endings(database, lease, group_rule(config)),
+        template=words.template,
+        vocabulary=words.vocabulary,
+        wait=lambda what, on, at_most_s: unit.wait(what, on=on, at_most_s=at_most_s),
+    )
+
+
+async def _first_words(unit: Unit, database: Database, lease: Lease) -> Speech | None:
+    """What the model speaks, once there is one; None if this sampler is drained before."""
+    keeping = asyncio.create_task(lease.keep(), name="keep the lease")
+    waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
+    try:
+        with unit.phase("waiting for weights", at_most_s=None), waiting:
+            while not unit.draining:
+                if keeping.done():
+                    keeping.result()
+                if (words := await speech.published(database, unit.run_dir)) is not None:
+                    return words
+                unit.status("waits for the first weights")
+                await unit.sleep_async(LOOK_EVERY_S)
+        return None
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+@contextlib.asynccontextmanager
+async def _telling(unit: Unit, sampler: Sampler) -> AsyncIterator[None]:
+    """Orders go in, figures come out."""
+    task = asyncio.create_task(_tell(unit, sampler), name="tell")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _tell(unit: Unit, sampler: Sampler) -> None:
+    ended = 0
+    while True:
+        sampler.paused = unit.paused
+        if unit.draining and not sampler.draining:
+            unit.extend_stop(2 * FINISH_WITHIN_S)
+            sampler.drain()
+        elif not unit.draining and sampler.draining:
+            sampler.cancel_drain()
+        running = f"{sampler.running} of {sampler.concurrency} episodes"
+        unit.status(f"{running}; {sampler.idle_because}" if sampler.idle_because else running)
+        unit.metric("running", sampler.running)
+        unit.metric("slots", sampler.concurrency)
+        unit.metric("records_per_s", (sampler.ended - ended) / LOOK_EVERY_S)
+        ended = sampler.ended
+        if version := sampler.version:
+            unit.weights = version
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+class PluggedToolbox:
+    """The toolbox's client, in the words that episodes know."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._tools = Tools(url, token)
+
+    async def tools(self) -> Sequence[OfferedTool]:
+        with _refusals():
+            found = await self._tools.tools()
+        return [
+            OfferedTool(server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
+            for tool in found
+        ]
+
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
+        with _refusals():
+            return (await self._tools.open(session, servers, wait_s=wait_s)).created
+
+    async def call(
+        self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float
+    ) -> ToolAnswer:
+        with _refusals():
+            answer = await self._tools.call(session, call, server, tool, arguments, timeout_s=timeout_s)
+        return ToolAnswer(
+            status=answer.status,
+            fault=answer.error_class,
+            content=answer.content,
+            latency_s=answer.latency_s,
+            reason=answer.reason,
+        )
+
+    async def close_session(self, session: str) -> None:
+        with _refusals():
+            await self._tools.close(session)
+
+    async def close(self) -> None:
+        await self._tools.aclose()
+
+
+_KINDS: tuple[tuple[type[answers.ToolboxError], RefusalKind], ...] = (
+    (answers.BadRequestError, "invalid"),
+    (answers.UnknownToolError, "invalid"),
+    (answers.SessionError, "session_lost"),
+    (answers.QuotaError, "quota"),
+    (answers.UnavailableError, "unavailable"),
+    (answers.ToolboxGoneError, "gone"),
+)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except answers.ToolboxError as refused:
+        kind: RefusalKind = next((kind for error, kind in _KINDS if isinstance(refused, error)), "failed")
+        raise ToolRefusedError(kind, refused.message, retry_after_s=refused.retry_after_s) from refused
+
+
+if __name__ == "__main__":
+    run_unit(main)
