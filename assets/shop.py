@@ -30,16 +30,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the dataset is made from this module too, and need not wait for the SDK
     from mcp.server.lowlevel import Server
 
-_WORDS = """
-apple axe bag ball basket bell belt bike boat book boot bottle bowl box bread brick broom brush bucket button cake
-camera candle cap card carpet chain chair chalk cheese clock cloth coat comb cord cork cup curtain desk dish door
-dress drum fan fence flag flute fork frame glass glove hammer harp hat hook horn jar kettle key kite knife ladder lamp
-lens lock map mask mat mirror mug nail needle net oven paint pan pen piano pillow pin pipe plate plug pot purse radio
-rake ring rope rug saw scarf screw shell shelf shirt shoe soap sock spoon stamp stool stove table tent tie tile torch
-towel toy tray umbrella vase vest violin wheel whistle window wire wool
-"""
-ITEMS: tuple[str, ...] = tuple(_WORDS.split())
-"""What the shop sells."""
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou")
+_STEP = 7
+"""Of all pairs of syllables, one in so many is a name that is taken; coprime to their number."""
+ITEMS: tuple[str, ...] = tuple(
+    _SYLLABLES[at // len(_SYLLABLES)] + _SYLLABLES[at % len(_SYLLABLES)] for at in range(0, len(_SYLLABLES) ** 2, _STEP)
+)
+"""What the shop sells: names that are made up, so that a model has to copy what it reads and cannot know them."""
 LEAST_PRICE, MOST_PRICE = 2, 99
 TOOLS: dict[str, dict[str, Any]] = {
     "lookup": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
