@@ -7,6 +7,7 @@ cannot be recomputed is refused, never approximated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from agentrl.tokens import versions
 from agentrl.tokens.binary import unpack_floats, unpack_ids
 from agentrl.tokens.spans import Span, StoredCall, span_ids
 from agentrl.training.trajectories import Batch, BrokenTrajectoryError, Segment, Trajectory, checked
+
+log = logging.getLogger("trainer")
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (None, 1, 1.0),
@@ -45,6 +48,8 @@ class Made:
     batch: Batch
     stale: tuple[str, ...] = ()
     """Records past the bound."""
+    broken: tuple[str, ...] = ()
+    """Records whose stored tokens do not fit together; why is in the log."""
 
 
 def make_batch(
@@ -61,17 +66,23 @@ def make_batch(
         of_record.setdefault(call.record, []).append(call)
     made: list[Trajectory] = []
     stale: list[str] = []
+    broken: list[str] = []
     for one in data:
         if one.advantage is None:
             continue
-        trajectory = trajectory_of(one, of_record.get(one.id, []))
+        try:
+            trajectory = trajectory_of(one, of_record.get(one.id, []))
+        except BrokenTrajectoryError as wrong:
+            log.error("%s does not train: %s", one.id, wrong.message)
+            broken.append(one.id)
+            continue
         if freshness.allows(tree.staleness(trajectory.versions, base_version)):
             made.append(trajectory)
         else:
             stale.append(one.id)
     seen = {version for trajectory in made for version in trajectory.versions}
     ages = {version: tree.age(version, base_version) for version in sorted(seen)}
-    return Made(Batch(step=step, base_version=base_version, trajectories=made, ages=ages), tuple(stale))
+    return Made(Batch(step=step, base_version=base_version, trajectories=made, ages=ages), tuple(stale), tuple(broken))
 
 
 def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask]) -> Trajectory:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.manifest import Canary, Manifest
+from agentrl.store.publications import path_of
 from agentrl.training.files import whole_directory
 from agentrl.training.learner import Learner
 
 PROBES = 8
 PROBE_TOKENS = 48
 _MULTIPLIER, _INCREMENT, _MODULUS = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407, 1 << 64
-
-
-def relative_path(version: int) -> str:
-    """Within the run's directory."""
-    return f"weights/v{version:06d}"
 
 
 def probe_set(vocabulary: int, *, probes: int = PROBES, tokens: int = PROBE_TOKENS) -> list[list[int]]:
@@ -48,12 +47,17 @@ def make_canary(learner: Learner, texts: Sequence[Sequence[int]] = ()) -> Canary
 def write_weights(run_dir: Path, version: int, learner: Learner, texts: Sequence[Sequence[int]] = ()) -> Manifest:
     """The weights as they are now; the manifest that is announced with them."""
     # Not durable on purpose: after a power cut engines refuse what is damaged, and a trainer that starts publishes.
-    with whole_directory(run_dir / relative_path(version), durable=False) as directory:
+    with whole_directory(run_dir / path_of(version), durable=False) as directory:
         names = learner.save(directory)
         manifest = manifests.describe(directory, names, make_canary(learner, texts))
         manifests.write(directory, manifest)
     return manifest
 
 
+def as_document(manifest: Manifest) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(manifest)
+    return plain
+
+
 def remove_weights(run_dir: Path, version: int) -> None:
-    shutil.rmtree(run_dir / relative_path(version), ignore_errors=True)
+    shutil.rmtree(run_dir / path_of(version), ignore_errors=True)

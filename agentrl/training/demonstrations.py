@@ -1,0 +1,142 @@
+"""Demonstrations: conversations to learn from, read from JSONL and turned into tokens by the same functions that
+episodes use.
+
+Invariants: what the assistant says trains, everything else is context; a line that is no demonstration is named with
+its number; the ids of a demonstration are those that an episode with the same words would have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from agentrl.chat.template import Template
+from agentrl.chat.tools import ToolSpec
+from agentrl.errors import ConfigError
+from agentrl.tokens.spans import ROOT
+from agentrl.training.trajectories import Segment, Trajectory
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Role
+    content: str
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A tool as chat data sets write it, with or without the wrapper `{"type": "function", "function": {...}}`."""
+
+    name: str = ""
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    function: Function | None = None
+
+    @property
+    def spec(self) -> ToolSpec:
+        inner = self.function or self
+        return ToolSpec(name=inner.name, description=inner.description, schema=inner.parameters)
+
+
+class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the file."""
+
+    messages: list[Message]
+    """Instructions (at most once, first), the query, then turns of the assistant and what came back."""
+    system: str = ""
+    tools: list[Function] = []
+
+    def problem(self) -> str:
+        """Empty, or why nothing can be learned from it."""
+        roles = [message.role for message in self.conversation]
+        if roles[:1] != ["user"]:
+            return "it does not begin with a message of the user"
+        if "system" in roles:
+            return "instructions stand in the middle of it"
+        for before, role in itertools.pairwise(roles):
+            if role == "assistant" and before == "assistant":
+                return "the assistant speaks twice in a row"
+            if role != "assistant" and before not in ("assistant", role):
+                return f"a message of the {role} follows one of the {before}"
+        if any(not tool.spec.name for tool in self.tools):
+            return "a tool has no name"
+        if roles[-1] != "assistant":
+            return "it does not end with the assistant"
+        return ""
+
+    @property
+    def instructions(self) -> str:
+        return self.messages[0].content if self.messages and self.messages[0].role == "system" else self.system
+
+    @property
+    def conversation(self) -> list[Message]:
+        """Without the instructions."""
+        return self.messages[1:] if self.messages and self.messages[0].role == "system" else self.messages
+
+    @property
+    def texts(self) -> list[str]:
+        return [
+            self.instructions,
+            *(tool.spec.signature for tool in self.tools),
+            *(one.content for one in self.conversation),
+        ]
+
+
+def read_demonstrations(path: Path) -> list[Demonstration]:
+    """Raises ConfigError that names the line."""
+    found: list[Demonstration] = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as broken:
+        raise ConfigError(f"The demonstrations {path} cannot be read: {broken.strerror}.") from broken
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            one = msgspec.json.decode(line, type=Demonstration)
+        except msgspec.MsgspecError as broken:
+            raise ConfigError(f"Line {number} of {path} is no demonstration: {broken}.") from broken
+        if problem := one.problem():
+            raise ConfigError(f"Line {number} of {path} is no demonstration: {problem}.")
+        found.append(one)
+    if not found:
+        raise ConfigError(f"{path} has no demonstrations.")
+    return found
+
+
+def trajectory_of(one: Demonstration, template: Template, name: str) -> Trajectory:
+    """The tokens of a demonstration; its likelihood is what is trained."""
+    segments: list[Segment] = []
+    for role, texts in _runs(one.conversation):
+        if role == "assistant":
+            ids = template.assistant(texts[0])
+            trained = Segment(
+                parent=len(segments) - 1, ids=ids, trains=True, log_probs=[0.0] * len(ids), versions=[(0, len(ids))]
+            )
+            segments.append(trained)
+        else:
+            ids = _read(role, texts, one, template, not segments)
+            segments.append(Segment(parent=len(segments) - 1 if segments else ROOT, ids=ids))
+    # Demonstrations of one task begin alike, so they are packed together.
+    return Trajectory(record=name, group="demonstrations", segments=segments)
+
+
+def _read(role: Role, texts: Sequence[str], one: Demonstration, template: Template, first: bool) -> list[int]:
+    """What the environment adds, up to the opening of the assistant's turn."""
+    if first:
+        return template.first(one.instructions, [tool.spec for tool in one.tools], "\n".join(texts))
+    return template.tool_results(texts) if role == "tool" else template.user("\n".join(texts))
+
+
+def _runs(messages: Sequence[Message]) -> Iterator[tuple[Role, list[str]]]:
+    """Messages of one role in a row together: several results of one turn."""
+    texts: list[str] = []
+    for place, message in enumerate(messages):
+        texts.append(message.content)
+        if place + 1 == len(messages) or messages[place + 1].role != message.role:
+            yield message.role, texts
+            texts = []

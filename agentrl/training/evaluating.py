@@ -1,0 +1,65 @@
+"""Evaluations as the trainer sees them: asked for, waited for, told.
+
+Invariants: an evaluation pins one version and never holds back a Step; one that is not complete by its deadline is
+told as n of m; a trainer takes over what the one before it had asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from agentrl.store import evaluations
+from agentrl.store.database import Database
+
+log = logging.getLogger("trainer")
+WITHIN_S = 900.0
+
+Told = Callable[[int, dict[str, float]], None]
+"""Takes the version and its numbers."""
+
+
+class Evaluator:
+    def __init__(self, database: Database, told: Told, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._told = told
+        self._clock = clock
+        self._asked: dict[int, float] = {}
+        """When each version that is still waited for was asked for."""
+        self.last_version: int | None = None
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        return tuple(sorted(self._asked))
+
+    async def adopt(self) -> None:
+        """What a former trainer asked for."""
+        open_ones = {"evaluation": {"$in": ["wanted", "queued"]}}
+        for document in await self._database.find("Publication", open_ones, projection=["_id"]):
+            self._asked.setdefault(int(document["_id"]), self._clock())
+
+    async def want(self, version: int) -> None:
+        if await evaluations.want(self._database, version):
+            self._asked.setdefault(version, self._clock())
+            self.last_version = version
+
+    async def follow(self) -> None:
+        """Tell those that came to their end."""
+        for version, asked_at in list(self._asked.items()):
+            late = self._clock() - asked_at > WITHIN_S
+            if late or await evaluations.complete(self._database, version):
+                await self._tell(version)
+                await evaluations.finish(self._database, version)
+                del self._asked[version]
+
+    async def _tell(self, version: int) -> None:
+        numbers: dict[str, float] = {}
+        for result in await evaluations.results(self._database, version):
+            counted = f"{len(result.scores)} of {result.tasks}"
+            log.info("version %d of %s: mean %s over %s tasks", version, result.environment, result.mean, counted)
+            numbers[f"{result.environment}/tasks"] = float(len(result.scores))
+            for name, value in (("mean", result.mean), ("pass", result.passed), ("margin", result.margin)):
+                if value is not None:
+                    numbers[f"{result.environment}/{name}"] = value
+        self._told(version, numbers)

@@ -1,0 +1,46 @@
+"""What is told of a Step: in its document, in curves, and on the unit's line.
+
+Invariant: names are the same everywhere; a number that means nothing for a Step is left out, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+from agentrl.store.documents import Step
+from agentrl.training.batches import Made
+from agentrl.training.learner import StepResult
+from agentrl.training.selection import Look
+from agentrl.unit import Unit
+
+SHOWN = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s": "tokens_per_s", "entropy": "entropy"}
+"""Metrics of a Step that the unit's line has, and their names there."""
+
+
+def of_step(made: Made, result: StepResult, leased: Step, look: Look, seconds: float) -> dict[str, float]:
+    groups = [look.ready[name].task for name in (*leased.tasks, *leased.filtered)]
+    means = [group.baseline.mean for group in groups if group.baseline is not None]
+    trained = made.batch.trained_tokens
+    metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)} | {
+        "groups": float(len(leased.tasks)),
+        "records": float(len(made.batch.trajectories)),
+        "stale_records": float(len(made.stale) + len(look.decision.stale_records)),
+        "broken_records": float(len(made.broken)),
+        "trained_tokens": float(trained),
+        "trained_tokens_per_s": trained / seconds if seconds else 0.0,
+        "seconds": seconds,
+    }
+    if groups:
+        metrics["zero_variance_share"] = len(leased.filtered) / len(groups)
+    if means:
+        metrics["reward_mean"] = sum(means) / len(means)
+    if made.batch.trajectories:
+        metrics["tokens_per_record"] = trained / len(made.batch.trajectories)
+    return metrics
+
+
+def to_unit(unit: Unit, metrics: dict[str, float], step: int) -> None:
+    unit.metric("step", step)
+    for name, shown in SHOWN.items():
+        if name in metrics:
+            unit.metric(shown, metrics[name])

@@ -1,0 +1,40 @@
+"""What is removed from the disk, and when.
+
+Invariants: a document says `deleted` before a file goes, so nobody starts from half a directory; pinned checkpoints,
+versions that engines hold, and versions of checkpoints and open evaluations stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agentrl.policies.states import PublicationStatus
+from agentrl.store import checkpoints as stored_checkpoints
+from agentrl.store import publications
+from agentrl.store.database import Database
+from agentrl.training import checkpoints, publication
+
+KEEP_VERSIONS = 4
+_UNWANTED = [PublicationStatus.SKIPPED, PublicationStatus.REJECTED, PublicationStatus.DELETED]
+
+
+async def tidy_weights(database: Database, run_dir: Path, newest: int) -> None:
+    for one in await publications.superfluous(database, keep=KEEP_VERSIONS):
+        await publications.delete(database, one.id)
+    there = await asyncio.to_thread(_versions_on_disk, run_dir)
+    old = [version for version in there if version <= newest - KEEP_VERSIONS]
+    unwanted = {"_id": {"$in": old}, "status": {"$in": _UNWANTED}}
+    for document in await database.find("Publication", unwanted, projection=["_id"]) if old else ():
+        await asyncio.to_thread(publication.remove_weights, run_dir, int(document["_id"]))
+
+
+async def tidy_checkpoints(database: Database, run_dir: Path, keep: int) -> None:
+    for one in await stored_checkpoints.superfluous(database, keep=keep):
+        if await stored_checkpoints.delete(database, one.id):
+            await asyncio.to_thread(checkpoints.remove, run_dir / one.path)
+
+
+def _versions_on_disk(run_dir: Path) -> list[int]:
+    names = [entry.name.removeprefix("v") for entry in (run_dir / "weights").glob("v*")]
+    return sorted(int(name) for name in names if name.isdecimal())

@@ -1,0 +1,408 @@
+"""The trainer's loop: look for a batch, lease it, train, commit, publish, checkpoint, evaluate.
+
+Invariants: a Step is leased before the optimizer runs and committed by one conditional update after it; whatever is due
+(publication, checkpoint, evaluation) follows from where the trainer stands and not from what it just did, so a store
+that was away only delays it; a trainer whose lineage or lease is lost writes nothing any more and ends. Tensors are
+computed in a thread, one piece of work at a time; the loop stays responsive meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from agentrl.config.run import RunConfig
+from agentrl.errors import AgentrlError, DiskError, ExitCode
+from agentrl.policies.ages import VersionTree
+from agentrl.policies.states import Actor, StepStatus
+from agentrl.store import checkpoints as stored_checkpoints
+from agentrl.store import lineages, owners, publications, steps, tasks, trajectories
+from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.documents import CheckpointFile, Step, step_id
+from agentrl.store.steps import LineageClosedError
+from agentrl.training import batches, checkpoints, dumps, publication, reports, retention, selection
+from agentrl.training.checkpoints import Progress
+from agentrl.training.curves import Curves
+from agentrl.training.evaluating import Evaluator
+from agentrl.training.knobs import Knobs, Plan
+from agentrl.training.learner import Learner, StepResult
+from agentrl.training.selection import Look, Place
+from agentrl.training.takeover import CHECKPOINTS, Start, take_over
+from agentrl.training.trajectories import Batch
+from agentrl.unit import Unit
+
+log = logging.getLogger("trainer")
+
+LOOK_EVERY_S = 0.1
+STORE_AGAIN_S = 1.0
+HOLD_LOOK_EVERY_S = 5.0
+START_AT_MOST_S = 1800.0
+COMPUTE_AT_MOST_S = 900.0
+"""Between two micro-batches; a step as a whole may take any number of them."""
+BATCH_AT_MOST_S = 600.0
+"""Longer than that without a batch is worth a question; the trainer goes on waiting."""
+NOT_FINITE_AT_MOST = 3
+
+T = TypeVar("T")
+At = Callable[[str], None]
+"""Told of the places between two writes. Tests die there."""
+
+
+class DivergedError(AgentrlError):
+    """Batch after batch gives a loss that is not finite; starting again would repeat it."""
+
+    exit_code = ExitCode.CONFIG
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where the trainer stands. What is due follows from it."""
+
+    step: int
+    """The last number that was used."""
+    version: int = 0
+    trained: bool = False
+    """Whether the weights differ from those of `version`."""
+    steps_published: int = 0
+    """Committed Steps since the last publication."""
+    checkpoint: int = 0
+    """The step of the last checkpoint."""
+    tried_checkpoint: int = -1
+    committed: int = 0
+    """Steps of the whole run that stand."""
+    since_evaluation: int = 0
+    """Publications since the last one was evaluated."""
+    not_finite: int = 0
+    """Batches in a row."""
+
+
+class Trainer:
+    def __init__(
+        self,
+        unit: Unit,
+        database: Database,
+        config: RunConfig,
+        *,
+        dump: Path | None = None,
+        at: At = lambda place: None,
+    ) -> None:
+        """`dump`: where every batch is recorded, if anywhere."""
+        self._unit = unit
+        self._database = database
+        self._config = config
+        self._run_dir = unit.run_dir
+        self._dump = dump
+        self._at = at
+        self._ages: tuple[int, ...] = ()
+        self._knobs = Knobs(unit, config, lambda: self._ages)
+        self._curves = Curves(unit.run_dir / "tensorboard")
+        self._evaluator = Evaluator(database, self._evaluated)
+        self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
+        self._lease = owners.Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="trainer")
+        self._told: dict[str, object] = {}
+        self._hold, self._hold_looked_at = "", float("-inf")
+        self._waits_since: float | None = None
+        self.standing = Standing(0)
+        self.learner: Learner
+        self._lineage = ""
+        self._tree = VersionTree()
+        self._probes: list[list[int]] = []
+
+    async def run(self) -> None:
+        """Until the data is at its end, the steps are done, or the unit drains."""
+        await self._lease.open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                keeping = group.create_task(self._lease.keep(), name="keep the trainer's lease")
+                await self._work()
+                keeping.cancel()
+        except ExceptionGroup as several:
+            # One reason is enough, and the runner knows how to exit for it.
+            raise several.exceptions[0] from several
+        finally:
+            self._curves.close()
+        await self._lease.close()
+
+    # ---- the loop ----
+
+    async def _work(self) -> None:
+        with self._unit.phase("starting", at_most_s=START_AT_MOST_S):
+            await self._start()
+        self._unit.ready()
+        why = ""
+        while not why and not self._unit.draining:
+            await self._unit.park_while_paused_async()
+            try:
+                why = await self._round()
+            except StoreUnavailableError as away:
+                await self._store_is_away(away)
+            self._unit.tick()
+        await self._finish(why)
+
+    async def _round(self) -> str:
+        """One look at everything. Why the run is complete, if it is."""
+        plan = self._knobs.take()
+        await self._do_what_is_due(plan)
+        if self._config.training.steps and self.standing.committed >= self._config.training.steps:
+            return f"all {self._config.training.steps} steps are done"
+        look = await selection.look(self._database, self._place(plan), plan, await self._held())
+        self._ages = look.ages
+        for name in look.decision.stale_groups:
+            await tasks.next_round(self._database, look.ready[name].task, Actor.TRAINER, "stale", final_reason="stale")
+        match look.decision.act:
+            case "end":
+                return look.decision.why
+            case "wait":
+                await self._wait(look.decision.why)
+            case "step":
+                self._waits_since = None
+                await self._step(look, plan)
+        return ""
+
+    async def _wait(self, why: str) -> None:
+        self._waits_since = self._waits_since or time.monotonic()
+        self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {why}")
+        with self._unit.wait("batch", on="sampler-0", at_most_s=BATCH_AT_MOST_S):
+            await self._unit.sleep_async(LOOK_EVERY_S)
+
+    async def _store_is_away(self, away: StoreUnavailableError) -> None:
+        log.warning("%s", away.message)
+        self._unit.status(f"waits for MongoDB: {away.message}")
+        if not self._lease.valid:
+            raise owners.OwnerLostError("The lease is past and MongoDB does not answer: others may have taken over.")
+        with self._unit.wait("MongoDB", on="mongo-0", at_most_s=BATCH_AT_MOST_S):
+            await asyncio.sleep(STORE_AGAIN_S)
+
+    # ---- one step ----
+
+    async def _step(self, look: Look, plan: Plan) -> None:
+        chosen = look.decision
+        self.standing.step += 1
+        wanted = Step(
+            id=step_id(self._lineage, self.standing.step),
+            lineage=self._lineage,
+            step=self.standing.step,
+            base_version=self.standing.version,
+            tasks=[group.task for group in chosen.groups],
+            filtered=list(chosen.filtered),
+            records=[record.record for group in chosen.groups for record in group.records],
+        )
+        await self._release_leftovers()
+        leased = await steps.lease(self._database, wanted)
+        self._at("leased")
+        if leased is None:
+            return
+        began = time.monotonic()
+        try:
+            made = await self._batch(leased, look, plan)
+        except AgentrlError as broken:
+            await steps.release(self._database, leased.id, broken.message)
+            raise
+        result = await self._train(made.batch, plan)
+        if not result.applied:
+            await self._quarantine(leased, result)
+            return
+        self._at("optimized")
+        metrics = reports.of_step(made, result, leased, look, time.monotonic() - began)
+        await self._commit(leased, metrics, [one.record for one in made.batch.trajectories])
+        self._at("committed")
+        self._account_for(made.batch.trained_tokens > 0, metrics)
+
+    async def _batch(self, leased: Step, look: Look, plan: Plan) -> batches.Made:
+        wanted = set(leased.records)
+        data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
+        calls = await trajectories.calls_of(self._database, [one.id for one in data])
+        flat = [call for those in calls.values() for call in those]
+        return batches.make_batch(leased.step, leased.base_version, data, flat, self._tree, plan.freshness)
+
+    async def _train(self, batch: Batch, plan: Plan) -> StepResult:
+        self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
+        if self._dump is not None:
+            await asyncio.to_thread(dumps.write_dump, self._dump, batch)
+        self.learner.optimizers.set_learning_rate(plan.learning_rate)
+        with self._unit.phase("step", at_most_s=COMPUTE_AT_MOST_S):
+            return await asyncio.to_thread(self.learner.train, batch, plan.loss)
+
+    async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
+        """The weights have moved: the answer has to be known, however often it takes to ask."""
+        while True:
+            try:
+                if await steps.commit(self._database, leased.id, metrics, records=records):
+                    return
+                found = await self._database.find_one("Step", {"_id": leased.id}, projection=["status"])
+                if found is not None and found["status"] == StepStatus.COMMITTED:
+                    # An earlier answer was lost on its way; only this trainer commits under this lineage.
+                    await steps.follow(self._database)
+                    return
+                raise LineageClosedError(f"{leased.id} was taken from this trainer; what it trained does not count.")
+            except StoreUnavailableError as away:
+                await self._store_is_away(away)
+
+    async def _quarantine(self, leased: Step, result: StepResult) -> None:
+        """The weights are as they were. The batch does not come back."""
+        reason = f"poison: loss {result.metrics['loss']}, gradient {result.metrics['gradient_norm']}"
+        log.error("step %d is skipped, its tasks are dead (%s)", leased.step, reason)
+        await steps.release(self._database, leased.id, reason)
+        for name in leased.tasks:
+            await tasks.kill(self._database, await tasks.get(self._database, name), Actor.TRAINER, reason)
+        self.standing.not_finite += 1
+        if self.standing.not_finite >= NOT_FINITE_AT_MOST:
+            raise DivergedError(
+                f"{NOT_FINITE_AT_MOST} batches in a row gave a loss that is not finite ({reason}).",
+                hint="Go back to a checkpoint, with a lower learning rate.",
+            )
+
+    async def _release_leftovers(self) -> None:
+        """A lease whose answer was lost is given back before the next one is taken."""
+        for step in await steps.leased(self._database):
+            if step.lineage == self._lineage:
+                await steps.release(self._database, step.id, "its trainer did not hear that it had it")
+
+    def _account_for(self, trained: bool, metrics: dict[str, float]) -> None:
+        now = self.standing
+        now.committed += 1
+        now.steps_published += 1
+        now.not_finite = 0
+        now.trained |= trained
+        self._curves.add(now.step, metrics)
+        reports.to_unit(self._unit, metrics, now.step)
+
+    # ---- what is due ----
+
+    async def _do_what_is_due(self, plan: Plan, *, last: bool = False) -> None:
+        now = self.standing
+        told = plan.told(self._hold)
+        if told != self._told:
+            if not await lineages.tell_plan(self._database, self._lineage, told):
+                raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+            self._told = told
+        if now.trained and (last or now.steps_published >= plan.publish_every):
+            await self._publish(now.version)
+        behind = now.step - now.checkpoint
+        if now.step != now.tried_checkpoint and behind and (last or behind >= plan.checkpoint_every):
+            await self._checkpoint()
+        if plan.evaluate_every and now.since_evaluation >= plan.evaluate_every:
+            await self._evaluate()
+        await self._evaluator.follow()
+
+    async def _publish(self, parent: int | None) -> None:
+        taken = await publications.take_number(
+            self._database, parent=parent, lineage=self._lineage, step=self.standing.step
+        )
+        self._unit.status(f"writes version {taken.id}")
+        manifest = await self._computed(
+            "publication", publication.write_weights, self._run_dir, taken.id, self.learner, self._probes
+        )
+        self._at("weights written")
+        # A trainer that was replaced and does not know should not serve its weights to anybody.
+        if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
+            self._database, taken.id, self._lineage, publication.as_document(manifest)
+        ):
+            raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+        self._tree.add(taken.id, parent)
+        now = self.standing
+        now.version, now.trained, now.steps_published = taken.id, False, 0
+        now.since_evaluation += 1
+        self._unit.weights = taken.id
+        await retention.tidy_weights(self._database, self._run_dir, taken.id)
+
+    async def _checkpoint(self) -> None:
+        now = self.standing
+        now.tried_checkpoint = now.step
+        name = checkpoints.name_of(now.step, self._lineage)
+        document = await stored_checkpoints.begin(
+            self._database, step=now.step, lineage=self._lineage, version=now.version, path=f"{CHECKPOINTS}/{name}"
+        )
+        progress = Progress(step=now.step, version=now.version, lineage=self._lineage)
+        self._unit.status(f"writes checkpoint {name}")
+        try:
+            target = self._run_dir / document.path
+            files = await self._computed("checkpoint", checkpoints.write_checkpoint, target, self.learner, progress)
+        except DiskError as full:
+            # Training goes on: what it would lose is no more than it has not saved yet.
+            log.error("%s It is tried again after the next step.", full.message)
+            self._unit.status(f"no checkpoint: {full.message}")
+            return
+        self._at("checkpoint renamed")
+        facts = {file: CheckpointFile(fact.bytes, fact.hash) for file, fact in files.items()}
+        if not await stored_checkpoints.complete(self._database, document.id, facts):
+            raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+        now.checkpoint = now.step
+        await retention.tidy_checkpoints(self._database, self._run_dir, self._config.training.keep_checkpoints)
+
+    async def _evaluate(self) -> None:
+        self.standing.since_evaluation = 0
+        await self._evaluator.want(self.standing.version)
+
+    def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
+        self._curves.add(version, numbers, prefix="evaluation")
+        means = [value for name, value in numbers.items() if name.endswith("/mean")]
+        if means:
+            self._unit.metric("evaluation", sum(means) / len(means))
+
+    # ---- beginning and end ----
+
+    async def _start(self) -> None:
+        start = await take_over(
+            self._database,
+            self._config,
+            self._run_dir,
+            self._lease.incarnation,
+            say=self._unit.status,
+            on_progress=self._unit.tick,
+        )
+        self._stand_at(start, await publications.parents(self._database))
+        self.standing.committed = await self._database.count("Step", {"status": StepStatus.COMMITTED})
+        await self._publish(start.parent)
+        await lineages.set_first_version(self._database, self._lineage, self.standing.version)
+        if start.warmed_up:
+            await self._checkpoint()
+        await self._evaluator.adopt()
+        if self._config.evaluation.every and start.parent is None:
+            # What the run begins with is what it is compared with at the end.
+            await self._evaluate()
+
+    def _stand_at(self, start: Start, parents: dict[int, int | None]) -> None:
+        self.learner = start.learner
+        self._lineage = start.lineage.id
+        self._probes = start.probes
+        self._tree = VersionTree(parents)
+        self.standing = Standing(start.step, checkpoint=start.step)
+
+    async def _finish(self, why: str) -> None:
+        """Nothing that was trained is lost by a planned end."""
+        plan = self._knobs.take()
+        await self._do_what_is_due(plan, last=True)
+        if why and not self._unit.draining:
+            log.info("complete: %s", why)
+            self._unit.status(f"complete, the last evaluation is under way: {why}")
+            await self._evaluator.want(self.standing.version)
+            while self._evaluator.waits_for and not self._unit.draining:
+                with self._unit.wait("evaluation", on="sampler-0", at_most_s=BATCH_AT_MOST_S):
+                    await self._unit.sleep_async(LOOK_EVERY_S)
+                await self._evaluator.follow()
+                self._unit.tick()
+        self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.standing.version}")
+
+    # ---- small things ----
+
+    def _place(self, plan: Plan) -> Place:
+        now = self.standing
+        waited = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        publishes = now.steps_published + 1 >= plan.publish_every
+        return Place(self._tree, now.version, publishes, self._epochs, waited)
+
+    async def _held(self) -> str:
+        if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:
+            self._hold_looked_at = time.monotonic()
+            self._hold = await selection.hold_reason(self._database)
+        return self._hold
+
+    async def _computed(self, phase: str, work: Callable[..., T], *arguments: object) -> T:
+        with self._unit.phase(phase, at_most_s=COMPUTE_AT_MOST_S):
+            return await asyncio.to_thread(work, *arguments)

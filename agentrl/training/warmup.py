@@ -1,0 +1,56 @@
+"""Supervised steps before the first publication, through the same packing as everything else.
+
+Invariants: which demonstrations a step sees depends on its number and on one number of the configuration, so the same
+warm-up gives the same weights; policy training begins with optimizer state of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from agentrl.errors import AgentrlError
+from agentrl.training.learner import Learner
+from agentrl.training.trajectories import Batch, Trajectory
+
+
+class WarmupFailedError(AgentrlError):
+    """The warm-up does not converge."""
+
+
+def warm_up(
+    learner: Learner,
+    demonstrations: Sequence[Trajectory],
+    *,
+    steps: int,
+    batch: int,
+    learning_rate: float,
+    chance: int,
+    keep_on: Callable[[int, float], bool] = lambda step, loss: True,
+) -> float | None:
+    """The loss of the last step; None without any. `keep_on(step, loss)` is asked after each: False ends it early."""
+    policy_rate = learner.settings.learning_rate
+    learner.new_optimizers(learning_rate)
+    loss: float | None = None
+    order = _order(len(demonstrations), chance)
+    for step in range(1, steps + 1):
+        chosen = [demonstrations[next(order)] for _ in range(min(batch, len(demonstrations)))]
+        done = learner.train(Batch(step=step, base_version=0, trajectories=chosen), "supervised")
+        loss = done.metrics["loss"]
+        if not done.applied:
+            raise WarmupFailedError(
+                f"The loss of step {step} of the warm-up is {loss}.", hint="Lower training.warmup.learning_rate."
+            )
+        if not keep_on(step, loss):
+            break
+    learner.new_optimizers(policy_rate)
+    return loss
+
+
+def _order(count: int, chance: int) -> Iterator[int]:
+    """All of them, in another order each time round."""
+    generator = random.Random(chance)
+    while True:
+        places = list(range(count))
+        generator.shuffle(places)
+        yield from places
