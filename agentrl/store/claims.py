@@ -82,7 +82,8 @@ async def finish(database: Database, record: str, owner: str, ending: Ending) ->
     if not outcomes.in_baseline(kind):
         raise ValueError(f"{ending.outcome} is {kind.value}: such a record fails, it does not finish")
     check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER, record)
-    fields = msgspec.structs.asdict(ending) | {"status": S.FINISHED, "outcome_class": kind}
+    said = {name: value for name, value in msgspec.structs.asdict(ending).items() if value is not None}
+    fields = said | {"status": S.FINISHED, "outcome_class": kind}
     return await database.update_one("Record", _held(record, owner), _ended(fields))
 
 
@@ -115,9 +116,12 @@ async def progress(
     database: Database, record: str, owner: str, *, turns: int, generated_tokens: int, versions: Sequence[int]
 ) -> bool:
     """After each turn: what the freshness of a run under way is told from, and the proof that the claim still holds."""
-    update: dict[str, Any] = {"$set": {"turns": turns, "generated_tokens": generated_tokens}}
-    if versions:
-        update |= {"$min": {"oldest_version": min(versions)}, "$max": {"newest_version": max(versions)}}
+    # In a pipeline these pass over a field that has no value yet; as update operators they would not.
+    span = {
+        "oldest_version": {"$min": ["$oldest_version", *versions]},
+        "newest_version": {"$max": ["$newest_version", *versions]},
+    }
+    update = setting({"turns": turns, "generated_tokens": generated_tokens}, **span)
     return await database.update_one("Record", _held(record, owner), update)
 
 

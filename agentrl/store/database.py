@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import pymongo.errors
@@ -190,7 +190,7 @@ class Database:
         with _our_errors("the server"):
             answer: Plain = await self._database.command("hello")
         at: datetime = answer["localTime"]
-        return at
+        return at.replace(tzinfo=UTC)  # answers to commands come without one
 
     async def create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
         with _our_errors(collection):

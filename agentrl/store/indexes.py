@@ -24,7 +24,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("queue", "status purpose environment epoch place"),
         _index("order", "admitted_order"),
         _index("ready", "status admitted_order"),
-        _index("evaluations", "version environment", partialFilterExpression={"version": {"$type": "number"}}),
+        _index("evaluations", "version purpose status"),
         _index("seating", "seating", partialFilterExpression={"seating": True}),
         _index("sweeping", "sweeping", partialFilterExpression={"sweeping": True}),
         _index("step", "lineage step"),
@@ -58,7 +58,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Checkpoint": [_index("status", "status step")],
     "Publication": [_index("status", "status"), _index("evaluation", "evaluation")],
     "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at"), _index("unit", "unit")],
-    "Service": [_index("kind", "kind state seen_at")],
+    "Service": [_index("alive", "state kind seen_at")],
     "Epoch": [_index("done", "done"), _index("split", "environment split epoch")],
     "Chunk": [_index("document", "document field index")],
 }

@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.policies.states import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
 from agentrl.store.documents import Publication, load, load_if, to_bson
+from agentrl.store.services import PRESENT
 from agentrl.store.updates import NOW, is_older, setting
 
 S = PublicationStatus
@@ -70,7 +71,7 @@ async def reject_overdue(database: Database, *, after_s: float, actor: Actor = A
 async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = ()) -> list[Publication]:
     """Retained ones beyond the newest `keep` that nobody holds or loads, and that no checkpoint or evaluation needs."""
     held: set[int] = set(needed)
-    alive = {"kind": "engine", "state": {"$ne": "gone"}}
+    alive = {"kind": "engine", "state": {"$in": PRESENT}}
     for service in await database.find("Service", alive, projection=["version", "versions_loaded"]):
         held |= {version for version in (*service["versions_loaded"], service["version"]) if version is not None}
     pinning = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}

@@ -12,6 +12,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import Service, load, to_bson
 from agentrl.store.updates import NOW, from_now, is_older, setting
 
+PRESENT = ["starting", "serving", "draining"]
 SILENT_S = 8.0
 FORGOTTEN_S = 60.0
 
@@ -32,5 +33,5 @@ async def alive(database: Database, kind: str, *, state: str = "serving") -> lis
 
 async def forget_silent(database: Database) -> int:
     """Mark those as gone that did not say so themselves."""
-    silent = {"state": {"$ne": "gone"}, **is_older("seen_at", FORGOTTEN_S)}
+    silent = {"state": {"$in": PRESENT}, **is_older("seen_at", FORGOTTEN_S)}
     return await database.update_many("Service", silent, {"$set": {"state": "gone"}})

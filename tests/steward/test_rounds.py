@@ -1,0 +1,385 @@
+"""The steward at work on a real database: it fills, admits, redraws, closes, and cleans up after the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import StepStatus, TaskStatus
+from agentrl.steward import admission, attempts, closing, epochs, expiry
+from agentrl.steward.epochs import Source
+from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.steward import Steward
+from agentrl.store import accounting, claims, counts, evaluations, lineages, owners, publications, steps, tasks
+from agentrl.store.claims import Ending
+from agentrl.store.database import Database
+from agentrl.store.datasets import Row
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, tool_call_id
+from agentrl.store.trajectories import Writer
+from tests.store.flow import end, run_group, sampler, step_of
+
+
+def rows(count: int, *, prefix: str = "item") -> list[Row]:
+    return [Row(query=f"{prefix} {number}", answer=str(number), where=f"line {number}") for number in range(count)]
+
+
+def rules(**changes: object) -> Rules:
+    plain: dict[str, object] = {
+        "environments": {"shop": EnvironmentRules(servers=("shop",))},
+        "n": 4,
+        "groups": 2,
+        "bound": 1,
+        "max_in_flight": 64,
+    }
+    return Rules(**(plain | changes))  # type: ignore[arg-type]
+
+
+def steward(db: Database, number: int = 1, *, train: int = 100, held_out: int = 0, **changes: object) -> Steward:
+    sources = {"shop": Source.of(rows(train), rows(held_out, prefix="held out"))}
+    made = Steward(db, rules(**changes), sources, incarnation=f"steward-{number}.1", unit=f"steward-{number}")
+    made._kept_house_at = float("-inf")
+    return made
+
+
+async def full_round(made: Steward) -> None:
+    """A round with everything in it, whatever the clock says."""
+    made._kept_house_at = float("-inf")
+    await made.round()
+
+
+async def test_a_round_fills_the_queue_and_admits_whole_groups_up_to_the_bound(db: Database) -> None:
+    made = steward(db)
+    await made.start()
+    done = await made.round()
+    # (bound + 1) * groups * n = 16 records, 4 groups.
+    assert done.admitted.groups == 4
+    assert done.queued == 100
+    assert await db.count("Record", {"status": "open"}) == 16
+    again = await made.round()
+    assert (again.admitted.groups, again.admitted.why_not) == (0, "there is no room")
+    [task] = await db.find("Task", {"status": "admitted"}, sort=[("admitted_order", 1)], limit=1)
+    assert task["servers"] == ["shop"]
+    assert task["sampling"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens_per_call": 1024, "context": 8192}
+    assert (await accounting.account(db)).problems == ()
+
+
+async def test_groups_without_signal_hold_no_capacity_and_ready_ones_do(db: Database) -> None:
+    made = steward(db)
+    await made.start()
+    await made.round()
+    owner = await sampler(db)
+    assert await run_group(db, [1.0] * 4, owner=owner) == "ready"
+    assert (await made.round()).admitted.groups == 1
+    assert await run_group(db, [1.0, 0.0, 0.0, 0.0], owner=owner) == "ready"
+    assert (await made.round()).admitted.groups == 0
+
+
+async def test_what_the_trainer_tells_counts_more_than_the_file(db: Database) -> None:
+    made = steward(db)
+    await made.start()
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    assert await lineages.tell_plan(db, lineage.id, {"bound": 0, "groups": 1, "publish_every": 1})
+    assert (await made.round()).admitted.groups == 1
+    assert await lineages.tell_plan(db, lineage.id, {"bound": 1, "groups": 2, "hold": "the trainer holds"})
+    held = (await made.round()).admitted
+    assert (held.groups, held.why_not) == (0, "the trainer holds")
+
+
+async def test_two_stewards_at_once_admit_no_more_than_one(db: Database) -> None:
+    both = [steward(db, 1), steward(db, 2)]
+    for made in both:
+        await made.start()
+    for _ in range(4):
+        await asyncio.gather(*(full_round(made) for made in both))
+    assert await db.count("Record", {}) == 16
+    assert await db.count("Task", {"status": "admitted"}) == 4
+    assert await db.count("Task", {}) == 100
+    assert (await accounting.account(db)).problems == ()
+
+
+@pytest.mark.parametrize("chance", [1, 2, 3])
+async def test_stewards_that_are_killed_between_any_two_writes_leave_nothing_half_done(
+    db: Database, chance: int
+) -> None:
+    """Two at once; each round of one of them is cut off after a random time, while samplers work and fail."""
+    dice = random.Random(chance)
+    owner = await sampler(db)
+    for life in range(12):
+        both = [steward(db, life * 2 + number, train=12, rounds_max=2) for number in (1, 2)]
+        for made in both:
+            await made.start()
+        rounds = [asyncio.create_task(full_round(made)) for made in both]
+        if life % 3 != 2:
+            await asyncio.wait(rounds, timeout=dice.random() * 0.08)
+            dice.choice(rounds).cancel()
+        await asyncio.gather(*rounds, return_exceptions=True)
+        await play(db, owner, dice)
+    calm = steward(db, 99, train=12, rounds_max=2)
+    await calm.start()
+    for _ in range(200):
+        await full_round(calm)
+        await play(db, owner, dice)
+        await drain_ready(db)
+        if await tasks.exhausted(db, {"shop": 1}):
+            break
+    assert await tasks.exhausted(db, {"shop": 1})
+    account = await accounting.account(db)
+    assert account.problems == ()
+    assert sum(account.tasks["train"].values()) == 12
+    assert set(account.tasks["train"]) <= {"trained", "filtered", "dead"}
+    for task in await db.find("Task", {}):
+        attempts_of_seats = Counter(
+            record["seat"] for record in await db.find("Record", {"task": task["_id"], "round": task["round"]})
+        )
+        assert max(attempts_of_seats.values()) <= 3
+
+
+async def play(db: Database, owner: str, dice: random.Random) -> None:
+    """Claim some records and end them in one way or another."""
+    for _ in range(dice.randrange(12)):
+        claim = await claims.claim(db, owner)
+        if claim is None:
+            return
+        if dice.random() < 0.2:
+            await claims.fail(db, claim.record.id, owner, Outcome.ENGINE_FAILED)
+        else:
+            await end(db, claim, dice.choice([0.0, 1.0]))
+
+
+async def drain_ready(db: Database) -> None:
+    """A trainer that takes whatever is ready."""
+    ready = await steps.ready(db)
+    if not ready:
+        return
+    lineage = await lineages.current(db) or await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    last = await steps.last_committed(db)
+    training = [group.task for group in ready if group.task.signal]
+    flat = [group.task for group in ready if not group.task.signal]
+    leased = await steps.lease(db, step_of(lineage.id, last.step + 1 if last else 1, training, filtered=flat))
+    assert leased is not None
+    assert await steps.commit(db, leased.id, {})
+
+
+async def test_failed_attempts_are_drawn_again_twice_and_then_the_seat_stays_empty(db: Database) -> None:
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    owner = await sampler(db)
+    for attempt in (1, 2, 3):
+        claimed = [await claims.claim(db, owner) for _ in range(4 if attempt == 1 else 1)]
+        for claim in claimed:
+            assert claim is not None
+            if claim.record.seat == 0:
+                assert claim.record.attempt == attempt
+                assert await claims.fail(db, claim.record.id, owner, Outcome.TOOL_SERVER_FAILED)
+            else:
+                await end(db, claim, float(claim.record.seat % 2))
+        await asyncio.gather(attempts.follow(db), attempts.follow(db))
+        assert await db.count("Record", {"status": "open"}) == (attempt < 3)
+    assert await claims.claim(db, owner) is None
+    assert (await closing.close(db, made.rules)) == {"ready": 1}
+    [task] = await db.find("Task", {"status": "ready"})
+    assert task["baseline"]["valid"] == 3
+
+
+async def test_attempts_on_an_open_breaker_cost_nothing(db: Database) -> None:
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    owner = await sampler(db)
+    for attempt in range(1, 7):
+        claim = await claims.claim(db, owner)
+        assert claim is not None
+        others = [await claims.claim(db, owner) for _ in range(3)] if attempt == 1 else []
+        assert claim.record.attempt == attempt
+        await claims.fail(db, claim.record.id, owner, Outcome.TOOL_SERVER_FAILED, free=True)
+        assert await attempts.follow(db) == 1
+        assert all(others)
+
+
+async def test_records_of_a_dead_sampler_are_handed_over_or_abandoned(db: Database) -> None:
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    dying = await sampler(db, "sampler-0.1")
+    resumable = await claims.claim(db, dying, resumable=True)
+    lost = await claims.claim(db, dying)
+    ended = await claims.claim(db, dying)
+    assert resumable
+    assert lost
+    assert ended
+    writer = Writer(db)
+    for claim in (resumable, lost):
+        record = claim.record.id
+        await writer.sent(DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=dying))
+        await writer.requested(ToolCall(id=tool_call_id(record, 0, 0), record=record, owner=dying))
+    await claims.finish(db, ended.record.id, dying, Ending(outcome=Outcome.ANSWERED))
+    await made.died(dying)
+
+    assert not await claims.finish(db, lost.record.id, dying, Ending(outcome=Outcome.ANSWERED))
+    again = await claims.claim(db, await sampler(db, "sampler-1.1"))
+    assert again is not None
+    assert again.record.id == resumable.record.id
+    [abandoned] = await db.find("Record", {"status": "abandoned"})
+    assert (abandoned["outcome"], abandoned["outcome_class"]) == ("owner_lost", "infrastructure")
+    assert await db.count("DispatchedSamplingTask", {"status": "failed"}) == 2
+    assert [call["status"] for call in await db.find("ToolCall", {}, sort=[("_id", 1)])] == ["requested", "lost"]
+    unscored = await claims.claim_for_scoring(db, "sampler-1.1")
+    assert unscored is not None
+    assert unscored.record.id == ended.record.id
+    assert await attempts.follow(db) == 1
+
+
+async def test_a_new_incarnation_frees_what_the_one_before_it_held(db: Database) -> None:
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    await sampler(db, "sampler-0.1")
+    assert await claims.claim(db, "sampler-0.1")
+    await sampler(db, "sampler-0.2")
+    assert (await expiry.expire(db)).abandoned == 1
+    assert await attempts.follow(db) == 1
+
+
+async def test_after_a_gap_everybody_is_renewed_once_before_anybody_is_reaped(db: Database) -> None:
+    first = steward(db, 1)
+    await first.start()
+    await sampler(db, "sampler-0.1")
+    # The database was away for longer than a lease: nobody could renew, the steward as little as the sampler.
+    past = (await db.now()) - timedelta(seconds=5)
+    await db.update_many("Owner", {}, {"$set": {"expires_at": past}})
+    await full_round(first)
+    assert await db.count("Owner", {"expired": True}) == 0
+    # From here on the steward was there all the time, and the sampler was silent.
+    await db.update_one("Owner", {"_id": "sampler-0.1"}, {"$set": {"expires_at": past}})
+    await full_round(first)
+    assert [owner["_id"] for owner in await db.find("Owner", {"expired": True})] == ["sampler-0.1"]
+
+
+async def test_a_steward_that_comes_back_soon_does_not_extend_the_dead(db: Database) -> None:
+    first = steward(db, 1)
+    await first.start()
+    await sampler(db, "sampler-0.1")
+    past = (await db.now()) - timedelta(seconds=1)
+    await db.update_one("Owner", {"_id": "sampler-0.1"}, {"$set": {"expires_at": past}})
+    second = steward(db, 2)
+    await second.start()
+    await full_round(second)
+    assert await db.count("Owner", {"_id": "sampler-0.1", "expired": True}) == 1
+
+
+async def test_steps_of_a_dead_trainer_are_released(db: Database) -> None:
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    owner = await sampler(db)
+    await run_group(db, [0.0, 1.0, 0.0, 1.0], owner=owner)
+    trainer = owners.Lease(db, "trainer-0.1", unit="trainer-0", role="trainer")
+    await trainer.open()
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    [ready] = await steps.ready(db)
+    step = await steps.lease(db, step_of(lineage.id, 1, [ready.task]))
+    assert step is not None
+    assert (await expiry.expire(db)).steps == 0
+    await owners.expire(db, "trainer-0.1", "killed")
+    assert (await expiry.expire(db)).steps == 1
+    assert (await tasks.get(db, ready.task.id)).status == TaskStatus.READY
+    assert not await steps.commit(db, step.id, {}), "what was released is never committed"
+    [document] = await db.find("Step", {})
+    assert document["status"] == StepStatus.RELEASED
+
+
+async def test_epochs_follow_one_another_in_orders_of_their_own(db: Database) -> None:
+    environment = EnvironmentRules(epochs=2, shuffle=3)
+    by = rules(environments={"shop": environment})
+    source = {"shop": Source.of(rows(epochs.PORTION + 10))}
+    assert await epochs.refill(db, by, source) == epochs.PORTION
+    assert await epochs.refill(db, by, source) == 0, "enough are waiting"
+    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
+    assert await epochs.refill(db, by, source) == 10
+    assert await db.count("Epoch", {"done": True}) == 1
+    assert not await tasks.exhausted(db, {"shop": 2})
+    assert await epochs.refill(db, by, source) == epochs.PORTION
+    first, second = [
+        [task["row"] for task in await db.find("Task", {"epoch": epoch}, sort=[("place", 1)])] for epoch in (0, 1)
+    ]
+    assert first[: len(second)] != second
+    assert sorted(first) == list(range(epochs.PORTION + 10))
+    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
+    await epochs.refill(db, by, source)
+    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
+    assert await epochs.refill(db, by, source) == 0
+    assert await tasks.exhausted(db, {"shop": 2})
+
+
+async def test_a_dataset_that_changed_under_an_epoch_is_refused(db: Database) -> None:
+    by = rules()
+    await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 2))})
+    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
+    with pytest.raises(ConfigError, match="changed since its epoch 0 began"):
+        await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 3))})
+
+
+async def test_rows_that_an_operator_adds_are_queued_once(db: Database) -> None:
+    environment = EnvironmentRules()
+    first = await epochs.add(db, "shop", environment, rows(3))
+    assert await epochs.add(db, "shop", environment, rows(3)) == first
+    assert await epochs.add(db, "shop", environment, rows(2)) != first
+    assert await db.count("Task", {"split": "added", "status": "queued"}) == 5
+
+
+async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database) -> None:
+    made = steward(db, held_out=3, evaluation_samples=2, max_in_flight=16)
+    await made.start()
+    await full_round(made)
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    version = (await publications.take_number(db, parent=None, lineage=lineage.id, step=0)).id
+    assert await evaluations.want(db, version)
+    assert not await evaluations.complete(db, version)
+    await full_round(made)
+    assert await db.count("Record", {"purpose": "eval", "status": "open"}) == 6
+    assert (await counts.of_admission(db)).in_flight == 16
+    for _ in range(3):
+        for score in (1.0, 0.0):
+            claim = await claims.claim(db, "sampler-0.1", purposes=["eval"])
+            assert claim is not None
+            assert claim.task.version == version
+            assert claim.task.sampling["temperature"] == 0.0
+            await end(db, claim, score)
+    await full_round(made)
+    assert await evaluations.complete(db, version)
+    [result] = await evaluations.results(db, version)
+    assert (result.tasks, result.ended, result.mean, result.passed) == (3, 3, 0.5, 1.0)
+    assert await evaluations.finish(db, version) == 3
+    assert await steps.ready(db) == [], "evaluations are never leased"
+    await evaluations.want(db, version)
+    assert await evaluations.wanted(db) == []
+
+
+async def test_a_frozen_run_is_bounded_by_its_concurrency_alone(db: Database) -> None:
+    made = steward(db, frozen=True, groups=1, bound=0, max_in_flight=12)
+    await made.start()
+    assert (await made.round()).admitted.groups == 3
+
+
+def test_environments_are_mixed_by_weight_without_memory() -> None:
+    weights = {"shop": 3.0, "math": 1.0}
+    order = [admission.chosen(weights, place) for place in range(400)]
+    assert Counter(order) == pytest.approx({"shop": 300, "math": 100}, abs=4)
+    longest = max(len(run) for run in "".join(name[0] for name in order).split("m"))
+    assert longest <= 5
+
+
+def test_rules_that_could_not_be_followed_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        rules(max_in_flight=3)
+    with pytest.raises(ConfigError):
+        rules().changed(n=1)
+    with pytest.raises(ConfigError):
+        rules(n=8, groups=1, bound=0, max_in_flight=4)

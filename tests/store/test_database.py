@@ -1,0 +1,114 @@
+"""The seam to the driver: one contract for both clients, and errors in our own words."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from pymongo import InsertOne, UpdateOne
+
+from agentrl.errors import ConfigError
+from agentrl.store import database, updates
+from agentrl.store.database import AlreadyThereError, Database, Driver, StoreError, StoreUnavailableError
+from tests.store.server import empty_database
+
+
+@pytest.fixture(params=["motor", "pymongo"])
+async def either(mongo_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    driver: Driver = request.param
+    async with empty_database(mongo_url, driver=driver) as opened:
+        yield opened
+
+
+async def test_what_is_inserted_is_found(either: Database) -> None:
+    documents = [{"_id": f"t{number}", "n": number, "data": b"\x00\x01"} for number in range(5)]
+    await either.insert_many("Turn", documents)
+    assert await either.find_one("Turn", {"_id": "t3"}) == documents[3]
+    assert await either.find_one("Turn", {"_id": "none"}) is None
+    assert await either.find_one("Turn", {}, sort=[("n", -1)], projection=["n"]) == {"_id": "t4", "n": 4}
+    found = await either.find("Turn", {"n": {"$gte": 2}}, sort=[("n", -1)], limit=2)
+    assert [document["n"] for document in found] == [4, 3]
+    assert [document["n"] async for document in either.stream("Turn", {}, sort=[("n", 1)])] == [0, 1, 2, 3, 4]
+    assert await either.count("Turn", {"n": {"$lt": 2}}) == 2
+    assert sorted(await either.distinct("Turn", "n", {"n": {"$gt": 2}})) == [3, 4]
+    assert await either.aggregate("Turn", [{"$group": {"_id": None, "sum": {"$sum": "$n"}}}]) == [
+        {"_id": None, "sum": 10}
+    ]
+    assert await either.delete_many("Turn", {"n": 0}) == 1
+
+
+async def test_inserting_again(either: Database) -> None:
+    documents = [{"_id": f"t{number}"} for number in range(3)]
+    await either.insert_many("Turn", documents[:1])
+    with pytest.raises(AlreadyThereError):
+        await either.insert_many("Turn", documents)
+    assert await either.insert_new("Turn", documents) == 2
+    assert await either.insert_new("Turn", documents) == 0
+    assert await either.insert_new("Turn", []) == 0
+
+
+async def test_updates_say_whether_they_matched(either: Database) -> None:
+    await either.insert_many("Turn", [{"_id": "a", "n": 1}, {"_id": "b", "n": 1}])
+    assert await either.update_one("Turn", {"_id": "a", "n": 1}, {"$set": {"n": 1}}), "matched, though nothing changed"
+    assert not await either.update_one("Turn", {"_id": "a", "n": 2}, {"$set": {"n": 3}})
+    assert await either.update_one("Turn", {"_id": "c"}, {"$set": {"n": 1}}, upsert=True)
+    assert await either.update_many("Turn", {"n": 1}, {"$inc": {"n": 1}}) == 3
+    after = await either.find_one_and_update("Turn", {"n": 2}, {"$inc": {"n": 1}}, sort=[("_id", -1)])
+    assert after == {"_id": "c", "n": 3}
+    before = await either.find_one_and_update("Turn", {"_id": "c"}, {"$inc": {"n": 1}}, before=True)
+    assert before == {"_id": "c", "n": 3}
+    assert await either.find_one_and_update("Turn", {"n": 99}, {"$set": {"n": 0}}) is None
+
+
+async def test_batches_are_ordered(either: Database) -> None:
+    done = await either.write("Turn", [InsertOne({"_id": "a", "n": 0}), UpdateOne({"_id": "a"}, {"$set": {"n": 5}})])
+    assert done == (1, 1)
+    assert await either.find_one("Turn", {}) == {"_id": "a", "n": 5}
+    assert await either.write("Turn", []) == (0, 0)
+    with pytest.raises(AlreadyThereError):
+        await either.write("Turn", [InsertOne({"_id": "a"}), InsertOne({"_id": "b"})])
+    assert await either.count("Turn", {}) == 1
+
+
+async def test_times_are_the_servers(either: Database) -> None:
+    now = await either.now()
+    assert now.tzinfo is not None
+    assert abs((now - datetime.now(UTC)).total_seconds()) < 60
+    await either.insert_many("Turn", [{"_id": "a"}])
+    await either.update_one("Turn", {"_id": "a"}, updates.setting({"text": "$literal"}, at=updates.from_now(60)))
+    assert await either.count("Turn", {"text": "$literal", **updates.is_past("at")}) == 0
+    assert await either.count("Turn", updates.is_older("at", -120)) == 1
+    assert await either.count("Turn", updates.is_past("never")) == 0
+
+
+async def test_a_refused_operation_is_an_error_of_ours(either: Database) -> None:
+    with pytest.raises(StoreError, match="MongoDB refused an operation on Turn"):
+        await either.find("Turn", {"$nonsense": 1})
+    with pytest.raises(StoreError):
+        await either.aggregate("Turn", [{"$nonsense": {}}])
+
+
+# A driver that is closed while it dials leaves that socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("driver", ["motor", "pymongo"])
+async def test_a_server_that_is_not_there_is_an_error_within_the_deadline(driver: Driver) -> None:
+    nowhere = database.connect("mongodb://127.0.0.1:9/?directConnection=true", "x", driver=driver, within_s=0.3)
+    with pytest.raises(StoreUnavailableError, match="MongoDB did not answer"):
+        async with asyncio.timeout(10):
+            await nowhere.find_one("Turn", {})
+    await nowhere.close()
+    gc.collect()
+
+
+async def test_a_wrong_password_and_a_wrong_url_are_configuration_errors(mongo_url: str) -> None:
+    secret = mongo_url.partition("agentrl:")[2].partition("@")[0]
+    stranger = database.connect(mongo_url.replace(secret, "wrong"), "x", within_s=5)
+    with pytest.raises(ConfigError, match="does not let this user in") as told:
+        await stranger.find_one("Turn", {})
+    assert secret not in str(told.value)
+    await stranger.close()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        database.connect("http://somewhere", "x")

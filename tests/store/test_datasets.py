@@ -1,0 +1,179 @@
+"""Files of tasks in every format, with every alias; what is wrong is named with file and number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from agentrl.store import datasets
+from agentrl.store.datasets import DatasetError, Row, read
+
+ROWS = [
+    {"id": "a", "query": "1 + 1?", "answer": 2, "hint": "count"},
+    {"id": "b", "query": "1 + 2?", "answer": 3, "hint": "count"},
+]
+
+
+def jsonl(place: Path, rows: list[Any]) -> Path:
+    path = place / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return path
+
+
+def plain_json(place: Path, rows: list[Any]) -> Path:
+    path = place / "rows.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def nested_json(place: Path, rows: list[Any]) -> Path:
+    path = place / "rows.json"
+    path.write_text(json.dumps({"version": 1, "data": rows}))
+    return path
+
+
+def parquet(place: Path, rows: list[Any]) -> Path:
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), place / "rows.parquet")
+    return place / "rows.parquet"
+
+
+def parquet_directory(place: Path, rows: list[Any]) -> Path:
+    (place / "shards").mkdir()
+    for number, row in enumerate(rows):
+        pyarrow.parquet.write_table(pa.Table.from_pylist([row]), place / "shards" / f"part-{number:05d}.parquet")
+    return place / "shards"
+
+
+def saved(place: Path, rows: list[Any]) -> Path:
+    """The layout of `Dataset.save_to_disk`, as the library writes it."""
+    (place / "saved").mkdir()
+    table = pa.Table.from_pylist(rows)
+    with pa.ipc.new_stream(str(place / "saved" / "data-00000-of-00001.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": None}
+    (place / "saved" / "state.json").write_text(json.dumps(state))
+    return place / "saved"
+
+
+@pytest.mark.parametrize("write", [jsonl, plain_json, nested_json, parquet, parquet_directory, saved])
+def test_every_format_gives_the_same_rows(tmp_path: Path, write: Callable[[Path, list[Any]], Path]) -> None:
+    rows = read(write(tmp_path, ROWS))
+    assert [(row.id, row.query, row.answer, row.extra) for row in rows] == [
+        ("a", "1 + 1?", "2", {"hint": "count"}),
+        ("b", "1 + 2?", "3", {"hint": "count"}),
+    ]
+    assert rows[0].where != rows[1].where
+    assert datasets.digest(rows) == datasets.digest(
+        [Row(id=row.id, query=row.query, answer=row.answer) for row in rows]
+    )
+
+
+def test_a_dataset_that_the_library_saved_is_read_with_its_splits(tmp_path: Path) -> None:
+    library = pytest.importorskip("datasets")
+    splits = {
+        "train": library.Dataset.from_list(ROWS).shuffle(seed=1),
+        "test": library.Dataset.from_list([{"id": "c", "query": "2 + 2?", "answer": 4, "hint": None}]),
+    }
+    library.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    rows = read(tmp_path / "saved")
+    assert [(row.split, row.id) for row in rows if row.split == "eval"] == [("eval", "c")]
+    assert sorted(row.id for row in rows if row.split == "train") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "query", "answer"),
+    [
+        ({"question": "why?", "expected_answer": "so"}, "why?", "so"),
+        ({"prompt": "why?", "ground_truth": 1.0}, "why?", "1"),
+        ({"instruction": "why?", "target": ["a", "b"]}, "why?", '["a", "b"]'),
+        ({"problem": "why?", "solution": None}, "why?", ""),
+        ({"query": "why?", "question": "other"}, "why?", ""),
+        (
+            {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]},
+            "why?",
+            "",
+        ),
+    ],
+)
+def test_aliases(tmp_path: Path, plain: dict[str, Any], query: str, answer: str) -> None:
+    [row] = read(jsonl(tmp_path, [plain]))
+    assert (row.query, row.answer) == (query, answer)
+
+
+def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
+    said = {"question": "q", "scorer": "math", "answer_schema": "boxed", "agent": "single_turn_agent", "split": "test"}
+    [row] = read(jsonl(tmp_path, [said | {"level": 3, "prompt": "p"}]))
+    assert (row.scorer, row.answer_schema, row.agent_name, row.split) == ("math", "boxed", "single_turn_agent", "eval")
+    assert row.extra == {"level": 3, "prompt": "p"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"query": "q"}\n{"query": \n', r"rows\.jsonl line 2 is no JSON"),
+        ('{"query": "q"}\n\n[1]\n', r"rows\.jsonl line 3 is no object but a list"),
+        ('{"query": "q"}\n{"answer": 1}\n', r"rows\.jsonl line 2 has no query: one of query, question"),
+        ('{"query": "  "}\n', "line 1: query must be a text that is not empty, and is an empty text"),
+        ('{"query": 5}\n', "line 1: query must be a text that is not empty, and is a number"),
+        ('{"messages": [{"role": "system", "content": "x"}]}\n', "line 1: messages has no message of the user"),
+        ('{"messages": ["x"]}\n', "line 1: messages must be a text or messages"),
+        ('{"query": "q", "scorer": 4}\n', "line 1: scorer must be a name, and is a number"),
+        ('{"query": "q", "split": "tset"}\n', "line 1 is in the split 'tset'"),
+        ('{"query": "q", "id": 1}\n{"query": "r", "id": 1}\n', "line 2 has the id '1', which .* line 1 has already"),
+        ("\n", "has no rows"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_and_number(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(DatasetError, match=says):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.csv", b"a,b", "unknown kind"),
+        ("rows.json", b"{", "is no JSON"),
+        ("rows.json", b'{"a": [1], "b": [2]}', "an object with 2 lists"),
+        ("rows.json", b"4", "no list of rows"),
+        ("rows.parquet", b"not parquet", "is no Parquet file"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=says):
+        read(tmp_path / name)
+
+
+def test_directories_that_are_no_datasets(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="is no dataset"):
+        read(tmp_path)
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(DatasetError, match="does not describe"):
+        read(tmp_path)
+    with pytest.raises(DatasetError, match="There is no dataset"):
+        read(tmp_path / "nowhere")
+
+
+def test_a_prompt_in_two_splits_is_reported() -> None:
+    train = [Row(query="what  is\n1 + 1?", where="train.jsonl line 4"), Row(query="other", where="train.jsonl line 5")]
+    held_out = [Row(query="what is 1 + 1?", where="eval.jsonl line 9"), Row(query="new", where="eval.jsonl line 10")]
+    [leak] = datasets.leaks(train, held_out)
+    assert leak.sentence() == (
+        "eval.jsonl line 9 is held out, and train.jsonl line 4 trains on the same prompt: 'what is 1 + 1?'"
+    )
+
+
+def test_the_order_of_an_epoch_depends_on_its_number_alone() -> None:
+    first = datasets.order(50, shuffle=7, epoch=0)
+    assert first == datasets.order(50, shuffle=7, epoch=0)
+    assert first != datasets.order(50, shuffle=7, epoch=1)
+    assert first != datasets.order(50, shuffle=8, epoch=0)
+    assert sorted(first) == list(range(50))

@@ -1,0 +1,267 @@
+"""Hot queries stand on indexes, lists page without gaps, accounts agree or say where not, and a wipe asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agentrl.errors import RefusedError, UnknownNameError
+from agentrl.filters.parser import FilterError
+from agentrl.steward import admission, closing, epochs, expiry
+from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.store import (
+    accounting,
+    checkpoints,
+    claims,
+    counts,
+    database,
+    evaluations,
+    indexes,
+    lineages,
+    lists,
+    owners,
+    publications,
+    services,
+    steps,
+    tasks,
+    trajectories,
+    wipe,
+)
+from agentrl.store.database import Database, Filter, Plain
+from agentrl.store.documents import Task, to_bson
+from tests.store.flow import commit, ready_tasks, row, run_group, sampler
+from tests.store.server import NAME
+
+
+class Explaining(Database):
+    """Asks the server how it would answer each query, before it does."""
+
+    def __init__(self, of: Database) -> None:
+        super().__init__(of._client, of.name)
+        self.scanned: list[str] = []
+        self.looked_at = 0
+
+    async def _look(self, collection: str, command: Plain) -> None:
+        plan = await self.explain(collection, command)
+        self.looked_at += 1
+        if "COLLSCAN" in set(stages(plan)):
+            self.scanned.append(f"{collection}: {command}")
+
+    async def find_one(self, collection: str, filter: Filter, **options: Any) -> Plain | None:
+        await self._look(collection, {"find": collection, "filter": dict(filter), **_sort(options), "limit": 1})
+        return await super().find_one(collection, filter, **options)
+
+    async def find(self, collection: str, filter: Filter, **options: Any) -> list[Plain]:
+        await self._look(collection, {"find": collection, "filter": dict(filter), **_sort(options)})
+        return await super().find(collection, filter, **options)
+
+    async def count(self, collection: str, filter: Filter) -> int:
+        await self._look(collection, {"count": collection, "query": dict(filter)})
+        return await super().count(collection, filter)
+
+    async def distinct(self, collection: str, field: str, filter: Filter) -> list[Any]:
+        await self._look(collection, {"distinct": collection, "key": field, "query": dict(filter)})
+        return await super().distinct(collection, field, filter)
+
+    async def aggregate(self, collection: str, pipeline: Any) -> list[Plain]:
+        await self._look(collection, {"aggregate": collection, "pipeline": list(pipeline), "cursor": {}})
+        return await super().aggregate(collection, pipeline)
+
+    async def update_one(self, collection: str, filter: Filter, update: Any, *, upsert: bool = False) -> bool:
+        await self._look(collection, {"find": collection, "filter": dict(filter)})
+        return await super().update_one(collection, filter, update, upsert=upsert)
+
+    async def update_many(self, collection: str, filter: Filter, update: Any) -> int:
+        await self._look(collection, {"find": collection, "filter": dict(filter)})
+        return await super().update_many(collection, filter, update)
+
+    async def find_one_and_update(self, collection: str, filter: Filter, update: Any, **options: Any) -> Plain | None:
+        await self._look(collection, {"find": collection, "filter": dict(filter), **_sort(options), "limit": 1})
+        return await super().find_one_and_update(collection, filter, update, **options)
+
+
+def _sort(options: dict[str, Any]) -> Plain:
+    return {"sort": dict(options["sort"])} if options.get("sort") else {}
+
+
+def stages(plan: Any) -> Iterator[str]:
+    """The stages of the winning plan; what was considered and refused does not matter."""
+    if isinstance(plan, dict):
+        if isinstance(plan.get("stage"), str):
+            yield plan["stage"]
+        for name, part in plan.items():
+            if name not in ("rejectedPlans", "command"):
+                yield from stages(part)
+    elif isinstance(plan, list):
+        for part in plan:
+            yield from stages(part)
+
+
+async def test_no_hot_query_scans_a_collection(db: Database) -> None:
+    closed = await ready_tasks(db, 3)
+    await tasks.insert(db, [row(number) for number in range(10, 16)])
+    first = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await commit(db, first.id, 1, closed[:1])
+    watched = Explaining(db)
+    rules = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=4)
+
+    # A sampler.
+    await sampler(watched, "sampler-0.2")
+    await tasks.admit(watched, row(10), n=2, sampling={}, deadline_s=60, rounds_max=3)
+    assert await run_group(watched, [0.0, 1.0], owner="sampler-0.2") == "ready"
+    await claims.claim(watched, "sampler-0.2", environments=["shop"], purposes=["train"])
+    await claims.claim_for_scoring(watched, "sampler-0.2")
+    await trajectories.take_over(watched, "x", "y")
+    await services.alive(watched, "engine")
+    # The steward.
+    await admission.admit(watched, rules)
+    await admission.admit_evaluations(watched, rules)
+    await closing.close(watched, rules)
+    await closing.retrain(watched, rules.changed(max_trained_count=2))
+    await expiry.bridge_gap(watched)
+    await expiry.expire(watched)
+    await expiry.tidy(watched)
+    await tasks.repair(watched)
+    await epochs.refill(watched, rules, {"shop": epochs.Source.of([])})
+    await counts.of_admission(watched)
+    await owners.extend_all(watched)
+    # The trainer.
+    lineage = await lineages.begin(watched, "trainer-0.2", parent_checkpoint="", after_step=0)
+    await lineages.current(watched)
+    await steps.under_way(watched)
+    ready = await steps.ready(watched)
+    await commit(watched, lineage.id, 2, [ready[0].task])
+    await trajectories.calls_of(watched, ready[0].task.shares and [ready[0].task.shares[0].record])
+    published = await publications.take_number(watched, parent=None, lineage=lineage.id, step=2)
+    await publications.announce(watched, published.id, lineage.id, {})
+    await publications.newest(watched)
+    await publications.superfluous(watched, keep=1)
+    await checkpoints.superfluous(watched, keep=1)
+    await evaluations.want(watched, published.id)
+    await evaluations.wanted(watched)
+    await evaluations.results(watched, published.id)
+    await evaluations.complete(watched, published.id)
+    await tasks.exhausted(watched, {"shop": 1})
+    assert watched.scanned == []
+    assert watched.looked_at > 100
+
+
+async def test_making_the_indexes_again_changes_nothing(db: Database) -> None:
+    await indexes.ensure(db)
+    for collection, models in indexes.INDEXES.items():
+        found = await db.aggregate(collection, [{"$indexStats": {}}])
+        assert {model.document["name"] for model in models} <= {index["name"] for index in found}
+
+
+async def test_a_seat_is_never_held_twice_and_an_attempt_never_made_twice(db: Database) -> None:
+    record = {"_id": "a", "task": "t", "round": 1, "seat": 0, "attempt": 1, "status": "open"}
+    await db.insert_many("Record", [record])
+    with pytest.raises(database.AlreadyThereError):
+        await db.insert_many("Record", [record | {"_id": "b", "attempt": 2}])
+    with pytest.raises(database.AlreadyThereError):
+        await db.insert_many("Record", [record | {"_id": "b", "status": "failed"}])
+    await db.update_one("Record", {"_id": "a"}, {"$set": {"status": "failed"}})
+    await db.insert_many("Record", [record | {"_id": "b", "attempt": 2}])
+
+
+async def test_pages_put_together_are_the_list(db: Database) -> None:
+    rows = [row(number) for number in range(23)]
+    for number, task in enumerate(rows):
+        task.status = "queued" if number % 3 else "dead"
+    await tasks.insert(db, rows)
+    seen: list[str] = []
+    after: str | int | None = None
+    while True:
+        page = await lists.page(db, "Task", filter="status=queued", sort="-row", after=after, limit=4)
+        seen += [found["id"] for found in page.rows]
+        after = page.after
+        if after is None:
+            break
+    assert seen == [task.id for task in reversed(rows) if task.status == "queued"]
+    assert await lists.count(db, "Task", filter="status=dead and row>5") == 6
+    assert [found["id"] async for found in lists.export(db, "Task", filter="row<3", sort="row")] == [
+        task.id for task in rows[:3]
+    ]
+    with pytest.raises(FilterError, match="did you mean 'status'"):
+        await lists.page(db, "Task", filter="statsu=queued")
+    with pytest.raises(UnknownNameError):
+        await lists.page(db, "Chunk")
+    with pytest.raises(UnknownNameError, match="go on from"):
+        await lists.page(db, "Task", after="nowhere")
+
+
+BREAKAGES: dict[str, tuple[str, Plain, Plain]] = {
+    "unknown status": ("Task", {"row": 2}, {"$set": {"status": "lost"}}),
+    "whose task does not exist": ("Record", {"seat": 0}, {"$set": {"task": "nowhere"}}),
+    "do not have all their seats": ("Task", {"row": 1}, {"$set": {"n": 9}}),
+    "whose owner is dead": ("Record", {"seat": 0}, {"$set": {"status": "running", "owner": "sampler-7.7"}}),
+    "that no leased step has": ("Task", {"row": 1}, {"$set": {"status": "leased", "step": 4, "lineage": "x"}}),
+    "whose trained count": ("Task", {"row": 0}, {"$set": {"trained_count": 3}}),
+    "that trained more than 1 times": ("Step", {"step": 2}, {"$set": {"status": "committed"}}),
+    "over more members than are valid": ("Record", {"seat": 1}, {"$set": {"outcome_class": "infrastructure"}}),
+    "that should not have trained": ("DBRecordData", {}, {"$set": {"task": "gone"}}),
+}
+
+
+@pytest.mark.parametrize("what", BREAKAGES)
+async def test_an_account_says_what_does_not_agree(db: Database, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
+    closed = await ready_tasks(db, 3)
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    leased = await commit(db, lineage.id, 1, closed[:1])
+    await db.insert_many(
+        "Step",
+        [
+            {
+                "_id": "x/2",
+                "lineage": "x",
+                "step": 2,
+                "status": "released",
+                "tasks": [],
+                "records": leased.records,
+                "filtered": [],
+            }
+        ],
+    )
+    assert (await accounting.account(db)).balanced
+    collection, filter, update = BREAKAGES[what]
+    if collection == "DBRecordData":
+        await db.delete_many(collection, filter)
+    else:
+        assert await db.update_one(collection, filter, update)
+    account = await accounting.account(db)
+    assert not account.balanced
+    assert any(what in problem.sentence() for problem in account.problems), account.problems
+
+
+async def test_an_account_adds_up(db: Database) -> None:
+    closed = await ready_tasks(db, 2)
+    await tasks.insert(db, [row(7)])
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await commit(db, lineage.id, 1, closed[:1])
+    account = await accounting.account(db)
+    assert account.tasks == {"train": {"trained": 1, "ready": 1, "queued": 1}}
+    assert account.records == {"train": {"scored": 4}}
+    assert account.seats == {"wanted": 4, "held": 4, "empty": 0}
+    assert account.outcomes == {"policy": 4}
+    assert (account.steps, account.trained_records, account.balanced) == ({"committed": 1}, 2, True)
+
+
+async def test_a_wipe_tells_what_is_lost_and_refuses_while_somebody_writes(mongo_url: str, db: Database) -> None:
+    other = database.connect(mongo_url, f"{NAME}-wiped", within_s=20)
+    try:
+        await tasks.insert(other, [row(1), row(2)])
+        owner = owners.Lease(other, "sampler-0.1", unit="sampler-0", role="sampler")
+        await owner.open()
+        with pytest.raises(RefusedError, match=r"in use by sampler-0\.1"):
+            await wipe.wipe(other)
+        await owner.close()
+        loss = await wipe.wipe(other)
+        assert loss.documents == {"Owner": 1, "Task": 2}
+        assert loss.sentence().startswith("1 Owner, 2 Task (")
+        assert await other.collections() == []
+        assert to_bson([Task(id="x")])[0]["_id"] == "x"
+    finally:
+        await other.close()

@@ -1,0 +1,216 @@
+"""Turns, calls and tool calls: batched, ordered, idempotent, owned; large values cut; tokens rebuilt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentrl.policies.states import CallStatus, IllegalMoveError, ToolCallStatus
+from agentrl.store import chunks, trajectories
+from agentrl.store.database import Bulk, Database, StoreUnavailableError
+from agentrl.store.documents import (
+    DispatchedSamplingTask,
+    ParsedCall,
+    ToolCall,
+    Turn,
+    call_id,
+    load,
+    tool_call_id,
+    turn_id,
+)
+from agentrl.store.trajectories import OwnershipError, Writer
+from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.spans import full_prompts
+
+RECORD = "shop/train/0/000001#r1.s0.a1"
+ME = "sampler-0.1"
+
+
+def call(index: int, *, owner: str = ME, record: str = RECORD, **fields: Any) -> DispatchedSamplingTask:
+    return DispatchedSamplingTask(id=call_id(record, index), record=record, index=index, owner=owner, **fields)
+
+
+def answered(index: int, output: list[int], **fields: Any) -> DispatchedSamplingTask:
+    return call(
+        index,
+        status=CallStatus.DONE,
+        output=pack_ids(output),
+        log_probs=pack_floats([-0.5] * len(output)),
+        versions=[(3, len(output))],
+        finish_reason="stop",
+        **fields,
+    )
+
+
+def tool(number: int, status: str = ToolCallStatus.REQUESTED, *, owner: str = ME, **fields: Any) -> ToolCall:
+    return ToolCall(id=tool_call_id(RECORD, 0, number), record=RECORD, owner=owner, status=status, **fields)
+
+
+async def test_an_episode_is_stored_once_and_its_tokens_are_rebuilt(db: Database) -> None:
+    writer = Writer(db)
+    first = call(0, prompt=pack_ids([1, 2, 3]))
+    await writer.sent(first)
+    await writer.answered(answered(0, [4, 5]))
+    base = call_id(RECORD, 0)
+    await writer.sent(call(1, base=base, base_length=5, prompt=pack_ids([6])))
+    await writer.answered(answered(1, [7]))
+    await writer.turn(Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, text="lookup", call=base))
+    stored = (await trajectories.calls_of(db, [RECORD]))[RECORD]
+    assert [each.status for each in stored] == ["done", "done"]
+    assert stored[0].versions == [(3, 2)]
+    assert stored[0].done_at is not None
+    assert full_prompts(trajectories.stored_calls(stored)) == {0: [1, 2, 3], 1: [1, 2, 3, 4, 5, 6]}
+    [turn] = await trajectories.turns_of(db, RECORD)
+    assert turn.text == "lookup"
+
+
+async def test_the_same_again_changes_nothing(db: Database) -> None:
+    writer = Writer(db)
+    for _ in range(3):
+        await writer.sent(call(0, prompt=pack_ids([1])))
+        await writer.answered(answered(0, [4, 5]))
+        await writer.turn(Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, text="one"))
+    before = [await db.find(name, {}) for name in ("DispatchedSamplingTask", "Turn")]
+    await writer.answered(answered(0, [9, 9, 9]))
+    await writer.turn(Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, text="another"))
+    assert [await db.find(name, {}) for name in ("DispatchedSamplingTask", "Turn")] == before
+    assert [len(found) for found in before] == [1, 1]
+
+
+async def test_what_another_owner_wrote_is_not_taken_for_ones_own(db: Database) -> None:
+    writer = Writer(db)
+    await writer.sent(call(0, owner="sampler-9.9"))
+    others = [writer.sent(call(index)) for index in range(1, 6)]
+    results = await asyncio.gather(writer.sent(call(0)), *others, return_exceptions=True)
+    assert isinstance(results[0], OwnershipError)
+    assert results[1:] == [None] * 5, "the others of the batch do not suffer for it"
+    assert await db.count("DispatchedSamplingTask", {"owner": ME}) == 5
+
+
+class Counting(Database):
+    batches = 0
+
+    async def write(self, collection: str, writes: Any, *, ordered: bool = True) -> Bulk:
+        self.batches += 1
+        return await super().write(collection, writes, ordered=ordered)
+
+
+async def test_writes_that_come_together_go_out_together(db: Database) -> None:
+    counting = Counting(db._client, db.name)
+    writer = Writer(counting)
+    records = [f"{RECORD}{number}" for number in range(200)]
+    await asyncio.gather(*(writer.sent(call(0, record=record)) for record in records))
+    assert await db.count("DispatchedSamplingTask", {}) == 200
+    assert counting.batches <= 3
+    await writer.close()
+
+
+class Away(Database):
+    async def write(self, collection: str, writes: Any, *, ordered: bool = True) -> Bulk:
+        raise StoreUnavailableError("MongoDB did not answer.")
+
+
+async def test_a_database_that_is_away_is_told_to_everybody_who_waits(db: Database) -> None:
+    writer = Writer(Away(db._client, db.name))
+    results = await asyncio.gather(*(writer.sent(call(index)) for index in range(3)), return_exceptions=True)
+    assert all(isinstance(result, StoreUnavailableError) for result in results)
+
+
+async def test_a_tool_call_goes_from_requested_to_its_end_and_not_further(db: Database) -> None:
+    writer = Writer(db)
+    await writer.requested(tool(0, server="shop", tool="lookup", arguments={"item": "tea"}))
+    await writer.tool_moved(tool(0, ToolCallStatus.RUNNING, session="x"))
+    await writer.tool_moved(tool(0, ToolCallStatus.OK, result="7", latency_s=0.2, session="x"))
+    await writer.tool_moved(tool(0, ToolCallStatus.TIMEOUT))
+    [stored] = await trajectories.tool_calls_of(db, RECORD)
+    assert (stored.status, stored.result, stored.arguments) == ("ok", "7", {"item": "tea"})
+    assert stored.done_at is not None
+    assert stored.requested_at is not None
+    with pytest.raises(IllegalMoveError):
+        await writer.answered(call(0, status=CallStatus.SENT))
+
+
+async def test_what_models_write_is_stored_as_far_as_it_can_be(db: Database) -> None:
+    writer = Writer(db)
+    strange = {"huge": 10**30, "half": "\ud800", "nul\0key": [1, {"deep": -(2**70)}], "fine": 1.5}
+    await asyncio.gather(
+        writer.requested(tool(0, arguments=strange)),
+        writer.turn(
+            Turn(
+                id=turn_id(RECORD, 0),
+                record=RECORD,
+                owner=ME,
+                text="a\ud800b",
+                parsed=[ParsedCall(name="f", arguments=strange)],
+            )
+        ),
+    )
+    [stored] = await trajectories.tool_calls_of(db, RECORD)
+    assert stored.arguments["huge"] == str(10**30)
+    assert stored.arguments["fine"] == 1.5
+    [turn] = await trajectories.turns_of(db, RECORD)
+    assert turn.text == "a?b"
+
+
+async def test_large_values_keep_both_ends_inline_and_the_whole_in_chunks(db: Database) -> None:
+    writer = Writer(db)
+    text = "begin " + "tée 茶 " * 500_000 + "end"
+    await writer.requested(tool(0))
+    await writer.tool_moved(tool(0, ToolCallStatus.RUNNING))
+    for _ in range(2):
+        await writer.tool_moved(tool(0, ToolCallStatus.OK, result=text))
+    [stored] = await trajectories.tool_calls_of(db, RECORD)
+    assert len(stored.result.encode()) < chunks.INLINE_BYTES
+    assert stored.result.startswith("begin tée")
+    assert stored.result.endswith("茶 end")
+    assert "bytes left out" in stored.result
+    assert await chunks.whole(db, stored.id, "result") == text
+    assert await chunks.whole(db, stored.id, "text") is None
+    assert chunks.cut("x", "text", "small").inline == "small"
+
+
+async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) -> None:
+    former = Writer(db)
+    await former.sent(call(0))
+    await former.answered(answered(0, [1]))
+    await former.turn(Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, index=0))
+    await former.sent(call(1))
+    await former.answered(answered(1, [2]))
+    await former.requested(tool(1))
+    await former.sent(call(2))
+    assert await trajectories.lose(db, RECORD, ME, resumable=True) == 1
+    trunk = await trajectories.take_over(db, RECORD, "sampler-1.1")
+    assert [turn.index for turn in trunk.turns] == [0]
+    assert [each.index for each in trunk.calls] == [0, 1]
+    assert [each.status for each in trunk.tool_calls] == ["requested"]
+    assert trunk.next_call == 3
+    # The former sampler still writes: nothing of it counts.
+    with pytest.raises(OwnershipError):
+        await former.sent(call(1))
+    await former.tool_moved(tool(1, ToolCallStatus.LOST))
+    [stored] = await trajectories.tool_calls_of(db, RECORD)
+    assert stored.status == "requested"
+    # The new one asks for the same tool call again, and goes on.
+    latter = Writer(db)
+    again = tool(1, owner="sampler-1.1")
+    await latter.requested(again)
+    again.status = ToolCallStatus.RUNNING
+    await latter.tool_moved(again)
+    [document] = await db.find("ToolCall", {})
+    assert load(ToolCall, document).status == "running"
+
+
+async def test_calls_without_tokens_are_not_read_as_tokens(db: Database) -> None:
+    writer = Writer(db)
+    await writer.sent(call(0))
+    failed = call(0, status=CallStatus.FAILED, error="the engine died")
+    await writer.answered(failed)
+    await writer.sent(call(1, prompt=pack_ids([1])))
+    partial = answered(1, [2, 3])
+    partial.status = CallStatus.PARTIAL
+    await writer.answered(partial)
+    assert await trajectories.calls_of(db, ["nobody"]) == {"nobody": []}
+    [stored] = (await trajectories.calls_of(db, [RECORD]))[RECORD]
+    assert (stored.index, stored.status) == (1, "partial")
