@@ -1,0 +1,112 @@
+"""An engine that says what it is told, behind the real HTTP API; and what else a stage needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentrl.chat.tokenizer import Tokenizer
+
+Says = Callable[["Heard"], str | Awaitable[str]]
+
+
+@dataclass
+class Heard:
+    """One request."""
+
+    rid: str
+    text: str
+    ids: list[int]
+    params: dict[str, Any]
+
+    @property
+    def record(self) -> str:
+        return self.rid.rpartition("/")[0]
+
+    @property
+    def answers(self) -> list[str]:
+        """What the environment said up to now, the query first."""
+        parts = self.text.replace("<|tool|>", "<|user|>").split("<|user|>")[1:]
+        return [part.partition("<|end|>")[0] for part in parts]
+
+
+@dataclass
+class Spoken:
+    """More than a text: how the answer ends, or goes wrong."""
+
+    text: str = ""
+    finish: str = "stop"
+    status: int = 200
+    change: Callable[[dict[str, Any]], None] = lambda answer: None
+
+
+@dataclass
+class Engine:
+    """`says` is asked for every request. Aborting a request that waits ends it with what `partly` says."""
+
+    tokenizer: Tokenizer
+    says: Callable[[Heard], Any]
+    version: int = 1
+    heard: list[Heard] = field(default_factory=list)
+    aborted: set[str] = field(default_factory=set)
+    partly: str = ""
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/generate", self._generate, methods=["POST"]),
+                Route("/abort_request", self._abort, methods=["POST"]),
+            ]
+        )
+
+    async def _generate(self, request: Request) -> Response:
+        body = msgspec.json.decode(await request.body())
+        heard = Heard(body["rid"], self.tokenizer.decode(body["input_ids"]), body["input_ids"], body["sampling_params"])
+        self.heard.append(heard)
+        said = self.says(heard)
+        if asyncio.iscoroutine(said):
+            said = await self._unless_aborted(heard.rid, said)
+        spoken = said if isinstance(said, Spoken) else Spoken(said)
+        if spoken.status != 200:
+            return Response(b'{"error": {"message": "told so"}}', status_code=spoken.status)
+        answer = self._answer(heard, spoken)
+        spoken.change(answer)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def _unless_aborted(self, rid: str, said: Any) -> Any:
+        saying = asyncio.ensure_future(said)
+        while not saying.done():
+            if rid in self.aborted:
+                saying.cancel()
+                return Spoken(self.partly, finish="abort")
+            await asyncio.wait([saying], timeout=0.01)
+        return saying.result()
+
+    def _answer(self, heard: Heard, spoken: Spoken) -> dict[str, Any]:
+        ids = self.tokenizer.encode(spoken.text)
+        if spoken.finish == "stop":
+            ids.append(self.tokenizer.control("<|end|>"))
+        most = heard.params["max_new_tokens"]
+        finish = "length" if len(ids) > most and spoken.finish == "stop" else spoken.finish
+        ids = ids[:most]
+        return {
+            "output_ids": ids,
+            "meta_info": {
+                "finish_reason": {"type": finish},
+                "weight_version": str(self.version),
+                "version_spans": [[self.version, len(ids)]] if ids else [],
+                "output_token_logprobs": [[-0.5, token, None] for token in ids],
+            },
+        }
+
+    async def _abort(self, request: Request) -> Response:
+        self.aborted.add(msgspec.json.decode(await request.body())["rid"])
+        return Response(b"{}")

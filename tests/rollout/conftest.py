@@ -1,0 +1,262 @@
+"""A stage for samplers: a real database, engines over HTTP, real toolboxes, and tasks that are admitted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config.run import RunConfig
+from agentrl.engines.embedded.building import build_tiny
+from agentrl.engines.embedded.server import listening
+from agentrl.policies.states import ToolCallStatus
+from agentrl.rollout import speech
+from agentrl.rollout.attempt import House, Settings
+from agentrl.rollout.ending import Endings, group_rule
+from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.sampler import Sampler
+from agentrl.rollout.scorers import close_scorers
+from agentrl.store import services, tasks
+from agentrl.store.database import Database
+from agentrl.store.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Document,
+    Record,
+    Service,
+    Task,
+    ToolCall,
+    Turn,
+    load,
+    task_id,
+)
+from agentrl.store.owners import Lease
+from agentrl.store.trajectories import Writer
+from agentrl.toolbox.api import build_app as build_toolbox_app
+from agentrl.toolbox.listening import listening as toolbox_listening
+from agentrl.toolbox.toolbox import Toolbox
+from daemons.sampler import PluggedToolbox
+from tests.rollout.actors import Engine
+from tests.store.server import empty_database, shared_server
+from tests.waiting import aeventually
+
+TOKEN = "a-token-for-tests-only"
+UNRULY = Path(__file__).parents[1] / "toolbox" / "unruly.py"
+TEXTS = [
+    f"what costs {n} pears? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer> it costs" for n in range(30)
+]
+ENDED = ("finished", "failed", "abandoned", "scored", "unscored", "unscorable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def mongo_url() -> Iterator[str]:
+    with shared_server() as url:
+        yield url
+
+
+@pytest.fixture
+async def db(mongo_url: str) -> AsyncIterator[Database]:
+    async with empty_database(mongo_url) as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_tiny(directory, TEXTS, seed=1, max_position_embeddings=1024)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def words(model_dir: Path) -> speech.Speech:
+    return speech.read(model_dir)
+
+
+@pytest.fixture(autouse=True)
+async def _scorers_end() -> AsyncIterator[None]:
+    yield
+    await close_scorers()
+
+
+def configuration(**sections: Any) -> RunConfig:
+    plain: dict[str, Any] = {
+        "name": "test",
+        "model": {"build": "tiny"},
+        "environments": {"shop": {"dataset": "none.jsonl", "parser": "minicpm", "agent": "tool_agent"}},
+        "sampling": {"n": 2, "max_tokens": 128, "context": 900},
+        "rollout": {"episode_s": 60, "call_s": 20},
+    }
+    for name, section in sections.items():
+        plain[name] = {**plain.get(name, {}), **section}
+    return RunConfig.model_validate(plain)
+
+
+def unruly_tools(**settings: Any) -> dict[str, Any]:
+    command = (sys.executable, str(UNRULY))
+    server = {"command": command, "session": "keyed", "timeout_s": 20, **settings}
+    environment = {"dataset": "none.jsonl", "parser": "minicpm", "agent": "tool_agent", "tools": ["unruly"]}
+    return {"tools": {"unruly": server}, "environments": {"shop": environment}}
+
+
+@dataclass
+class Stage:
+    """Everything around samplers, and short ways to look at what they did."""
+
+    db: Database
+    words: speech.Speech
+    config: RunConfig = field(default_factory=configuration)
+    waits: list[tuple[str, str]] = field(default_factory=list)
+    engines: int = 0
+    stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    # ---- who is there ----
+
+    async def engine(self, says: Callable[..., Any], *, url: str = "", version: int = 1) -> Engine:
+        """One that says what it is told, and is in the store as serving."""
+        engine = Engine(self.words.template.tokenizer, says, version)
+        if not url:
+            url = await self.stack.enter_async_context(listening(engine.app()))
+        await self.register("engine", f"engine-{self.engines}", url, version=version, slots=64)
+        self.engines += 1
+        return engine
+
+    async def toolbox(self, **options: Any) -> Toolbox:
+        made = Toolbox(self.config.tools, run_dir=Path.cwd(), name="toolbox-0.1", **options)
+        await self.stack.enter_async_context(made.running())
+        url = await self.stack.enter_async_context(toolbox_listening(build_toolbox_app(made, TOKEN)))
+        await self.register("toolbox", "toolbox-0", url, names=sorted(self.config.tools))
+        await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
+        return made
+
+    async def register(self, kind: str, unit: str, url: str, **fields: Any) -> None:
+        service = Service(id=f"{unit}.1", unit=unit, kind=kind, url=url, state="serving", **fields)
+
+        async def report() -> None:
+            while True:
+                await services.report(self.db, service)
+                await asyncio.sleep(1.0)
+
+        await services.report(self.db, service)
+        reporting = asyncio.create_task(report(), name=f"report {unit}")
+        self.stack.callback(reporting.cancel)
+
+    @contextlib.asynccontextmanager
+    async def sampler(
+        self, name: str = "sampler-0.1", *, concurrency: int = 16, settings: Settings | None = None
+    ) -> AsyncIterator[Sampler]:
+        """It runs while the body does, and is drained then, unless it was ended otherwise."""
+        lease = Lease(self.db, name, unit=name.partition(".")[0], role="sampler")
+        await lease.open()
+        fleet = Fleet(self.db, TOKEN, lambda url: PluggedToolbox(url, TOKEN))
+        await fleet.look()
+        house = House(
+            config=self.config,
+            database=self.db,
+            writer=Writer(self.db),
+            lease=lease,
+            fleet=fleet,
+            endings=Endings(self.db, lease, group_rule(self.config)),
+            template=self.words.template,
+            vocabulary=self.words.vocabulary,
+            wait=self._wait,
+        )
+        chosen = settings or Settings(call_s=20.0, episode_s=60.0)
+        sampler = Sampler(house, concurrency=concurrency, settings=lambda: chosen, tick=lambda: None)
+        running = asyncio.create_task(sampler.run(), name=name)
+        try:
+            yield sampler
+        finally:
+            sampler.drain()
+            async with asyncio.timeout(60):
+                await running
+            await fleet.close()
+            await lease.close()
+
+    @contextlib.contextmanager
+    def _wait(self, what: str, on: str, at_most_s: float) -> Iterator[None]:
+        self.waits.append((what, on))
+        yield
+
+    # ---- what there is to do ----
+
+    async def task(
+        self, query: str = "what costs a pear?", answer: str = "3", *, n: int = 2, sampling: Any = None, **fields: Any
+    ) -> Task:
+        """An admitted one; its environment gives what is not said."""
+        number = await self.db.count("Task", {})
+        environment = self.config.environments["shop"]
+        task = Task(
+            id=task_id("shop", "train", 0, number),
+            environment="shop",
+            row=number,
+            place=number,
+            query=query,
+            answer=answer,
+            **{
+                "scorer": environment.scorer,
+                "answer_schema": environment.answer_schema,
+                "agent_name": environment.agent,
+                "servers": list(environment.tools),
+                **fields,
+            },
+        )
+        await tasks.insert(self.db, [task])
+        frozen = {"temperature": 1.0, "top_p": 1.0, "max_tokens_per_call": 128, "context": 900, **(sampling or {})}
+        assert await tasks.admit(self.db, task, n=n, sampling=frozen, deadline_s=600, rounds_max=3)
+        return await tasks.get(self.db, task.id)
+
+    # ---- what became of it ----
+
+    async def all(self, kind: type[Document], **filter: Any) -> list[Any]:
+        return [load(kind, found) for found in await self.db.find(kind.__name__, filter, sort=[("_id", 1)])]
+
+    async def ended(self, *, count: int = 1, within_s: float = 30.0) -> list[Record]:
+        """The records that ended, once there are so many and those that finished are scored."""
+
+        async def look() -> list[Record] | None:
+            records = await self.all(Record)
+            over = [one for one in records if one.status in ENDED and one.status != "finished"]
+            return over if len(over) >= count else None
+
+        return await aeventually(look, within_s=within_s, what=f"{count} records ended")
+
+    async def one(self) -> Record:
+        return (await self.ended())[0]
+
+    async def turns(self) -> list[Turn]:
+        return await self.all(Turn)
+
+    async def calls(self) -> list[DispatchedSamplingTask]:
+        found = await self.all(DispatchedSamplingTask)
+        return sorted(found, key=lambda call: (call.record, call.index))
+
+    async def tool_calls(self) -> list[ToolCall]:
+        return await self.all(ToolCall)
+
+    async def data(self) -> list[DBRecordData]:
+        return await self.all(DBRecordData)
+
+    async def open_ends(self) -> list[str]:
+        """What still waits for an answer that nobody will give."""
+        calls = [call.id for call in await self.calls() if call.status == "sent"]
+        waiting = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING)
+        return calls + [call.id for call in await self.tool_calls() if call.status in waiting]
+
+
+@pytest.fixture
+async def stage(db: Database, words: speech.Speech) -> AsyncIterator[Stage]:
+    made = Stage(db, words)
+    async with made.stack:
+        yield made

@@ -1,0 +1,244 @@
+"""What becomes of one episode: its turns, its tokens, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentrl.policies.outcomes import Outcome
+from agentrl.rollout.attempt import Settings
+from agentrl.rollout.episode import Episode
+from agentrl.rollout.loops import AgentLoop, register_loop
+from agentrl.store import trajectories
+from agentrl.store.documents import Record
+from agentrl.tokens import spans as span_lists
+from agentrl.tokens import versions as version_runs
+from agentrl.tokens.binary import unpack_floats, unpack_ids
+from tests.rollout.actors import Heard, Spoken
+from tests.rollout.conftest import Stage, configuration
+from tests.waiting import aeventually
+
+
+async def test_an_answer_is_finished_scored_and_its_tokens_are_stored(stage: Stage) -> None:
+    await stage.engine(lambda heard: "it costs <answer> 3 </answer>")
+    await stage.task(n=2)
+    async with stage.sampler():
+        records = await stage.ended(count=2)
+    assert [(record.status, record.outcome, record.score) for record in records] == [("scored", "answered", 1.0)] * 2
+    call, data = (await stage.calls())[0], (await stage.data())[0]
+    assert call.status == "done"
+    output = unpack_ids(call.output)
+    assert stage.words.template.tokenizer.decode(output) == "it costs <answer> 3 </answer><|end|>"
+    assert len(unpack_floats(call.log_probs)) == version_runs.total(call.versions) == len(output) == data.trained_tokens
+    assert [span.kind for span in data.spans] == ["environment", "model"]
+    assert (data.oldest_version, data.versions) == (1, [1])
+    assert records[0].generated_tokens == len(output)
+    assert records[0].turns == 1
+
+
+async def test_members_of_a_group_sample_with_different_seeds(stage: Stage) -> None:
+    engine = await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.task(n=8)
+    async with stage.sampler():
+        await stage.ended(count=8)
+    assert len({heard.params["sampling_seed"] for heard in engine.heard}) == 8
+    assert {heard.params["temperature"] for heard in engine.heard} == {1.0}
+
+
+async def test_the_last_score_closes_the_group(stage: Stage) -> None:
+    said = iter(["<answer>3</answer>", "<answer>4</answer>", "no idea"])
+    await stage.engine(lambda heard: next(said))
+    task = await stage.task(n=3)
+    async with stage.sampler(concurrency=1):
+        await stage.ended(count=3)
+        closed = await aeventually(lambda: _ready(stage, task.id), what="the group closes")
+    assert closed["baseline"]["mean"] == pytest.approx(1 / 3)
+    assert closed["signal"]
+    assert sorted(data.advantage > 0 for data in await stage.data()) == [False, False, True]  # type: ignore[operator]
+
+
+async def _ready(stage: Stage, task: str) -> dict[str, Any] | None:
+    return await stage.db.find_one("Task", {"_id": task, "status": "ready"})
+
+
+@pytest.mark.parametrize(
+    ("says", "sampling", "outcome", "status"),
+    [
+        ("no answer here", {}, Outcome.NO_ANSWER, "scored"),
+        ("word " * 200, {}, Outcome.TOKEN_LIMIT, "scored"),
+        ("word " * 200, {"context": 60, "max_tokens_per_call": 500}, Outcome.CONTEXT_FULL, "scored"),
+        ("<answer>3</answer>", {"context": 5}, Outcome.PROMPT_TOO_LONG, "scored"),
+        (Spoken("x", change=lambda answer: answer["meta_info"].update(output_token_logprobs=[])), {},
+         Outcome.ENGINE_FAILED, "failed"),
+        (Spoken("x", change=lambda answer: _each(answer, lambda pair: [0.7, pair[1], None])), {},
+         Outcome.ENGINE_RUBBISH, "failed"),
+        (Spoken("x", status=400), {}, Outcome.ENGINE_FAILED, "failed"),
+        (Spoken("x", status=500), {}, Outcome.ENGINE_FAILED, "failed"),
+        (Spoken("", finish="abort"), {}, Outcome.ENGINE_FAILED, "failed"),
+    ],
+    ids=["no answer", "token limit", "context", "prompt", "broken answer", "rubbish", "refused", "error", "aborts"],
+)  # fmt: skip
+async def test_every_end_has_one_reason(
+    stage: Stage, says: Any, sampling: dict[str, int], outcome: Outcome, status: str
+) -> None:
+    await stage.engine(lambda heard: says)
+    await stage.task(n=1, sampling=sampling)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.status) == (outcome, status)
+    assert (record.score == 0.0) is (status == "scored")
+    assert bool(record.error) is (status == "failed")
+    assert not await stage.open_ends()
+
+
+def _each(answer: dict[str, Any], change: Any) -> None:
+    meta = answer["meta_info"]
+    meta["output_token_logprobs"] = [change(pair) for pair in meta["output_token_logprobs"]]
+
+
+async def test_a_call_that_is_aborted_goes_on_where_it_was(stage: Stage) -> None:
+    said = iter([Spoken("it costs ", finish="abort"), Spoken("", finish="abort"), "<answer>3</answer>"])
+    engine = await stage.engine(lambda heard: next(said))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.score) == ("answered", 1.0)
+    calls = await stage.calls()
+    assert [call.status for call in calls] == ["partial", "partial", "done"]
+    assert engine.heard[2].text.endswith("<|assistant|>it costs ")
+    assert engine.heard[2].params["max_new_tokens"] < engine.heard[0].params["max_new_tokens"]
+    # Each token was generated once and is stored once.
+    stored = trajectories.stored_calls(calls)
+    prompts = span_lists.full_prompts(stored)
+    assert prompts[2] == engine.heard[2].ids
+    assert (await stage.data())[0].trained_tokens == sum(len(call.output) for call in stored.values())
+    assert (await stage.turns())[0].text == "it costs <answer>3</answer>"
+
+
+async def test_a_lost_call_is_sent_to_another_engine(stage: Stage) -> None:
+    # Nobody listens at the discard port.
+    await stage.engine(lambda heard: "never", url="http://127.0.0.1:9")
+    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.task(n=8)
+    async with stage.sampler():
+        records = await stage.ended(count=8)
+    assert {record.outcome for record in records} == {"answered"}
+    calls = await stage.calls()
+    lost = [call for call in calls if call.status == "failed"]
+    assert all("gone" in call.error for call in lost)
+    assert len([call for call in calls if call.status == "done"]) == 8
+    assert len({(call.record, call.index) for call in calls}) == len(calls)
+
+
+async def test_an_episode_ends_at_its_deadline_and_leaves_nothing_open(stage: Stage) -> None:
+    async def silent(heard: Heard) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    await stage.engine(silent)
+    await stage.task(n=1)
+    async with stage.sampler(settings=Settings(call_s=20, episode_s=0.3)):
+        record = await stage.one()
+    assert (record.status, record.outcome) == ("failed", "episode_timeout")
+    assert not await stage.open_ends()
+    assert ("model call", "engine-0") in stage.waits
+
+
+async def test_a_call_ends_at_its_deadline_with_what_there_is(stage: Stage) -> None:
+    async def slow(heard: Heard) -> str:
+        if heard.text.endswith("it costs"):
+            return " <answer>3</answer>"
+        await asyncio.Event().wait()
+        return ""
+
+    engine = await stage.engine(slow)
+    engine.partly = "it costs"
+    await stage.task(n=1)
+    async with stage.sampler(settings=Settings(call_s=0.3, episode_s=60)):
+        record = await stage.one()
+    assert (record.outcome, record.score) == ("answered", 1.0)
+
+
+async def test_a_task_may_name_a_loop_of_the_run(stage: Stage) -> None:
+    @register_loop("twice")
+    class Twice(AgentLoop):
+        async def run(self, episode: Episode) -> Outcome:
+            prompt = episode.first_prompt()
+            first = await episode.model(prompt)
+            again = [*prompt, *first.ids, *episode.template.user("are you sure?", ended=first.ended)]
+            # What the model said first is edited away: the tokens branch there.
+            await episode.model([*prompt[:-1], *episode.template.user("think", ended=True)])
+            last = await episode.model(again)
+            return self.ending(last.text, episode.task)
+
+        async def evaluate_record(self, texts: Any, task: Any) -> float:
+            return 0.25 * len(texts)
+
+    await stage.engine(lambda heard: f"<answer>{len(heard.ids)}</answer>")
+    await stage.task(n=1, agent_name="twice")
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.score, record.turns) == ("answered", 0.75, 3)
+    data = (await stage.data())[0]
+    assert len(span_lists.branches(data.spans)) == 2
+    assert data.trained_tokens == record.generated_tokens
+
+
+@pytest.mark.parametrize(
+    ("agent", "says"), [("nobody_knows_it", ""), ("breaks", "it broke"), ("swallows", "store")], ids=str
+)
+async def test_a_loop_that_fails_is_infrastructure(stage: Stage, agent: str, says: str) -> None:
+    await stage.engine(lambda heard: Spoken(status=400))
+    await stage.task(n=1, agent_name=agent)
+    async with stage.sampler():
+        record = await stage.one()
+    assert record.status == "failed"
+    assert record.outcome == ("engine_failed" if agent == "swallows" else "loop_failed")
+
+
+@register_loop("breaks")
+class Breaks(AgentLoop):
+    async def run(self, episode: Episode) -> Outcome:
+        raise RuntimeError("it broke")
+
+
+@register_loop("swallows")
+class Swallows(AgentLoop):
+    async def run(self, episode: Episode) -> Outcome:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(episode.model(episode.first_prompt()))
+        except Exception:  # noqa: BLE001 - what users write
+            return Outcome.ANSWERED
+        return Outcome.ANSWERED
+
+
+async def test_a_single_turn_agent_asks_once(stage: Stage) -> None:
+    engine = await stage.engine(lambda heard: "<tool_call>lookup(pear)</tool_call>")
+    await stage.task(n=1, agent_name="single_turn_agent", answer_schema="")
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.turns, len(engine.heard)) == ("answered", 1, 1)
+
+
+async def test_evaluations_ask_the_version_that_they_pin(stage: Stage) -> None:
+    await stage.engine(lambda heard: "never", version=1)
+    engine = await stage.engine(lambda heard: "<answer>3</answer>", version=2)
+    await stage.task(n=4, purpose="eval", version=2, sampling={"temperature": 0.0})
+    async with stage.sampler():
+        records = await stage.ended(count=4)
+    assert {record.score for record in records} == {1.0}
+    assert len(engine.heard) == 4
+    assert {heard.params["temperature"] for heard in engine.heard} == {0.0}
+
+
+async def test_the_environment_may_limit_turns(stage: Stage) -> None:
+    stage.config = configuration(environments={"shop": {"dataset": "none.jsonl", "parser": "minicpm", "max_turns": 2}})
+    await stage.engine(lambda heard: "<tool_call>broken" + "!" * len(heard.ids))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.outcome_class, record.turns, record.score) == ("turn_limit", "limit", 2, 0.0)
+    assert (await stage.all(Record))[0].error == ""
