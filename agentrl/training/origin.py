@@ -37,6 +37,13 @@ def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demon
     return target
 
 
+def has_held_out_tasks(config: RunConfig) -> bool:
+    return any(
+        environment.evaluation or datasets.split_of(datasets.read(Path(environment.dataset)), "eval", default="train")
+        for environment in config.environments.values()
+    )
+
+
 def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[str]:
     """What the vocabulary is made for: demonstrations first, they show how the agent is to speak."""
     for one in demonstrations[: MOST_TEXTS // 8]:

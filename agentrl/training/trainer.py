@@ -25,7 +25,7 @@ from agentrl.store import lineages, owners, publications, steps, tasks, trajecto
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.training import batches, checkpoints, dumps, publication, reports, retention, selection
+from agentrl.training import batches, checkpoints, dumps, origin, publication, reports, retention, selection
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
 from agentrl.training.evaluating import Evaluator
@@ -102,6 +102,7 @@ class Trainer:
         self._knobs = Knobs(unit, config, lambda: self._ages)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
+        self._evaluates = origin.has_held_out_tasks(config)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         self._lease = owners.Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="trainer")
         self._told: dict[str, object] = {}
@@ -286,7 +287,7 @@ class Trainer:
         behind = now.step - now.checkpoint
         if now.step != now.tried_checkpoint and behind and (last or behind >= plan.checkpoint_every):
             await self._checkpoint()
-        if plan.evaluate_every and now.since_evaluation >= plan.evaluate_every:
+        if self._evaluates and plan.evaluate_every and now.since_evaluation >= plan.evaluate_every:
             await self._evaluate()
         await self._evaluator.follow()
 
@@ -363,7 +364,7 @@ class Trainer:
         if start.warmed_up:
             await self._checkpoint()
         await self._evaluator.adopt()
-        if self._config.evaluation.every and start.parent is None:
+        if self._evaluates and self._config.evaluation.every and start.parent is None:
             # What the run begins with is what it is compared with at the end.
             await self._evaluate()
 
@@ -377,11 +378,15 @@ class Trainer:
     async def _finish(self, why: str) -> None:
         """Nothing that was trained is lost by a planned end."""
         plan = self._knobs.take()
+        if why:
+            # What would be admitted from here on, nobody would train.
+            self._hold = f"complete: {why}"
         await self._do_what_is_due(plan, last=True)
         if why and not self._unit.draining:
             log.info("complete: %s", why)
-            self._unit.status(f"complete, the last evaluation is under way: {why}")
-            await self._evaluator.want(self.standing.version)
+            self._unit.status(f"complete but for evaluations: {why}")
+            if self._evaluates:
+                await self._evaluator.want(self.standing.version)
             while self._evaluator.waits_for and not self._unit.draining:
                 with self._unit.wait("evaluation", on="sampler-0", at_most_s=BATCH_AT_MOST_S):
                     await self._unit.sleep_async(LOOK_EVERY_S)

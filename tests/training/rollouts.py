@@ -1,0 +1,131 @@
+"""What samplers would have left in the store, written by the store's own functions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.run import RunConfig
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import Actor
+from agentrl.store import claims, documents, groups, tasks
+from agentrl.store.claims import Claim, Ending
+from agentrl.store.database import Database
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Epoch
+from agentrl.store.trajectories import Writer
+from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.spans import generated
+from agentrl.tokens.tree import TokenTree
+from agentrl.training.trainer import Trainer
+from agentrl.unit import Unit
+from agentrl.unit.environment import Environment
+from tests.store.flow import RULE, admit, queue, sampler
+from tests.training.trees import Call, chain, some
+
+OWNER = "sampler-0.1"
+
+
+def configuration(run_dir: Path, model: Path, **training: Any) -> RunConfig:
+    dataset = run_dir / "train.jsonl"
+    dataset.write_text(json.dumps({"query": "what costs an apple?", "answer": "3"}) + "\n")
+    evaluation = training.pop("evaluation", "")
+    return RunConfig.model_validate(
+        {
+            "name": "test",
+            "model": {"path": str(model)},
+            "environments": {"shop": {"dataset": str(dataset), "evaluation": evaluation}},
+            "sampling": {"n": 2},
+            "training": {
+                "groups": 2,
+                "learning_rate": 1e-3,
+                "optimizer": "muon",
+                "bound": 100,
+                "checkpoint_every": 2,
+                **training,
+            },
+        }
+    )
+
+
+def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1, **options: Any) -> Trainer:
+    unit = Unit(Environment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
+    return Trainer(unit, db, config, **options)
+
+
+async def closed_groups(
+    db: Database, count: int, *, scores: Sequence[float] = (0.0, 1.0), log_prob: float = -5.6, version: int = 1
+) -> None:
+    """So many groups of complete records, ready to be trained; what was sampled depends on nothing but the count."""
+    chance = random.Random(count)
+    await sampler(db, OWNER)
+    writer = Writer(db)
+    for task in await queue(db, count):
+        assert await admit(db, task, n=len(scores))
+        prompt = some(chance, 6, 9)
+        for score in scores:
+            claim = await claims.claim(db, OWNER)
+            assert claim is not None
+            await _episode(db, writer, claim, chain(chance, prompt, 2), score, log_prob, version)
+        assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
+    await writer.close()
+
+
+async def end_of_data(db: Database) -> None:
+    epoch = Epoch(id=documents.epoch_id("shop", "train", 0), environment="shop", done=True)
+    await db.insert_new("Epoch", [documents.to_bson(epoch)])
+
+
+async def _episode(
+    db: Database, writer: Writer, claim: Claim, calls: Sequence[Call], score: float, log_prob: float, version: int
+) -> None:
+    record = claim.record.id
+    tree = TokenTree()
+    for index, prompt, output in calls:
+        base, length = tree.base(prompt)
+        tree.insert(index, prompt, output)
+        call = DispatchedSamplingTask(
+            id=documents.call_id(record, index),
+            record=record,
+            task=claim.task.id,
+            index=index,
+            owner=OWNER,
+            base="" if base is None else documents.call_id(record, base),
+            base_length=length,
+            prompt=pack_ids(prompt[length:]),
+            sampling={"temperature": 1.0, "top_p": 1.0},
+        )
+        await writer.sent(call)
+        call.status, call.finish_reason = "done", "stop"
+        call.output, call.versions = pack_ids(output), [(version, len(output))]
+        call.log_probs = pack_floats([log_prob - 0.1 * (token % 5) for token in output])
+        await writer.answered(call)
+    tokens = generated(tree.spans)
+    ending = Ending(
+        outcome=Outcome.ANSWERED,
+        turns=len(calls),
+        generated_tokens=tokens,
+        oldest_version=version,
+        newest_version=version,
+    )
+    assert await claims.finish(db, record, OWNER, ending)
+    data = DBRecordData(
+        id=record,
+        task=claim.task.id,
+        spans=tree.spans,
+        trained_tokens=tokens,
+        oldest_version=version,
+        versions=[version],
+    )
+    assert await claims.score(db, record, OWNER, score, data)
+
+
+async def task_statuses(db: Database) -> list[str]:
+    return [task["status"] for task in await db.find("Task", {}, sort=[("_id", 1)])]
+
+
+async def task_of(db: Database, number: int) -> documents.Task:
+    found = await db.find("Task", {}, sort=[("_id", 1)])
+    return await tasks.get(db, found[number]["_id"])

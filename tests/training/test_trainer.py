@@ -1,0 +1,278 @@
+"""The trainer on a real store: what it trains, publishes and saves, and what is left when it dies anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.engines.embedded.weights import load_verified
+from agentrl.engines.manifest import read
+from agentrl.policies.states import StepStatus
+from agentrl.store import accounting, lineages, publications
+from agentrl.store.database import Database
+from agentrl.store.steps import LineageClosedError
+from agentrl.training import trainer as training
+from agentrl.training.dumps import train_from_dumps
+from agentrl.training.losses import PolicyLoss
+from agentrl.training.trainer import DivergedError
+from tests.training.conftest import make_learner
+from tests.training.rollouts import closed_groups, configuration, end_of_data, task_statuses, trainer
+
+PLACES = ("leased", "optimized", "committed", "weights written", "checkpoint renamed")
+
+
+class Died(BaseException):
+    """As if by kill -9: nothing after it is done by this trainer."""
+
+
+def weights(run_dir: Path, version: int) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / publications.path_of(version) / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+async def committed(db: Database) -> list[dict[str, object]]:
+    return await db.find("Step", {"status": StepStatus.COMMITTED}, sort=[("step", 1)])
+
+
+async def newest(db: Database) -> int:
+    found = await publications.newest(db)
+    assert found is not None
+    return found.id
+
+
+async def balanced(db: Database) -> None:
+    assert (await accounting.account(db)).problems == ()
+
+
+async def test_it_trains_whole_groups_oldest_first_and_publishes_after_each_step(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 6)
+    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path).run()
+    steps = await committed(db)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [name for step in steps for name in step["tasks"]] == [  # type: ignore[attr-defined]
+        task["_id"] for task in await db.find("Task", {}, sort=[("admitted_order", 1)])
+    ]
+    assert await task_statuses(db) == ["trained"] * 6
+    assert [step["base_version"] for step in steps] == [1, 2, 3]
+    assert await publications.parents(db) == {1: None, 2: 1, 3: 2, 4: 3}
+    metrics = steps[2]["metrics"]
+    assert isinstance(metrics, dict)
+    assert metrics["reward_mean"] == 0.5
+    assert metrics["records"] == 4
+    assert metrics["age_mean"] == 2
+    assert metrics["packed_tokens"] < metrics["unpacked_tokens"]
+    await balanced(db)
+
+
+async def test_engines_take_what_it_publishes(db: Database, tiny: Path, tmp_path: Path) -> None:
+    await closed_groups(db, 2)
+    await trainer(db, configuration(tmp_path, tiny, steps=1), tmp_path).run()
+    for version in (1, 2):
+        document = await publications.get(db, version)
+        assert document is not None
+        manifest = read(tmp_path / document.path)
+        _, agreement = load_verified(tmp_path / document.path, version, manifest)
+        assert agreement.tokens > 200
+        assert agreement.largest < 1e-4
+        assert set(document.manifest["files"]) >= {"model.safetensors", "config.json", "tokenizer.json"}
+    assert not same(weights(tmp_path, 1), weights(tmp_path, 2))
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_whatever_it_dies_between_the_next_one_trains_everything_once_to_the_same_weights(
+    db: Database, tiny: Path, tmp_path: Path, place: str
+) -> None:
+    config = configuration(tmp_path, tiny, steps=3)
+    await closed_groups(db, 6)
+    passed = 0
+
+    def at(reached: str) -> None:
+        nonlocal passed
+        passed += reached == place
+        # Some steps in, so that there is something to be lost; there is one checkpoint at step 2.
+        if passed == (1 if place == "checkpoint renamed" else 2) and reached == place:
+            raise Died
+
+    with pytest.raises(BaseExceptionGroup):
+        await trainer(db, config, tmp_path, at=at).run()
+    before = await newest(db)
+    await trainer(db, config, tmp_path, life=2).run()
+    assert await task_statuses(db) == ["trained"] * 6
+    assert [task["trained_count"] for task in await db.find("Task", {})] == [1] * 6
+    steps = await committed(db)
+    assert len(steps) == 3
+    assert len({name for step in steps for name in step["tasks"]}) == 6  # type: ignore[attr-defined]
+    await balanced(db)
+    after = await newest(db)
+    assert after > before
+    uninterrupted = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
+    undisturbed(uninterrupted, await batches_of(db, tmp_path, config, tiny))
+    assert same(weights(tmp_path, after), tied(uninterrupted.model.state_dict()))
+
+
+def tied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state.items() if name != "lm_head.weight"}
+
+
+def undisturbed(learner: object, batches: Path) -> None:
+    for _, result in train_from_dumps(learner, batches, PolicyLoss()):  # type: ignore[arg-type]
+        assert result.applied
+
+
+async def batches_of(db: Database, tmp_path: Path, config: object, tiny: Path) -> Path:
+    """The same data once more from its beginning, by a trainer that records its batches."""
+    other = tmp_path / "again"
+    other.mkdir()
+    for collection in await db.collections():
+        await db.delete_many(collection, {})
+    await closed_groups(db, 6)
+    await trainer(db, configuration(other, tiny, steps=3), other, dump=other / "dump").run()
+    return other / "dump"
+
+
+async def test_it_trains_from_recorded_batches_to_the_very_same_bits(db: Database, tiny: Path, tmp_path: Path) -> None:
+    await closed_groups(db, 6)
+    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, dump=tmp_path / "dump").run()
+    learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
+    undisturbed(learner, tmp_path / "dump")
+    assert same(weights(tmp_path, 4), tied(learner.model.state_dict()))
+
+
+async def test_a_damaged_checkpoint_is_passed_over_and_never_comes_back(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 8)
+    await trainer(db, configuration(tmp_path, tiny, steps=4), tmp_path).run()
+    older, newer = await db.find("Checkpoint", {}, sort=[("step", 1)])
+    assert (older["step"], newer["step"]) == (2, 4)
+    file = tmp_path / newer["path"] / "optimizer.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, life=2).run()
+    rolled_back = await db.find("Step", {"status": StepStatus.ROLLED_BACK}, sort=[("step", 1)])
+    assert [step["step"] for step in rolled_back] == [3, 4]
+    lineage = await lineages.current(db)
+    assert lineage is not None
+    assert lineage.parent_checkpoint == older["_id"]
+    # Readable again, but history went another way meanwhile.
+    file.write_bytes(whole)
+    await trainer(db, configuration(tmp_path, tiny, steps=4), tmp_path, life=3).run()
+    lineage = await lineages.current(db)
+    assert lineage is not None
+    assert "trainer-0.2" in lineage.parent_checkpoint
+    assert await task_statuses(db) == ["trained"] * 8
+    await balanced(db)
+
+
+async def test_a_run_without_checkpoint_begins_with_the_same_weights_under_a_new_version(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    config = configuration(tmp_path, tiny, steps=1, checkpoint_every=100)
+    await closed_groups(db, 2)
+
+    def at(place: str) -> None:
+        if place == "committed":
+            raise Died
+
+    with pytest.raises(BaseExceptionGroup):
+        await trainer(db, config, tmp_path, at=at).run()
+    await trainer(db, config, tmp_path, life=2).run()
+    assert await publications.parents(db) == {1: None, 2: 1, 3: 2}
+    assert same(weights(tmp_path, 1), weights(tmp_path, 2))
+    assert await task_statuses(db) == ["trained"] * 2
+    await balanced(db)
+
+
+async def test_what_is_past_the_bound_is_sampled_again(db: Database, tiny: Path, tmp_path: Path) -> None:
+    await closed_groups(db, 4)
+    await end_of_data(db)
+    running = asyncio.create_task(trainer(db, configuration(tmp_path, tiny, bound=0, steps=5), tmp_path).run())
+    try:
+        async with asyncio.timeout(20):
+            while await task_statuses(db) != ["trained", "trained", "queued", "queued"]:
+                await asyncio.sleep(0.05)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert [task["reason"] for task in await db.find("Task", {"status": "queued"})] == ["stale"] * 2
+    await balanced(db)
+
+
+async def test_a_batch_that_is_not_finite_changes_nothing_and_does_not_come_back(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 6, log_prob=float("nan"))
+    mine = trainer(db, configuration(tmp_path, tiny), tmp_path)
+    with pytest.raises(DivergedError, match="3 batches"):
+        await mine.run()
+    assert await task_statuses(db) == ["dead"] * 6
+    assert await committed(db) == []
+    assert same(tied(mine.learner.model.state_dict()), weights(tmp_path, 1))
+    await balanced(db)
+
+
+async def test_groups_without_signal_are_consumed_by_an_empty_step(db: Database, tiny: Path, tmp_path: Path) -> None:
+    await closed_groups(db, 4, scores=(1.0, 1.0))
+    await end_of_data(db)
+    await trainer(db, configuration(tmp_path, tiny), tmp_path).run()
+    (step,) = await committed(db)
+    assert step["empty"] is True
+    assert await task_statuses(db) == ["filtered"] * 4
+    assert await publications.parents(db) == {1: None}, "nothing was trained, so nothing is published"
+    await balanced(db)
+
+
+async def test_at_the_end_of_the_data_it_takes_what_is_left_saves_and_ends(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 3)
+    await end_of_data(db)
+    await trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path).run()
+    assert [len(step["tasks"]) for step in await committed(db)] == [2, 1]  # type: ignore[arg-type]
+    (checkpoint,) = await db.find("Checkpoint", {"status": "complete"})
+    assert (checkpoint["step"], checkpoint["version"]) == (2, 3)
+    await balanced(db)
+
+
+async def test_a_trainer_that_was_replaced_ends_without_a_commit(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await closed_groups(db, 4)
+    config = configuration(tmp_path, tiny, steps=2)
+    original = training.steps.commit
+
+    async def overtaken(database: Database, step: str, *arguments: object, **options: object) -> bool:
+        await lineages.begin(database, "trainer-0.2", parent_checkpoint="", after_step=0)
+        return await original(database, step, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training.steps, "commit", overtaken)
+    with pytest.raises(LineageClosedError):
+        await trainer(db, config, tmp_path).run()
+    assert await committed(db) == []
+    assert await task_statuses(db) == ["ready"] * 4
+    await balanced(db)
+
+
+async def test_files_of_versions_and_checkpoints_that_nobody_needs_are_removed(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 16)
+    config = configuration(tmp_path, tiny, steps=8, checkpoint_every=1, keep_checkpoints=2)
+    (tmp_path / "weights").mkdir()
+    shutil.copytree(tiny, tmp_path / "weights" / ".unfinished-v000001")
+    await trainer(db, config, tmp_path).run()
+    versions = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert versions[-1] == "v000009"
+    assert len(versions) <= 5
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    assert await db.count("Checkpoint", {"status": "deleted"}) == 6
