@@ -115,36 +115,35 @@ async def test_whatever_it_dies_between_the_next_one_trains_everything_once_to_t
     await balanced(db)
     after = await newest(db)
     assert after > before
-    uninterrupted = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
-    undisturbed(uninterrupted, await batches_of(db, tmp_path, config, tiny))
-    assert same(weights(tmp_path, after), tied(uninterrupted.model.state_dict()))
+    assert same(weights(tmp_path, after), await undisturbed(db, tiny, tmp_path))
+
+
+_undisturbed: list[dict[str, torch.Tensor]] = []
+
+
+async def undisturbed(db: Database, tiny: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """The weights after the same data without any death; computed once for all tests that ask."""
+    if not _undisturbed:
+        for collection in await db.collections():
+            await db.delete_many(collection, {})
+        await closed_groups(db, 6)
+        alone = tmp_path / "undisturbed"
+        alone.mkdir()
+        await trainer(db, configuration(alone, tiny, steps=3), alone).run()
+        _undisturbed.append(weights(alone, 4))
+    return _undisturbed[0]
 
 
 def tied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name != "lm_head.weight"}
 
 
-def undisturbed(learner: object, batches: Path) -> None:
-    for _, result in train_from_dumps(learner, batches, PolicyLoss()):  # type: ignore[arg-type]
-        assert result.applied
-
-
-async def batches_of(db: Database, tmp_path: Path, config: object, tiny: Path) -> Path:
-    """The same data once more from its beginning, by a trainer that records its batches."""
-    other = tmp_path / "again"
-    other.mkdir()
-    for collection in await db.collections():
-        await db.delete_many(collection, {})
-    await closed_groups(db, 6)
-    await trainer(db, configuration(other, tiny, steps=3), other, dump=other / "dump").run()
-    return other / "dump"
-
-
 async def test_it_trains_from_recorded_batches_to_the_very_same_bits(db: Database, tiny: Path, tmp_path: Path) -> None:
     await closed_groups(db, 6)
     await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, dump=tmp_path / "dump").run()
     learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
-    undisturbed(learner, tmp_path / "dump")
+    losses = [result.metrics["loss"] for _, result in train_from_dumps(learner, tmp_path / "dump", PolicyLoss())]
+    assert losses == [step["metrics"]["loss"] for step in await committed(db)]  # type: ignore[index]
     assert same(weights(tmp_path, 4), tied(learner.model.state_dict()))
 
 

@@ -1,0 +1,133 @@
+"""From stored documents to what trains: exact tokens, exact ages, and nothing that cannot be recomputed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentrl.policies.ages import VersionTree
+from agentrl.policies.freshness import Freshness
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, call_id
+from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.tree import TokenTree
+from agentrl.training.batches import UntrainableSamplingError, make_batch, refuse_untrainable, trajectory_of
+from agentrl.training.trajectories import BrokenTrajectoryError
+from tests.training.trees import Call, fork, some
+
+TREE = VersionTree({1: None, 2: 1, 3: 2, 4: 1})
+RECORD = "shop/train/0/000000#r1.s0.a1"
+
+
+def stored(
+    calls: list[Call],
+    *,
+    record: str = RECORD,
+    versions: list[tuple[int, int]] | None = None,
+    advantage: float | None = 1.0,
+) -> tuple[DBRecordData, list[DispatchedSamplingTask]]:
+    tree = TokenTree()
+    documents = []
+    for index, prompt, output in calls:
+        base, length = tree.base(prompt)
+        tree.insert(index, prompt, output)
+        documents.append(
+            DispatchedSamplingTask(
+                id=call_id(record, index),
+                record=record,
+                index=index,
+                base="" if base is None else call_id(record, base),
+                base_length=length,
+                prompt=pack_ids(prompt[length:]),
+                output=pack_ids(output),
+                log_probs=pack_floats([-float(index) - at / 64 for at in range(len(output))]),
+                versions=versions or [(1, len(output))],
+                sampling={"temperature": 0.5 + index},
+            )
+        )
+    return DBRecordData(id=record, task="shop/train/0/000000", spans=tree.spans, advantage=advantage), documents
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_every_generated_token_comes_back_with_what_it_was_sampled_with(number: int) -> None:
+    chance = random.Random(number)
+    calls = fork(chance, some(chance, 4, 6), 3)
+    trajectory = trajectory_of(*stored(calls))
+    found = {}
+    for index, segment in enumerate(trajectory.segments):
+        if segment.trains:
+            context: list[int] = []
+            at = segment.parent
+            while at >= 0:
+                context = trajectory.segments[at].ids + context
+                at = trajectory.segments[at].parent
+            for offset, token in enumerate(segment.ids):
+                place = (round(segment.temperature - 0.5), tuple(context + segment.ids[:offset]))
+                assert place not in found, index
+                found[place] = (token, segment.log_probs[offset])
+    assert found == {
+        (index, tuple(prompt + output[:at])): (token, -float(index) - at / 64)
+        for index, prompt, output in calls
+        for at, token in enumerate(output)
+    }
+
+
+def test_versions_follow_their_tokens_and_the_oldest_decides() -> None:
+    data, calls = stored([(0, [1, 2], [3, 4, 5, 6])], versions=[(1, 1), (3, 3)])
+    made = make_batch(7, 3, [data], calls, TREE, Freshness(bound=2))
+    assert made.batch.trajectories[0].versions == {1: 1, 3: 3}
+    assert made.batch.ages == {1: 2, 3: 0}
+    assert made.batch.mean_age == 0.5
+    late = make_batch(7, 3, [data], calls, TREE, Freshness(bound=1))
+    assert late.stale == (data.id,)
+    assert late.batch.trajectories == []
+
+
+def test_age_goes_over_the_common_ancestor_of_two_lineages() -> None:
+    data, calls = stored([(0, [1, 2], [3, 4])], versions=[(3, 2)])
+    made = make_batch(7, 4, [data], calls, TREE, Freshness(bound=3))
+    assert made.batch.ages == {3: 3}
+    assert make_batch(7, 4, [data], calls, TREE, Freshness(bound=2)).stale == (data.id,)
+
+
+def test_records_without_advantage_do_not_train() -> None:
+    data, calls = stored([(0, [1, 2], [3, 4])], advantage=None)
+    assert make_batch(1, 1, [data], calls, TREE, Freshness()).batch.trajectories == []
+
+
+def broken(change: str) -> tuple[DBRecordData, list[DispatchedSamplingTask]]:
+    data, calls = stored([(0, [1, 2], [3, 4]), (1, [1, 2, 3, 4, 5], [6])])
+    changes: dict[str, Any] = {
+        "base": {"base": "somewhere else"},
+        "tokens": {"output": pack_ids([])},
+        "log_probs": {"log_probs": pack_floats([-1.0] * 0)},
+        "versions": {"versions": []},
+    }
+    if change == "call":
+        return data, calls[:1]
+    return data, [calls[0], msgspec.structs.replace(calls[1], **changes[change])]
+
+
+@pytest.mark.parametrize("change", ["call", "base", "tokens", "log_probs", "versions"])
+def test_a_record_whose_tokens_do_not_fit_together_is_left_out_and_named(
+    change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, calls = broken(change)
+    with pytest.raises(BrokenTrajectoryError):
+        trajectory_of(data, calls)
+    good, more = stored([(0, [1, 2], [3, 4])], record="good")
+    made = make_batch(1, 1, [data, good], [*calls, *more], TREE, Freshness())
+    assert made.broken == (RECORD,)
+    assert [one.record for one in made.batch.trajectories] == ["good"]
+    assert RECORD in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"frequency_penalty": 1}, {"temperature": 0}]
+)
+def test_what_was_done_to_the_distribution_beyond_temperature_is_refused(sampling: dict[str, float]) -> None:
+    with pytest.raises(UntrainableSamplingError, match="sampled"):
+        refuse_untrainable({"temperature": 1.0, **sampling})
+    assert refuse_untrainable({"temperature": 0.7, "top_p": 1.0, "top_k": -1}) == 0.7

@@ -1,0 +1,157 @@
+"""Learning: demonstrations, the warm-up, and a policy that gets better at what is rewarded."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.chat.template import Template
+from agentrl.chat.tokenizer import Tokenizer
+from agentrl.engines.embedded.model import score as engine_score
+from agentrl.engines.embedded.weights import load_unverified
+from agentrl.errors import ConfigError
+from agentrl.training.demonstrations import read_demonstrations, trajectory_of
+from agentrl.training.losses import PolicyLoss
+from agentrl.training.publication import make_canary, probe_set
+from agentrl.training.trajectories import Segment, Trajectory
+from agentrl.training.warmup import WarmupFailedError, warm_up
+from tests.training.conftest import make_learner
+from tests.training.trees import batch_of, group
+
+LOOKUP = {"type": "function", "function": {"name": "lookup", "parameters": {"properties": {"item": {}}}}}
+CONVERSATION = {
+    "messages": [
+        {"role": "system", "content": "Price the order."},
+        {"role": "user", "content": "3 apples"},
+        {"role": "assistant", "content": "<tool_call>lookup(apples)</tool_call>"},
+        {"role": "tool", "content": "7"},
+        {"role": "assistant", "content": "<answer>21</answer>"},
+    ],
+    "tools": [LOOKUP],
+}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_a_demonstration_has_the_ids_that_an_episode_would_have(tiny: Path, tmp_path: Path) -> None:
+    (one,) = read_demonstrations(write(tmp_path / "d.jsonl", CONVERSATION, ""))
+    template = Template(Tokenizer(tiny))
+    trajectory = trajectory_of(one, template, "d")
+    assert [segment.trains for segment in trajectory.segments] == [False, True, False, True]
+    tools = [tool.spec for tool in one.tools]
+    assert tools[0].signature == "lookup(item)"
+    assert trajectory.segments[0].ids == template.first("Price the order.", tools, "3 apples")
+    assert trajectory.segments[1].ids == template.assistant("<tool_call>lookup(apples)</tool_call>")
+    assert trajectory.segments[2].ids == template.tool_results(["7"])
+    assert trajectory.segments[3].ids == template.assistant("<answer>21</answer>")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "Line 2"),
+        ({"messages": []}, "does not begin with a message of the user"),
+        ({"messages": CONVERSATION["messages"][:4]}, "does not end with the assistant"),
+        ({"messages": [CONVERSATION["messages"][1], CONVERSATION["messages"][3]]}, "a message of the tool follows"),
+        ({"messages": [*CONVERSATION["messages"], CONVERSATION["messages"][-1]]}, "twice in a row"),
+        ({**CONVERSATION, "tools": [{"type": "function"}]}, "a tool has no name"),
+    ],
+)
+def test_a_line_that_is_no_demonstration_is_named(tmp_path: Path, line: object, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as told:
+        read_demonstrations(write(tmp_path / "d.jsonl", CONVERSATION, line))
+    assert "Line 2 of" in told.value.message
+
+
+def test_the_warm_up_learns_its_demonstrations_and_can_be_repeated(tiny: Path, tmp_path: Path) -> None:
+    template = Template(Tokenizer(tiny))
+    lines = [json.loads(json.dumps(CONVERSATION).replace("apples", fruit)) for fruit in ("apples", "pears", "plums")]
+    read = read_demonstrations(write(tmp_path / "d.jsonl", *lines))
+    shown = [trajectory_of(one, template, str(place)) for place, one in enumerate(read)]
+    learners = [make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-5) for _ in range(2)]
+    losses: list[float] = []
+    for learner in learners:
+        heard: list[float] = []
+        warm_up(
+            learner,
+            shown,
+            steps=12,
+            batch=2,
+            learning_rate=1e-2,
+            chance=3,
+            keep_on=lambda step, loss, heard=heard: not heard.append(loss),
+        )
+        losses = heard
+    assert losses[-1] < losses[0] / 2
+    first, second = (learner.model.state_dict() for learner in learners)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert learners[0].optimizers.tensors() == {}, "policy training begins with state of its own"
+    assert {group["lr"] for one in learners[0].optimizers.optimizers for group in one.param_groups} == {1e-5}
+
+
+def test_a_warm_up_that_diverges_says_so(tiny: Path) -> None:
+    learner = make_learner(tiny, exact=False)
+    next(learner.model.parameters()).data[:] = float("nan")
+    with pytest.raises(WarmupFailedError, match="step 1"):
+        warm_up(learner, group(random.Random(1), 2), steps=3, batch=2, learning_rate=1e-3, chance=0)
+
+
+def test_what_is_rewarded_becomes_likelier(tiny: Path) -> None:
+    """On-policy: sampled from the model, rewarded for one token, trained; a few times."""
+    learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=5e-3)
+    prompt, wanted = [9, 8, 7], 42
+    generator = torch.Generator().manual_seed(1)
+    before = likelihood(learner.log_probs([[*prompt, wanted]]))
+    for _ in range(12):
+        with torch.no_grad():
+            spread = torch.log_softmax(learner.model(torch.tensor([prompt])).logits[0, -1], dim=-1)
+        drawn = [*torch.multinomial(spread.exp(), 15, generator=generator).tolist(), wanted]
+        mean = sum(token == wanted for token in drawn) / len(drawn)
+        batch = batch_of([answer(prompt, token, float(spread[token]), (token == wanted) - mean) for token in drawn])
+        result = learner.train(batch, PolicyLoss())
+        assert result.metrics["mismatch_max"] < 1e-4
+        assert result.metrics["weight_mean"] == pytest.approx(1.0, abs=1e-3)
+    assert likelihood(learner.log_probs([[*prompt, wanted]])) > 5 * before
+
+
+def likelihood(log_probs: list[list[float]]) -> float:
+    return math.exp(log_probs[0][-1])
+
+
+def answer(prompt: list[int], token: int, log_prob: float, advantage: float) -> Trajectory:
+    said = Segment(parent=0, ids=[token], trains=True, log_probs=[log_prob], versions=[(1, 1)])
+    return Trajectory(record="r", group="g", segments=[Segment(parent=-1, ids=prompt), said], advantage=advantage)
+
+
+def test_the_canary_is_what_the_engine_computes(tiny: Path, tmp_path: Path) -> None:
+    learner = make_learner(tiny, exact=False)
+    canary = make_canary(learner, [[1, 2, 3, 4]])
+    learner.save(tmp_path / "saved")
+    engine = load_unverified(tmp_path / "saved", 1)
+    with torch.inference_mode():
+        for ids, ours in zip(canary.ids, canary.log_probs, strict=True):
+            assert engine_score(engine, ids) == pytest.approx(ours, abs=1e-4)
+    assert canary.ids[-1] == [1, 2, 3, 4]
+    assert canary.ids[:-1] == probe_set(learner.model.config.vocab_size)
+    assert len({len(ids) for ids in canary.ids}) > 4
+
+
+def test_a_step_that_is_not_finite_leaves_every_bit_as_it_was(tiny: Path) -> None:
+    learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
+    learner.train(batch_of(group(random.Random(1), 3)), PolicyLoss())
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    state = {name: value.clone() for name, value in learner.optimizers.tensors().items()}
+    members = group(random.Random(2), 3)
+    poisoned = Trajectory(record="p", group="g", segments=members[0].segments, advantage=float("inf"))
+    assert not learner.train(batch_of([*members, poisoned]), PolicyLoss()).applied
+    assert all(torch.equal(value, before[name]) for name, value in learner.model.state_dict().items())
+    assert all(torch.equal(value, state[name]) for name, value in learner.optimizers.tensors().items())
+    assert learner.train(batch_of(members), PolicyLoss()).applied
