@@ -31,12 +31,9 @@ if TYPE_CHECKING:  # the dataset is made from this module too, and need not wait
     from mcp.server.lowlevel import Server
 
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou")
-_STEP = 7
-"""Of all pairs of syllables, one in so many is a name that is taken; coprime to their number."""
-ITEMS: tuple[str, ...] = tuple(
-    _SYLLABLES[at // len(_SYLLABLES)] + _SYLLABLES[at % len(_SYLLABLES)] for at in range(0, len(_SYLLABLES) ** 2, _STEP)
-)
+ITEMS: tuple[str, ...] = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
 """What the shop sells: names that are made up, so that a model has to copy what it reads and cannot know them."""
+_KNOWN = frozenset(ITEMS)
 LEAST_PRICE, MOST_PRICE = 2, 99
 TOOLS: dict[str, dict[str, Any]] = {
     "lookup": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
@@ -70,7 +67,7 @@ class StormError(Exception):
 
 
 def price_of(item: str) -> int:
-    if item not in ITEMS:
+    if item not in _KNOWN:
         raise MistakeError(f"no such item: {item[:_MOST_CHARS]}")
     spread = MOST_PRICE - LEAST_PRICE + 1
     return LEAST_PRICE + int.from_bytes(hashlib.blake2b(item.encode(), digest_size=4).digest(), "big") % spread

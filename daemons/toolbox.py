@@ -38,9 +38,10 @@ async def main(unit: Unit) -> None:
     # Whoever opened a session may die and be replaced, but no episode takes longer than this.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
     toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
+    app = build_app(toolbox, http_token(unit.state_dir))
     database = access.open_database(config, unit.state_dir)
     try:
-        async with toolbox.running(), listening(build_app(toolbox, http_token(unit.state_dir))) as url:
+        async with toolbox.running(), listening(app) as url:
             me = ToolboxService(id=name, unit=unit.name, url=url, slots=quotas.sessions)
             reporter = Reporter(toolbox, StoredServices(database), me)
             async with _following(reporter):

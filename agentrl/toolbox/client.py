@@ -56,7 +56,7 @@ class Tools:
     """One toolbox. To be closed at the end, or used as a context manager."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._url = url
+        self.url = url
         self._http = HttpClient(url, {"Authorization": f"Bearer {token}"})
 
     async def __aenter__(self) -> Tools:
@@ -122,13 +122,13 @@ class Tools:
             async with asyncio.timeout(within_s):
                 status, answer = await self._send(method, path, data)
         except TimeoutError:
-            raise ToolboxGoneError(f"The toolbox at {self._url} did not answer within {within_s:g} s.") from None
+            raise ToolboxGoneError(f"The toolbox at {self.url} did not answer within {within_s:g} s.") from None
         try:
             if status == 200:
                 return msgspec.json.decode(answer, type=kind)
             refusal = msgspec.json.decode(answer, type=RefusalBody).error
         except msgspec.MsgspecError:
-            raise ToolboxError(f"{self._url}{path} answered {status} with what makes no sense.") from None
+            raise ToolboxError(f"{self.url}{path} answered {status} with what makes no sense.") from None
         raise error_of(refusal)
 
     async def _send(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
@@ -139,7 +139,7 @@ class Tools:
                     return reply.status, await reply.read()
             except ConnectionBrokenError as broken:
                 why = str(broken)
-        raise ToolboxGoneError(f"The toolbox at {self._url} is not there: {why}.")
+        raise ToolboxGoneError(f"The toolbox at {self.url} is not there: {why}.")
 
 
 def _quoted(text: str) -> str:

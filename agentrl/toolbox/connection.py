@@ -198,7 +198,7 @@ class Connection:
         except asyncio.CancelledError:
             raise
         except Exception as broken:  # the boundary: a dead server surfaces as anything, nested
-            self._say(_innermost(broken))
+            self._say(self._peer.story if self._peer.ended.is_set() else _innermost(broken))
             log.debug("%s ended", self._name, exc_info=broken)
         finally:
             self._client = None
@@ -269,7 +269,8 @@ class Connection:
         return error
 
     def _gone_sentence(self) -> str:
-        return f"{self._name} is gone: {self.why or self._peer.story}."
+        what = "is gone" if self.opened_at else "did not come up"
+        return f"{self._name} {what}: {(self.why or self._peer.story).rstrip('.')}."
 
     def _say(self, why: str) -> None:
         """The first reason stands."""

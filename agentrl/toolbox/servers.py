@@ -161,7 +161,7 @@ class OneForAll:
         except TimeoutError:
             pass
         if self._connection is None or self._connection.gone.is_set():
-            raise UnavailableError(f"The server does not serve: {self.why}.", retry_after_s=1.0)
+            raise _does_not_serve(self.why)
         return self._connection
 
     def give_back(self, connection: Connection) -> None:
@@ -216,7 +216,9 @@ class Pool:
                 return self._lend(await turn)
         except TimeoutError:
             if not self._taken:
-                raise UnavailableError(f"The server does not serve: {self.why}.", retry_after_s=1.0) from None
+                raise UnavailableError(
+                    f"The server does not serve: {self.why.rstrip('.')}.", retry_after_s=1.0
+                ) from None
             raise QuotaError(f"All {self._size} processes of the server are in use.", retry_after_s=1.0) from None
         finally:
             self._forget(turn)
@@ -275,3 +277,7 @@ class Pool:
             await connection.close()
             await self._starter.wait()
             self._news.set()
+
+
+def _does_not_serve(why: str) -> UnavailableError:
+    return UnavailableError(f"The server does not serve: {why.rstrip('.')}.", retry_after_s=1.0)

@@ -50,6 +50,7 @@ from agentrl.toolbox.sessions import Lease, Server, Session, reserve
 from agentrl.toolbox.statistics import Statistics
 
 TIDY_EVERY_S = 5.0
+MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
 
 
@@ -108,17 +109,24 @@ class Toolbox:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep all servers while the body runs; at the end nothing of them is left."""
-        async with asyncio.TaskGroup() as tasks:
-            keeping = [
-                tasks.create_task(server.keeper.run(), name=f"keep {server.name}") for server in self._servers.values()
-            ]
-            keeping.append(tasks.create_task(self._tidy(), name="close idle sessions"))
-            try:
-                yield
-            finally:
-                await self._end()
-                for task in keeping:
-                    task.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                keeping = [
+                    tasks.create_task(server.keeper.run(), name=f"keep {server.name}")
+                    for server in self._servers.values()
+                ]
+                keeping.append(tasks.create_task(self._tidy(), name="close idle sessions"))
+                try:
+                    yield
+                finally:
+                    await self._end()
+                    for task in keeping:
+                        task.cancel()
+        except BaseExceptionGroup as group:
+            # What the body raised is the caller's business, as it was raised.
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
 
     # ---- what there is ----
 
@@ -144,7 +152,7 @@ class Toolbox:
         if not 0 < len(wanted.id) <= MOST_ID_CHARS:
             raise BadRequestError(f"A session's id has between 1 and {MOST_ID_CHARS} characters.")
         session = self._sessions.get(wanted.id)
-        created = session is None
+        created = session is None and wanted.id not in self._opening
         if session is None:
             opening = self._opening.get(wanted.id) or self._begin_to_open(wanted)
             session = await asyncio.shield(opening)
@@ -159,9 +167,9 @@ class Toolbox:
         if self.draining or self.paused:
             why = "is about to end" if self.draining else "is paused"
             raise UnavailableError(f"This toolbox {why}.", retry_after_s=1.0)
+        servers = [self._server(name) for name in dict.fromkeys(wanted.servers)]
         if self.open_sessions >= self._quotas.sessions:
             raise QuotaError(f"There are {self._quotas.sessions} sessions open already.", retry_after_s=1.0)
-        servers = [self._server(name) for name in dict.fromkeys(wanted.servers)]
         for server in servers:
             self._refuse_if_broken(server)
         task = asyncio.create_task(self._open(wanted, servers), name=f"open {wanted.id}")
@@ -171,7 +179,7 @@ class Toolbox:
 
     async def _open(self, wanted: OpenSession, servers: list[Server]) -> Session:
         try:
-            leases = await reserve(servers, min(max(0.0, wanted.wait_s), self._quotas.wait_s))
+            leases = await reserve(servers, min(max(0.0, wanted.wait_s), MOST_OPEN_WAIT_S))
             session = self._sessions[wanted.id] = Session(wanted.id, leases)
         finally:
             self._opening.pop(wanted.id, None)

@@ -1,0 +1,102 @@
+"""Toolboxes with real servers: our own, and those of other people in environments of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.data import ToolServer
+from agentrl.toolbox.answers import Answer, CallTool, OpenSession
+from agentrl.toolbox.api import build_app
+from agentrl.toolbox.client import Tools
+from agentrl.toolbox.listening import listening
+from agentrl.toolbox.toolbox import Toolbox
+from tests.toolbox.others import Others
+from tests.waiting import eventually
+
+TOKEN = "a-token-of-this-test"
+UNRULY = Path(__file__).with_name("unruly.py")
+MakeToolbox = Callable[..., AbstractAsyncContextManager["Hands"]]
+
+
+class Hands:
+    """A toolbox and short ways to use it."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self.toolbox = toolbox
+
+    async def open(self, id: str, *servers: str, wait_s: float = 30.0) -> bool:
+        opened = await self.toolbox.open(OpenSession(id=id, servers=servers or ("unruly",), wait_s=wait_s))
+        return opened.created
+
+    async def call(
+        self, session: str, call: str, tool: str, *, timeout_s: float = 0.0, server: str = "unruly", **arguments: Any
+    ) -> Answer:
+        asked = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
+        return await self.toolbox.call(f"{server}.{tool}", asked)
+
+    def server(self, name: str = "unruly") -> Any:
+        return next(server for server in self.toolbox.servers() if server.id == name)
+
+
+def unruly(**settings: Any) -> ToolServer:
+    return ToolServer(command=(sys.executable, str(UNRULY)), **{"session": "keyed", "timeout_s": 20.0, **settings})
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> MakeToolbox:
+    """A toolbox that runs while the body does; by default with one unruly server."""
+
+    @contextlib.asynccontextmanager
+    async def making(servers: dict[str, ToolServer] | None = None, **options: Any) -> AsyncIterator[Hands]:
+        chosen = {"unruly": unruly()} if servers is None else servers
+        toolbox = Toolbox(chosen, run_dir=tmp_path, name="toolbox-0.1", **options)
+        async with toolbox.running():
+            yield Hands(toolbox)
+
+    return making
+
+
+@contextlib.asynccontextmanager
+async def over_http(hands: Hands) -> AsyncIterator[Tools]:
+    async with listening(build_app(hands.toolbox, TOKEN)) as url, Tools(url, TOKEN) as tools:
+        yield tools
+
+
+@contextlib.contextmanager
+def http_server(*command: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An MCP server behind a URL; `{port}` in the command is replaced."""
+    port = port or _free_port()
+    with subprocess.Popen([part.replace("{port}", str(port)) for part in command], stdin=subprocess.DEVNULL) as process:
+        try:
+            eventually(lambda: _listens(port, process), within_s=60, what="the server listens")
+            yield f"http://127.0.0.1:{port}/mcp", process
+        finally:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is not None:
+        raise RuntimeError(f"the server ended with {process.returncode}")
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="session")
+def others() -> Others:
+    """Servers that other people wrote; built once, and kept beside the checkout's own environment."""
+    return Others.built()

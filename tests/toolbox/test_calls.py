@@ -1,0 +1,275 @@
+"""Calls to real servers: once, in time, and with the right one to blame."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrl.toolbox import connection, pipes
+from agentrl.toolbox.answers import (
+    CallConflictError,
+    QuotaError,
+    SessionError,
+    SessionLostError,
+    UnavailableError,
+    UnknownToolError,
+)
+from agentrl.toolbox.breaker import BreakerRule
+from agentrl.toolbox.toolbox import Quotas
+from tests.toolbox.conftest import MakeToolbox, unruly
+from tests.waiting import aeventually
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def test_a_call_id_never_runs_twice(make: MakeToolbox, tmp_path: Path) -> None:
+    """Asked again before, while and after it runs, by one that stays and by one that leaves."""
+    notes = tmp_path / "notes"
+    async with make() as hands:
+        await hands.open("s")
+        asking = [asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=0.3)) for _ in range(5)]
+        await aeventually(lambda: lines(notes) == ["begun"])
+        asking[0].cancel()
+        answers = await asyncio.gather(*asking[1:])
+        again = await hands.call("s", "c", "note", path=str(notes), seconds=0.3)
+        assert {answer.status for answer in answers} == {"ok"}
+        assert again == answers[0]
+        assert lines(notes) == ["begun", "ended"]
+        with pytest.raises(CallConflictError):
+            await hands.call("s", "c", "note", path="another", seconds=0.3)
+        (statistics,) = hands.toolbox.statistics.all()
+        assert statistics.calls == 1
+
+
+async def test_a_call_goes_on_when_its_caller_leaves_and_is_answered_later(make: MakeToolbox, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with make() as hands:
+        await hands.open("s")
+        leaving = asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=0.2))
+        await aeventually(lambda: lines(notes) == ["begun"])
+        leaving.cancel()
+        answer = await hands.call("s", "c", "note", path=str(notes), seconds=0.2)
+        assert (answer.status, lines(notes)) == ("ok", ["begun", "ended"])
+
+
+async def test_failures_are_classified(make: MakeToolbox) -> None:
+    async with make() as hands:
+        await hands.open("s")
+        seen = {}
+        for tool, arguments in (
+            ("echo", {"text": "hi"}),
+            ("echo", {"wrong": 1}),
+            ("refuse", {"text": "no such page"}),
+            ("fail", {}),
+            ("excuse", {}),
+            ("babble", {}),
+            ("nonsense", {}),
+        ):
+            answer = await hands.call("s", f"{tool}{len(seen)}", tool, **arguments)
+            seen[f"{tool}{len(seen)}"] = (answer.status, answer.error_class, answer.reason)
+            assert answer.content
+        assert seen == {
+            "echo0": ("ok", "", ""),
+            "echo1": ("tool_error", "policy", ""),
+            "refuse2": ("tool_error", "policy", ""),
+            "fail3": ("lost", "infrastructure", "server"),
+            "excuse4": ("tool_error", "infrastructure", ""),
+            "babble5": ("ok", "", ""),
+            "nonsense6": ("lost", "infrastructure", "server"),
+        }
+
+
+@pytest.mark.parametrize("means", ["policy", "infrastructure"])
+async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
+    notes = tmp_path / "notes"
+    async with make({"unruly": unruly(timeout_s=0.4, timeout_means=means)}) as hands:
+        await hands.open("s")
+        began = time.monotonic()
+        answer = await hands.call("s", "c", "note", path=str(notes), seconds=60.0)
+        assert (answer.status, answer.error_class) == ("timeout", means)
+        assert time.monotonic() - began < 5
+        await aeventually(lambda: lines(notes) == ["begun", "cancelled"], what="the server is told")
+        hurried = await hands.call("s", "d", "note", path=str(notes), seconds=60.0, timeout_s=0.1)
+        assert (hurried.status, hurried.error_class) == ("timeout", "infrastructure")
+        assert (await hands.call("s", "e", "echo", text="on")).content == "on"
+
+
+async def test_a_result_of_fifty_megabytes_keeps_both_ends(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(result_max_chars=2_000, timeout_s=60.0)}) as hands:
+        await hands.open("s")
+        answer = await hands.call("s", "c", "big", chars=50 << 20)
+        assert answer.status == "ok"
+        assert (answer.content[0], answer.content[-1], len(answer.content)) == ("<", ">", 2_000)
+        assert answer.left_out > 52_000_000
+
+
+async def test_an_answer_without_end_costs_only_its_own_call(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipes, "MOST_MESSAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(pipes._lines, "__kwdefaults__", {"most": 1 << 20})
+    async with make() as hands:
+        await hands.open("s")
+        beside = asyncio.create_task(hands.call("s", "beside", "echo", text="here"))
+        answer = await hands.call("s", "c", "big", chars=5 << 20)
+        assert (answer.status, answer.error_class) == ("tool_error", "policy")
+        assert "bytes" in answer.content
+        assert (await beside).content == "here"
+
+
+async def test_a_keyed_server_that_dies_is_back_and_its_sessions_are_lost(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(crash_means="policy")}) as hands:
+        await hands.open("used")
+        await hands.open("unused")
+        first = await hands.call("used", "a", "count")
+        died = await hands.call("used", "b", "die", words="out of beans")
+        assert (died.status, died.reason, died.error_class) == ("lost", "server", "policy")
+        assert "exited with 3" in died.content
+        assert "out of beans" in died.content
+        with pytest.raises(SessionLostError):
+            await hands.call("used", "c", "count")
+        later = await hands.call("unused", "d", "count")
+        assert later.status == "ok"
+        assert later.content.split()[0] != first.content.split()[0]
+        assert hands.server().starts == 2
+
+
+async def test_bystanders_of_a_crash_are_not_to_blame(make: MakeToolbox, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with make({"unruly": unruly(crash_means="policy")}) as hands:
+        await hands.open("a")
+        await hands.open("b")
+        beside = asyncio.create_task(hands.call("a", "a", "note", path=str(notes), seconds=60.0))
+        await aeventually(lambda: lines(notes) == ["begun"])
+        died = await hands.call("b", "b", "die")
+        assert [died.error_class, (await beside).error_class] == ["infrastructure"] * 2
+
+
+async def test_a_shared_server_that_dies_goes_on_under_the_same_session(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="shared")}) as hands:
+        await hands.open("s")
+        await hands.call("s", "a", "count")
+        assert (await hands.call("s", "b", "die")).status == "lost"
+        answer = await hands.call("s", "c", "count")
+        assert (answer.status, answer.content.split()[1:]) == ("ok", ["1"])
+
+
+async def test_a_server_that_hangs_is_given_up_and_started_again(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 0.3)
+    async with make({"unruly": unruly(session="shared", timeout_s=0.5)}) as hands:
+        await hands.open("s")
+        pid = int((await hands.call("s", "a", "count")).content.split()[0])
+        assert (await hands.call("s", "b", "hang")).status == "timeout"
+        await aeventually(lambda: not psutil.pid_exists(pid), what="the one that hangs is gone")
+        await aeventually(lambda: hands.server().state == "serving" and hands.server().starts == 2)
+        assert (await hands.call("s", "c", "echo", text="on")).content == "on"
+
+
+async def test_closing_a_session_cancels_what_is_under_way(make: MakeToolbox, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with make() as hands:
+        await hands.open("s")
+        running = asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=60.0))
+        await aeventually(lambda: lines(notes) == ["begun"])
+        await hands.toolbox.close("s")
+        assert (await running).status == "cancelled"
+        await aeventually(lambda: lines(notes) == ["begun", "cancelled"])
+        again = await hands.call("s", "c", "note", path=str(notes), seconds=60.0)
+        assert again.status == "cancelled"
+        with pytest.raises(SessionError, match="was closed"):
+            await hands.call("s", "d", "echo", text="late")
+
+
+async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:
+    rule = BreakerRule(least=4, open_s=0.4, probes=2)
+    async with make(breaker=rule) as hands:
+        await hands.open("s")
+        for number in range(4):
+            assert (await hands.call("s", f"bad{number}", "fail")).error_class == "infrastructure"
+        with pytest.raises(UnavailableError) as parked:
+            await hands.call("s", "c", "echo", text="parked")
+        assert 0.0 < parked.value.retry_after_s <= 0.4
+        with pytest.raises(UnavailableError):
+            await hands.open("another")
+        assert (hands.server().breaker, hands.server().usable) == ("open", False)
+        await aeventually(lambda: hands.server().breaker == "half-open")
+        # The call that was refused was not run, so its id is free.
+        assert (await hands.call("s", "c", "echo", text="probe")).content == "probe"
+        assert (await hands.call("s", "d", "echo", text="probe")).content == "probe"
+        assert hands.server().breaker == "closed"
+
+
+async def test_what_the_policy_does_wrong_never_opens_the_breaker(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(timeout_means="infrastructure")}, breaker=BreakerRule(least=4)) as hands:
+        await hands.open("s")
+        for number in range(6):
+            await hands.call("s", f"r{number}", "refuse", text="no")
+            await hands.call("s", f"n{number}", "note", path="/dev/null", seconds=60.0, timeout_s=0.05)
+        assert hands.server().breaker == "closed"
+
+
+async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    quotas = Quotas(calls_of_session=2, calls_of_server=1, waiting_of_server=1, wait_s=0.2)
+    async with make(quotas=quotas) as hands:
+        await hands.open("s")
+        await hands.open("t")
+        slow = asyncio.create_task(hands.call("s", "slow", "note", path=str(notes), seconds=1.5))
+        await aeventually(lambda: lines(notes) == ["begun"])
+        waiting = asyncio.create_task(hands.call("s", "waits", "echo", text="a"))
+        await aeventually(lambda: hands.server().waiting == 1)
+        with pytest.raises(QuotaError, match="under way"):
+            await hands.call("s", "third", "echo", text="a")
+        with pytest.raises(QuotaError, match="wait for unruly"):
+            await hands.call("t", "crowd", "echo", text="a")
+        with pytest.raises(QuotaError, match="was busy"):
+            await waiting
+        assert (await slow).status == "ok"
+        assert (await hands.call("s", "waits", "echo", text="a")).status == "ok"
+
+
+async def test_what_does_not_exist_is_named(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(block="echo")}) as hands:
+        await hands.open("s")
+        for tool, text in (("echo", "has no tool 'echo'"), ("nothing", "has no tool 'nothing'")):
+            with pytest.raises(UnknownToolError, match=text):
+                await hands.call("s", "c", tool)
+        with pytest.raises(UnknownToolError, match=r"no tool 'a\.b'"):
+            await hands.call("s", "c", "b", server="a")
+        with pytest.raises(UnknownToolError, match="known are: unruly"):
+            await hands.open("t", "other")
+        assert "echo" not in [tool.name for tool in hands.toolbox.tools()]
+
+
+async def test_a_server_sees_the_mark_of_the_run_and_nothing_secret(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("AGENTRL_RUN", "u"), ("AGENTRL_INCARNATION", "toolbox-0.1"), ("AGENTRL_TOKEN", "fencing")):
+        monkeypatch.setenv(name, value)
+    async with make() as hands:
+        await hands.open("s")
+        seen = json.loads((await hands.call("s", "c", "environment")).content)
+        ours = {name: value for name, value in seen.items() if name.startswith("AGENTRL_")}
+        assert ours == {"AGENTRL_RUN": "u", "AGENTRL_INCARNATION": "toolbox-0.1"}
+        assert len(seen) < len(os.environ) + 5
+
+
+async def test_at_the_end_nothing_of_a_server_is_left(make: MakeToolbox) -> None:
+    """Also of one that hangs and has a child that holds its pipes."""
+    async with make({"unruly": unruly(timeout_s=0.5)}) as hands:
+        await hands.open("s")
+        server = int((await hands.call("s", "a", "count")).content.split()[0])
+        child = int((await hands.call("s", "b", "bear")).content)
+        assert psutil.pid_exists(child)
+    assert not psutil.pid_exists(server)
+    await aeventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)

@@ -1,0 +1,149 @@
+"""Cutting, counting, remembering, and what a server inherits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import mcp_types as types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.data import ToolServer
+from agentrl.errors import ConfigError
+from agentrl.toolbox import memory
+from agentrl.toolbox.answers import REFUSALS, Answer, CallConflictError, error_of, refusal_of
+from agentrl.toolbox.environment import launch_of
+from agentrl.toolbox.memory import Call, Memory
+from agentrl.toolbox.results import cut, text_of
+from agentrl.toolbox.statistics import SAMPLES, Statistics
+
+
+@given(st.text(max_size=300), st.integers(1, 300))
+def test_what_is_cut_fits_and_keeps_both_ends(text: str, most: int) -> None:
+    shown, left_out = cut(text, most)
+    assert len(shown) <= most
+    if len(text) <= most:
+        assert (shown, left_out) == (text, 0)
+    else:
+        assert left_out >= len(text) - most
+        assert shown[0] == text[0]
+
+
+def test_a_cut_says_how_much_is_missing() -> None:
+    shown, left_out = cut("a" * 500 + "b" * 500, 100)
+    assert shown.startswith("aaa")
+    assert shown.endswith("bbb")
+    assert f"[... {left_out} characters left out ...]" in shown
+    assert 95 <= len(shown) <= 100
+
+
+def test_what_is_not_text_leaves_a_placeholder() -> None:
+    result = types.CallToolResult(
+        content=[
+            types.TextContent(type="text", text="see"),
+            types.ImageContent(type="image", data="aGk=", mime_type="image/png"),
+            types.ResourceLink(type="resource_link", uri="file:///a", name="a"),
+            types.EmbeddedResource(
+                type="resource", resource=types.TextResourceContents(uri="file:///b", text="inside")
+            ),
+        ]
+    )
+    assert text_of(result) == "see\n[image, image/png]\n[resource file:///a]\ninside"
+    assert text_of(types.CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'
+
+
+def test_a_server_inherits_the_mark_and_no_secret(tmp_path: Path) -> None:
+    environ = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "AGENTRL_RUN": "r",
+        "AGENTRL_HOST": "h",
+        "AGENTRL_INCARNATION": "toolbox-0.1",
+        "AGENTRL_TOKEN": "fencing",
+        "AGENTRL_COORDINATOR": "ipc://hub",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "SEARCH_KEY": "for this server",
+    }
+    server = ToolServer(command="{python} -m x {run_dir} {other}", env={"KEY": "env:SEARCH_KEY", "DIR": "{run_dir}/d"})
+    launch = launch_of("search", server, run_dir=tmp_path, environ=environ)
+    assert launch.command == (sys.executable, "-m", "x", str(tmp_path), "{other}")
+    assert launch.env == {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "AGENTRL_RUN": "r",
+        "AGENTRL_HOST": "h",
+        "AGENTRL_INCARNATION": "toolbox-0.1",
+        "PYTHONUNBUFFERED": "1",
+        "KEY": "for this server",
+        "DIR": f"{tmp_path}/d",
+    }
+
+
+@pytest.mark.parametrize("env", [{"KEY": "env:NOT_THERE"}, {"AGENTRL_RUN": "another"}])
+def test_an_environment_that_cannot_be_made_is_named(env: dict[str, str], tmp_path: Path) -> None:
+    server = ToolServer(command="x", env=env)
+    with pytest.raises(ConfigError, match=r"tools\.search\.env\."):
+        launch_of("search", server, run_dir=tmp_path, environ={})
+
+
+def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:
+    statistics = Statistics()
+    for number in range(100):
+        statistics.add("s.t", Answer(status="ok", latency_s=0.01 * (number + 1)), call=f"c{number}", session="s")
+    for number in range(8):
+        lost = Answer(status="lost", error_class="infrastructure", content="x" * 900, latency_s=2.0)
+        statistics.add("s.t", lost, call=f"l{number}", session="s")
+    (told,) = statistics.all()
+    assert (told.calls, told.statuses, told.faults) == (108, {"ok": 100, "lost": 8}, {"infrastructure": 8})
+    assert told.p50_s == pytest.approx(0.54, rel=0.3)
+    assert told.longest_s == 2.0
+    assert [sample.call for sample in told.samples] == [f"l{number}" for number in range(8 - SAMPLES, 8)]
+    assert max(len(sample.content) for sample in told.samples) <= 200
+
+
+def call_of(id: str, session: str = "s") -> Call:
+    return Call(id, session, "t", {"a": 1})
+
+
+def test_a_call_is_found_by_its_id_and_another_one_is_refused() -> None:
+    book, call = Memory(), call_of("c")
+    book.begin(call)
+    assert book.find("c", "s", "t", {"a": 1}) is call
+    for session, tool, arguments in (("other", "t", {"a": 1}), ("s", "u", {"a": 1}), ("s", "t", {"a": 2})):
+        with pytest.raises(CallConflictError):
+            book.find("c", session, tool, arguments)
+    book.refused(call)
+    assert book.find("c", "s", "t", {"a": 1}) is None
+
+
+def test_answers_that_take_too_much_memory_go_and_their_ids_stay() -> None:
+    book = Memory(most_chars=250)
+    calls = [call_of(f"c{number}") for number in range(4)]
+    for call in calls:
+        book.begin(call)
+        book.answered(call, Answer(status="ok", content="x" * 100))
+    assert [call.answer is not None for call in calls] == [False, False, True, True]
+    assert book.find("c0", "s", "t", {"a": 1}) is calls[0]
+
+
+def test_a_closed_session_is_remembered_and_its_answers_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    book, call = Memory(), call_of("c")
+    book.begin(call)
+    book.answered(call, Answer(status="ok", content="x"))
+    book.close("s", "it ended")
+    assert book.closed("s") == "it ended"
+    book.tidy()
+    assert book.find("c", "s", "t", {"a": 1}) is call
+    monkeypatch.setattr(memory, "ANSWERS_KEPT_S", -1.0)
+    book.tidy()
+    assert book.find("c", "s", "t", {"a": 1}) is None
+    assert book.closed("s") == "it ended"
+
+
+def test_a_refusal_comes_out_as_what_was_raised() -> None:
+    for kind in REFUSALS:
+        raised = kind("Why.", hint="What to do.", retry_after_s=2.0)
+        again = error_of(refusal_of(raised).error)
+        assert (type(again), str(again), again.retry_after_s) == (kind, "Why. What to do.", 2.0)

@@ -1,0 +1,165 @@
+"""Reservations: all servers or none, state where it belongs, processes from a pool."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.config.data import ToolServer
+from agentrl.toolbox.answers import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
+from agentrl.toolbox.toolbox import Quotas
+from tests.toolbox.conftest import MakeToolbox, unruly
+from tests.waiting import aeventually
+
+
+async def test_opening_again_is_answered_and_other_servers_are_refused(make: MakeToolbox) -> None:
+    async with make({"a": unruly(), "b": unruly()}) as hands:
+        opened = await asyncio.gather(*(hands.open("s", "b", "a") for _ in range(4)))
+        assert sorted(opened) == [False, False, False, True]
+        assert not await hands.open("s", "a", "b")
+        with pytest.raises(SessionError, match="is open with"):
+            await hands.open("s", "a")
+        await hands.toolbox.close("s")
+        await hands.toolbox.close("s")
+        with pytest.raises(SessionError, match="was closed"):
+            await hands.open("s", "a", "b")
+        with pytest.raises(BadRequestError):
+            await hands.open("", "a")
+        assert hands.server("a").sessions == 0
+
+
+async def test_a_call_needs_its_session_and_a_reserved_server(make: MakeToolbox) -> None:
+    async with make({"a": unruly(), "b": unruly()}) as hands:
+        await hands.open("s", "a")
+        await hands.open("t", "b")
+        with pytest.raises(SessionError, match="is not open"):
+            await hands.call("never", "c", "echo", server="a", text="x")
+        with pytest.raises(SessionError, match="has not reserved b"):
+            await hands.call("s", "c", "echo", server="b", text="x")
+
+
+async def test_keyed_sessions_share_a_process_and_no_state(make: MakeToolbox) -> None:
+    async with make() as hands:
+        for session in ("one", "two"):
+            await hands.open(session)
+        seen = [
+            (await hands.call(session, f"{session}{number}", "count")).content.split()
+            for number in range(2)
+            for session in ("one", "two")
+        ]
+        assert len({pid for pid, *_ in seen}) == 1
+        assert [rest for _, *rest in seen] == [["one", "1"], ["two", "1"], ["one", "2"], ["two", "2"]]
+
+
+async def test_process_sessions_have_a_process_each_and_leave_no_state(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="process", pool=2)}) as hands:
+        pids: list[str] = []
+        for batch in range(2):
+            sessions = [f"{batch}{name}" for name in "ab"]
+            await asyncio.gather(*(hands.open(session) for session in sessions))
+            for session in sessions:
+                for number in (1, 2):
+                    pid, counted = (await hands.call(session, f"{session}{number}", "count")).content.split()
+                    assert counted == str(number)
+                pids.append(pid)
+            await asyncio.gather(*(hands.toolbox.close(session) for session in sessions))
+        assert len(set(pids)) == 4
+        await aeventually(lambda: hands.server().sessions == 0)
+
+
+async def test_a_process_that_was_never_called_is_used_again(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="process", pool=1)}) as hands:
+        for number in range(5):
+            await hands.open(f"s{number}")
+            await hands.toolbox.close(f"s{number}")
+        assert hands.server().starts == 1
+
+
+async def test_a_full_pool_makes_wait_then_refuses(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="process", pool=1)}) as hands:
+        await hands.open("first")
+        with pytest.raises(QuotaError, match="in use"):
+            await hands.open("second", wait_s=0.05)
+        waiting = asyncio.create_task(hands.open("third"))
+        await aeventually(lambda: hands.toolbox.open_sessions == 2)
+        await hands.toolbox.close("first")
+        assert await waiting
+        assert await hands.call("third", "c", "echo", text="x")
+
+
+async def test_all_servers_or_none(make: MakeToolbox) -> None:
+    """Two that want the same servers in other orders never wait for each other."""
+    pools = {name: unruly(session="process", pool=1) for name in ("a", "b")}
+    async with make(pools) as hands:
+
+        async def episode(number: int) -> None:
+            await hands.open(f"s{number}", *(("a", "b") if number % 2 else ("b", "a")))
+            await hands.toolbox.close(f"s{number}")
+
+        await asyncio.gather(*(episode(number) for number in range(12)))
+        await hands.open("holds-b", "b")
+        with pytest.raises(QuotaError):
+            await hands.open("wants-both", "a", "b", wait_s=0.05)
+        assert await hands.open("wants-a", "a", wait_s=5)
+
+
+async def test_a_process_that_dies_takes_only_its_session(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="process", pool=2, crash_means="policy")}) as hands:
+        await hands.open("a")
+        await hands.open("b")
+        await hands.call("b", "b1", "count")
+        died = await hands.call("a", "a1", "die")
+        assert (died.status, died.error_class) == ("lost", "policy")
+        with pytest.raises(SessionLostError):
+            await hands.call("a", "a2", "count")
+        assert (await hands.call("b", "b2", "count")).content.endswith("2")
+        await hands.toolbox.close("a")
+        assert await hands.open("c", wait_s=20)
+
+
+async def test_a_session_that_nobody_uses_is_closed(make: MakeToolbox) -> None:
+    async with make(quotas=Quotas(idle_s=0.2, sessions=1)) as hands:
+        await hands.open("forgotten")
+        with pytest.raises(QuotaError, match="1 sessions open"):
+            await hands.open("next")
+        await aeventually(lambda: hands.toolbox.open_sessions == 0)
+        with pytest.raises(SessionError, match="nobody used it"):
+            await hands.call("forgotten", "c", "echo", text="x")
+
+
+async def test_a_server_that_does_not_start_says_why_and_the_others_serve(make: MakeToolbox) -> None:
+    servers = {
+        "absent": ToolServer(command="/no/such/program", session="keyed"),
+        "broken": ToolServer(command=("sh", "-c", "echo cannot load library >&2; exit 7"), session="process"),
+        "secret": ToolServer(command="sh", env={"KEY": "env:NOT_SET_ANYWHERE"}),
+        "unruly": unruly(),
+    }
+    async with make(servers) as hands:
+        await hands.open("s", "unruly")
+
+        def whys() -> dict[str, str] | None:
+            found = {server.id: server.why for server in hands.toolbox.servers() if server.why}
+            return found if "it is being started" not in found.values() else None
+
+        found = await aeventually(whys)
+        assert "No such file" in found["absent"]
+        assert "exited with 7" in found["broken"]
+        assert "cannot load library" in found["broken"]
+        assert "NOT_SET_ANYWHERE" in found["secret"]
+        assert "unruly" not in found
+        for name in ("absent", "broken", "secret"):
+            with pytest.raises(UnavailableError, match="does not serve"):
+                await hands.open("t", name, wait_s=0.0)
+
+
+async def test_a_toolbox_that_drains_or_is_paused_takes_nobody_new(make: MakeToolbox) -> None:
+    async with make() as hands:
+        await hands.open("s")
+        hands.toolbox.paused = True
+        with pytest.raises(UnavailableError, match="paused"):
+            await hands.open("t")
+        hands.toolbox.paused, hands.toolbox.draining = False, True
+        with pytest.raises(UnavailableError, match="about to end"):
+            await hands.open("t")
+        assert (await hands.call("s", "c", "echo", text="on")).status == "ok"

@@ -1,0 +1,114 @@
+"""The demo's server: its prices, its calculator, its weather, and all of it over MCP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.data import ToolServer
+from assets.shop import ITEMS, MistakeError, Shop, StormError, Weather, price_of, value_of, written
+from tests.toolbox.conftest import MakeToolbox, http_server
+
+SHOP = (sys.executable, "-m", "assets.shop")
+
+
+def test_prices_are_the_same_for_ever() -> None:
+    assert len(set(ITEMS)) == len(ITEMS) > 100
+    assert price_of("baba") == 39
+    assert min(map(price_of, ITEMS)) >= 2
+    assert max(map(price_of, ITEMS)) <= 99
+    with pytest.raises(MistakeError, match="no such item: gold"):
+        price_of("gold")
+
+
+GOOD = {"3*12": "36", "2+3*4": "14", "(2+3)*4": "20", "7/2": "3.5", "1/3": "0.3333", "-4+1": "-3", " 6 ": "6"}
+WRONG = ("", "3*", "2**9", "lamp", "ans", "1/0", "__import__('os')", "True", "\x00", "x.y", "[1]", "'a'")
+TOO_LARGE = ("9" * 40, "9" * 25 + "*" + "9" * 25, "1e400", "(" * 150 + "1", "a" * 201)
+
+
+@pytest.mark.parametrize(("expression", "value"), GOOD.items())
+def test_the_calculator(expression: str, value: str) -> None:
+    assert written(value_of(expression)) == value
+
+
+@pytest.mark.parametrize("expression", [*WRONG, *TOO_LARGE])
+def test_what_is_no_expression_is_a_mistake(expression: str) -> None:
+    with pytest.raises(MistakeError):
+        value_of(expression)
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.sampled_from("+-*"))
+def test_whole_numbers_stay_exact(a: int, b: int, operator: str) -> None:
+    expected = {"+": a + b, "-": a - b, "*": a * b}[operator]
+    assert written(value_of(f"({a}){operator}({b})")) == str(expected)
+    assert value_of("ans*2", Fraction(expected)) == 2 * expected
+
+
+def test_the_weather_follows_from_its_number_and_from_nothing_else() -> None:
+    weather = Weather(errors=0.03, latency_ms=15.0, spread=0.6, random=7)
+    seen = [weather.of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
+    assert seen == [Weather(random=7).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
+    assert seen != [Weather(random=8).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
+    assert 0.02 < sum(fails for fails, _ in seen) / len(seen) < 0.04
+    assert median(delay_s for _, delay_s in seen) == pytest.approx(0.015, rel=0.1)
+
+
+async def test_a_call_that_the_weather_spoiled_changed_nothing() -> None:
+    weather = Weather(errors=0.4, latency_ms=0.0, random=1)
+    shop, results = Shop(weather), []
+    for call in range(1, 40):
+        try:
+            results.append(await shop.call("s", "calculator", {"expr": "ans+1" if results else "1"}))
+        except StormError:
+            assert weather.of("s", call)[0]
+    assert results == [str(number) for number in range(1, len(results) + 1)]
+    assert 10 < len(results) < 35
+
+
+@pytest.fixture(scope="module")
+def http_shop() -> Iterator[str]:
+    with http_server(*SHOP, "--calm", "--http", "{port}") as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_sessions_keep_their_own_results(make: MakeToolbox, http_shop: str, transport: str) -> None:
+    server = (
+        ToolServer(url=http_shop, session="keyed")
+        if transport == "http"
+        else ToolServer(command=SHOP, env={"SHOP_WEATHER": "off"}, session="keyed")
+    )
+    async with make({"shop": server}) as hands:
+        for session in ("a", "b"):
+            await hands.open(session, "shop")
+        seen = []
+        for number, (session, expr) in enumerate([("a", "2*3"), ("b", "7"), ("a", "ans+1"), ("b", "ans+1")]):
+            seen.append((await hands.call(session, f"c{number}", "calculator", server="shop", expr=expr)).content)
+        assert seen == ["6", "7", "7", "8"]
+        assert (await hands.call("a", "l", "lookup", server="shop", item=ITEMS[0])).content == str(price_of(ITEMS[0]))
+        wrong = await hands.call("a", "w", "lookup", server="shop", item="gold")
+        assert (wrong.status, wrong.error_class, wrong.content) == ("tool_error", "policy", "no such item: gold")
+
+
+async def test_weather_is_an_error_of_the_infrastructure_and_the_same_again(make: MakeToolbox) -> None:
+    command = (*SHOP, "--errors", "0.3", "--latency-ms", "1", "--random", "5")
+    expected = [Weather(errors=0.3, random=5).of("s", call)[0] for call in range(1, 13)]
+    async with make({"shop": ToolServer(command=command, session="keyed")}) as hands:
+        await hands.open("s", "shop")
+        answers = [await hands.call("s", f"c{call}", "lookup", server="shop", item=ITEMS[0]) for call in range(12)]
+    assert [answer.status == "lost" for answer in answers] == expected
+    assert {answer.error_class for answer in answers if answer.status == "lost"} == {"infrastructure"}
+    assert any(expected)
+
+
+def test_options_are_told_and_wrong_ones_are_refused() -> None:
+    done = subprocess.run([*SHOP, "--errors", "many"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--errors" in done.stderr

@@ -1,0 +1,127 @@
+"""The toolbox as a real unit over a real database: what it tells, what a drain does, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentrl.config.tokenfile import http_token
+from agentrl.protocol import messages
+from agentrl.store.database import Database
+from agentrl.toolbox.answers import UnavailableError
+from agentrl.toolbox.client import Tools
+from tests.store.server import NAME, empty_database, shared_server
+from tests.toolbox.conftest import UNRULY
+from tests.unit.counterpart import Counterpart, Process
+from tests.waiting import aeventually
+
+
+@pytest.fixture(scope="module")
+def mongo_url() -> Iterator[str]:
+    with shared_server() as url:
+        yield url
+
+
+@pytest.fixture
+async def db(mongo_url: str) -> AsyncIterator[Database]:
+    async with empty_database(mongo_url) as database:
+        yield database
+
+
+class Unit:
+    """One life of the unit, with two servers of which one cannot start."""
+
+    def __init__(self, counterpart: Counterpart, mongo_url: str) -> None:
+        self.counterpart = counterpart
+        self.directory = counterpart.directory
+        (self.directory / "mongo").mkdir()
+        (self.directory / "mongo" / "url").write_text(mongo_url)
+        config = {
+            "name": NAME,
+            "model": {"build": "tiny"},
+            "environments": {"shop": {"dataset": "train.jsonl", "tools": ["unruly", "broken"]}},
+            "tools": {
+                "unruly": {"command": [sys.executable, str(UNRULY)], "session": "keyed"},
+                "broken": {"command": ["sh", "-c", "echo no library >&2; exit 7"], "session": "shared"},
+            },
+        }
+        (self.directory / "config.json").write_text(json.dumps(config))
+        # The counterpart's environment, with the state directory and a name of its own.
+        program = self.directory / "life.py"
+        program.write_text(
+            "import os, runpy\n"
+            f"os.environ['AGENTRL_STATE_DIR'] = {str(self.directory)!r}\n"
+            "os.environ['AGENTRL_INCARNATION'] = 'toolbox-0.4'\n"
+            "os.environ['AGENTRL_GROUP'] = 'toolbox'\n"
+            "runpy.run_module('daemons.toolbox', run_name='__main__', alter_sys=True)\n"
+        )
+        self.process = Process(counterpart, [str(program)])
+
+    async def ready(self) -> None:
+        def is_ready() -> bool:
+            assert self.process.process.poll() is None, self.process.text()
+            return self.counterpart.report.ready
+
+        await aeventually(is_ready, within_s=60)
+
+    def servers(self) -> list[psutil.Process]:
+        return [each for each in psutil.Process(self.process.process.pid).children() if str(UNRULY) in each.cmdline()]
+
+
+@pytest.fixture
+async def unit(mongo_url: str, db: Database) -> AsyncIterator[Unit]:
+    with tempfile.TemporaryDirectory(prefix="toolbox-", ignore_cleanup_errors=True) as directory:
+        counterpart = Counterpart(Path(directory))
+        counterpart.start()
+        made = Unit(counterpart, mongo_url)
+        yield made
+        made.process.close()
+        counterpart.close()
+
+
+async def service(db: Database, **expected: Any) -> dict[str, Any]:
+    async def found() -> dict[str, Any] | None:
+        return await db.find_one("Service", {"kind": "toolbox", **expected})
+
+    return await aeventually(found, within_s=30, what=f"a Service with {expected}")
+
+
+async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) -> None:
+    await unit.ready()
+    told = await service(db, state="serving", unavailable=["broken"])
+    assert (told["_id"], told["unit"], told["names"]) == ("toolbox-0.4", "toolbox-0", ["unruly", "broken"])
+    await aeventually(lambda: "no library" in unit.counterpart.report.status)
+    async with Tools(told["url"], http_token(unit.directory)) as tools:
+        await tools.open("s", ["unruly"])
+        answer = await tools.call("s", "c", "unruly", "environment", {})
+        seen = json.loads(answer.content)
+        assert (seen["AGENTRL_RUN"], seen["AGENTRL_INCARNATION"]) == ("run-uuid", "toolbox-0.4")
+        assert not {"AGENTRL_TOKEN", "AGENTRL_COORDINATOR", "AGENTRL_STATE_DIR"} & set(seen)
+        await service(db, running=1)
+
+        (server,) = unit.servers()
+        unit.counterpart.tell(messages.Drain(grace_s=60))
+        await service(db, state="draining")
+        with pytest.raises(UnavailableError):
+            await tools.open("late", ["unruly"])
+        assert (await tools.call("s", "d", "unruly", "echo", {"text": "still"})).content == "still"
+        await tools.close("s")
+    assert await unit.process.code(30) == 0, unit.process.text()
+    assert not server.is_running()
+    await service(db, state="gone")
+
+
+async def test_servers_of_a_killed_toolbox_end_by_themselves(unit: Unit) -> None:
+    await unit.ready()
+    server = (await aeventually(unit.servers))[0]
+    unit.process.signal(signal.SIGKILL)
+    await unit.process.code()
+    await aeventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)

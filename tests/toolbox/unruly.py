@@ -1,0 +1,165 @@
+"""An MCP server over stdio that does everything a tool server should not, when it is asked to.
+
+It is written by hand: it starts in a twentieth of the time of one with the SDK, and can write what no SDK would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+Result = str | dict[str, Any]
+counts: Counter[str] = Counter()
+running: dict[Any, asyncio.Task[None]] = {}
+
+
+class Refusal(Exception):
+    """A failure of the tool."""
+
+
+class Breakage(Exception):
+    """A failure of the server."""
+
+
+class Tools:
+    """One method per tool; `session` is the key in the call's metadata."""
+
+    async def echo(self, session: str, text: str) -> Result:
+        return text
+
+    async def count(self, session: str) -> Result:
+        """Pid, the session's key, and how often it was asked under this key."""
+        counts[session] += 1
+        return f"{os.getpid()} {session} {counts[session]}"
+
+    async def note(self, session: str, path: str, seconds: float = 0.0) -> Result:
+        """Leave lines in a file, so that it can be seen how often this ran."""
+        _append(path, "begun")
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            _append(path, "cancelled")
+            raise
+        _append(path, "ended")
+        return "noted"
+
+    async def hang(self, session: str) -> Result:
+        """Nothing else is answered either."""
+        time.sleep(600)  # noqa: ASYNC251 - that is the point
+        return "never"
+
+    async def die(self, session: str, words: str = "") -> Result:
+        print(words, file=sys.stderr, flush=True)
+        os._exit(3)
+
+    async def big(self, session: str, chars: int) -> Result:
+        return "<" + "x" * (chars - 2) + ">"
+
+    async def environment(self, session: str) -> Result:
+        return json.dumps(dict(os.environ))
+
+    async def refuse(self, session: str, text: str) -> Result:
+        raise Refusal(text)
+
+    async def fail(self, session: str) -> Result:
+        raise Breakage("the line is down")
+
+    async def excuse(self, session: str) -> Result:
+        """A failure that says itself whose fault it is."""
+        return {**_content("upstream is down"), "isError": True, "_meta": {"agentrl/fault": "infrastructure"}}
+
+    async def nonsense(self, session: str) -> Result:
+        """What is no result of a tool."""
+        return {"content": "nothing of the kind"}
+
+    async def babble(self, session: str) -> Result:
+        """What servers write to their output by mistake."""
+        print('this is no message\n\n{"jsonrpc": "2.0"}', flush=True)
+        print("x" * 100_000, file=sys.stderr, flush=True)
+        return "said"
+
+    async def bear(self, session: str) -> Result:
+        """A child that outlives an end of input, and holds the pipes open."""
+        return str(subprocess.Popen(["sleep", "600"]).pid)  # noqa: ASYNC220
+
+
+def _append(path: str, line: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"{line}\n")
+
+
+def _content(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
+
+
+def _offered(name: str, tool: Callable[..., Awaitable[Result]]) -> dict[str, Any]:
+    arguments = [name for name in inspect.signature(tool).parameters if name != "session"]
+    return {"name": name, "inputSchema": {"type": "object", "properties": {name: {} for name in arguments}}}
+
+
+TOOLS = {name: getattr(Tools(), name) for name in vars(Tools) if not name.startswith("_")}
+
+
+def _write(message: dict[str, Any]) -> None:
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+
+def _answer(id: Any, result: dict[str, Any]) -> None:
+    _write({"id": id, "result": result})
+
+
+def _fail(id: Any, code: int, text: str) -> None:
+    _write({"id": id, "error": {"code": code, "message": text}})
+
+
+async def _call(id: Any, params: dict[str, Any]) -> None:
+    tool = TOOLS.get(params["name"])
+    session = (params.get("_meta") or {}).get("agentrl/session", "")
+    try:
+        if tool is None:
+            raise Refusal("no such tool")
+        result = await tool(session, **params.get("arguments", {}))
+        _answer(id, result if isinstance(result, dict) else _content(result))
+    except (Refusal, TypeError) as refusal:
+        _answer(id, {**_content(str(refusal)), "isError": True})
+    except Breakage as breakage:
+        _fail(id, -32603, str(breakage))
+
+
+def _handle(message: dict[str, Any]) -> None:
+    id, params = message.get("id"), message.get("params") or {}
+    match message.get("method"):
+        case "initialize":
+            info = {"name": "unruly", "version": "1"}
+            version = params["protocolVersion"]
+            _answer(id, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
+        case "tools/list":
+            _answer(id, {"tools": [_offered(name, tool) for name, tool in TOOLS.items()]})
+        case "tools/call":
+            running[id] = asyncio.create_task(_call(id, params), name=str(id))
+            running[id].add_done_callback(lambda _: running.pop(id, None))
+        case "notifications/cancelled" if params["requestId"] in running:
+            running[params["requestId"]].cancel()
+        case method if id is not None:
+            _fail(id, -32601, f"no method {method}")
+
+
+async def main() -> None:
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        _handle(json.loads(line))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
