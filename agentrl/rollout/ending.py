@@ -18,12 +18,13 @@ from agentrl.policies import outcomes
 from agentrl.policies.groups import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import Actor, RecordStatus
+from agentrl.rollout import loops
 from agentrl.rollout.loops import AgentLoop, DroppedError
 from agentrl.rollout.scorers import UnscoredError
-from agentrl.store import chunks, claims, groups, trajectories
+from agentrl.store import chunks, claims, groups, tasks, trajectories
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database, StoreError
-from agentrl.store.documents import DBRecordData, Record
+from agentrl.store.documents import DBRecordData, Record, load_if
 from agentrl.store.owners import Lease
 from agentrl.tokens import pairs
 from agentrl.tokens import spans as span_lists
@@ -100,9 +101,13 @@ class Endings:
         await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
         return True
 
-    async def score_stored(self, loop: AgentLoop, claim: Claim) -> bool:
-        """A Record that ended in other hands, or that its scorer could not judge before."""
+    async def score_stored(self, record_id: str) -> bool:
+        """A Record that ended in other hands, or that its scorer could not judge before. False: not yet."""
+        claim = await self._read(record_id)
+        if claim is None:
+            return True  # somebody else's, or of a round that is over
         record = claim.record
+        loop = loops.loop_named(claim.task.agent_name)()
         calls = (await trajectories.calls_of(self._database, [record.id]))[record.id]
         stored = trajectories.stored_calls(calls)
         prompts = span_lists.full_prompts(stored)
@@ -118,6 +123,13 @@ class Endings:
             await self._held(lambda: claims.give_up_scoring(self._database, record.id, self._lease.incarnation, why))
             return True
         return False
+
+    async def _read(self, record_id: str) -> Claim | None:
+        mine = {"_id": record_id, "owner": self._lease.incarnation}
+        record = load_if(Record, await self._database.find_one("Record", mine))
+        if record is None or record.status not in (RecordStatus.FINISHED, RecordStatus.UNSCORED):
+            return None
+        return Claim(record, await tasks.get(self._database, record.task))
 
     async def _is_overdue(self, record: Record) -> bool:
         if record.finished_at is None:

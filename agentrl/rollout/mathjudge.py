@@ -39,6 +39,11 @@ class MathJudge:
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, if there is one."""
+        return None if self._process is None else self._process.pid
+
     async def equal(self, answer: str, truth: str) -> bool:
         """Raises NoVerdictError if nobody can say."""
         left, right = tidy(answer), tidy(truth)

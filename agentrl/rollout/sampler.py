@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from agentrl.errors import DiskError
 from agentrl.policies.outcomes import Outcome
@@ -48,8 +49,8 @@ class Sampler:
         self._settings = settings
         self._tick = tick
         self._attempts: dict[Attempt, asyncio.Task[None]] = {}
-        self._unscored: dict[str, tuple[Claim, float, float]] = {}
-        """By Record: when it is tried again, and how long it was waited for."""
+        self._unscored: dict[str, _Waiting] = {}
+        """By Record."""
         self._changed = asyncio.Event()
         self._concurrency = concurrency
         self._drain_began: float | None = None
@@ -174,7 +175,7 @@ class Sampler:
         claim = attempt.claim
         try:
             if not await attempt.run():
-                self._unscored[claim.record.id] = (claim, time.monotonic() + RESCORE_EVERY_S, RESCORE_EVERY_S)
+                self._unscored[claim.record.id] = _Waiting.first()
         except Exception:
             # The boundary: one episode never takes the others with it.
             log.exception("the episode %s failed outside of its loop", claim.record.id)
@@ -191,7 +192,7 @@ class Sampler:
             await self._house.endings.fail(claim.record, Outcome.LOOP_FAILED, "the sampler failed", free=False)
         except EpisodeExit:
             # It had ended already, so what is missing is its score.
-            self._unscored[claim.record.id] = (claim, time.monotonic() + RESCORE_EVERY_S, RESCORE_EVERY_S)
+            self._unscored[claim.record.id] = _Waiting.first()
 
     # ---- leaving ----
 
@@ -223,8 +224,8 @@ class Sampler:
             await asyncio.sleep(RESCORE_EVERY_S)
             try:
                 await self._adopt()
-                for claim in self._due():
-                    await self._rescore(claim)
+                for record in self._due():
+                    await self._rescore(record)
             except (StoreError, DiskError) as away:
                 log.warning("nothing is scored again: %s", away)
 
@@ -234,25 +235,38 @@ class Sampler:
             claim = await claims.claim_for_scoring(self._house.database, self._house.lease.incarnation)
             if claim is None:
                 return
-            self._unscored[claim.record.id] = (claim, 0.0, RESCORE_EVERY_S)
+            self._unscored[claim.record.id] = _Waiting.first(0.0)
 
-    def _due(self) -> list[Claim]:
+    def _due(self) -> list[str]:
         now = time.monotonic()
-        return [claim for claim, at, _ in self._unscored.values() if at <= now]
+        return [record for record, waiting in self._unscored.items() if waiting.at <= now]
 
-    async def _rescore(self, claim: Claim) -> None:
-        _, _, waited_s = self._unscored.pop(claim.record.id)
+    async def _rescore(self, record: str) -> None:
+        waiting = self._unscored.pop(record)
+        done = False
         try:
-            loop = loops.loop_named(claim.task.agent_name)()
-            done = await self._house.endings.score_stored(loop, claim)
+            done = await self._house.endings.score_stored(record)
         except EpisodeExit:
-            return
+            done = True
         except Exception:
-            log.exception("%s cannot be scored", claim.record.id)
-            done = False
+            log.exception("%s cannot be scored", record)
         if not done:
-            waited_s = min(2 * waited_s, MOST_RESCORE_S)
-            self._unscored[claim.record.id] = (claim, time.monotonic() + waited_s, waited_s)
+            self._unscored[record] = waiting.longer()
+
+
+class _Waiting(NamedTuple):
+    """When a Record is tried again, and how long it was waited for since the last time."""
+
+    at: float
+    waited_s: float
+
+    @classmethod
+    def first(cls, after_s: float | None = None) -> _Waiting:
+        return cls(time.monotonic() + (RESCORE_EVERY_S if after_s is None else after_s), RESCORE_EVERY_S)
+
+    def longer(self) -> _Waiting:
+        waited_s = min(2 * self.waited_s, MOST_RESCORE_S)
+        return _Waiting(time.monotonic() + waited_s, waited_s)
 
 
 def _is_resumable(agent: str) -> bool:

@@ -73,7 +73,7 @@ class Engine:
         self.heard.append(heard)
         said = self.says(heard)
         if asyncio.iscoroutine(said):
-            said = await self._unless_aborted(heard.rid, said)
+            said = await self._unless_aborted(request, heard.rid, said)
         spoken = said if isinstance(said, Spoken) else Spoken(said)
         if spoken.status != 200:
             return Response(b'{"error": {"message": "told so"}}', status_code=spoken.status)
@@ -81,10 +81,10 @@ class Engine:
         spoken.change(answer)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    async def _unless_aborted(self, rid: str, said: Any) -> Any:
+    async def _unless_aborted(self, request: Request, rid: str, said: Any) -> Any:
         saying = asyncio.ensure_future(said)
         while not saying.done():
-            if rid in self.aborted:
+            if rid in self.aborted or await request.is_disconnected():
                 saying.cancel()
                 return Spoken(self.partly, finish="abort")
             await asyncio.wait([saying], timeout=0.01)

@@ -95,7 +95,7 @@ def configuration(**sections: Any) -> RunConfig:
         "name": "test",
         "model": {"build": "tiny"},
         "environments": {"shop": {"dataset": "none.jsonl", "parser": "minicpm", "agent": "tool_agent"}},
-        "sampling": {"n": 2, "max_tokens": 128, "context": 900},
+        "sampling": {"n": 2, "max_tokens": 600, "context": 4000},
         "rollout": {"episode_s": 60, "call_s": 20},
     }
     for name, section in sections.items():
@@ -179,10 +179,12 @@ class Stage:
             yield sampler
         finally:
             sampler.drain()
-            async with asyncio.timeout(60):
-                await running
-            await fleet.close()
-            await lease.close()
+            try:
+                async with asyncio.timeout(60):
+                    await running
+                await lease.close()
+            finally:
+                await fleet.close()
 
     @contextlib.contextmanager
     def _wait(self, what: str, on: str, at_most_s: float) -> Iterator[None]:
@@ -213,7 +215,7 @@ class Stage:
             },
         )
         await tasks.insert(self.db, [task])
-        frozen = {"temperature": 1.0, "top_p": 1.0, "max_tokens_per_call": 128, "context": 900, **(sampling or {})}
+        frozen = {"temperature": 1.0, "top_p": 1.0, "max_tokens_per_call": 600, "context": 4000, **(sampling or {})}
         assert await tasks.admit(self.db, task, n=n, sampling=frozen, deadline_s=600, rounds_max=3)
         return await tasks.get(self.db, task.id)
 

@@ -67,7 +67,7 @@ async def _ready(stage: Stage, task: str) -> dict[str, Any] | None:
     ("says", "sampling", "outcome", "status"),
     [
         ("no answer here", {}, Outcome.NO_ANSWER, "scored"),
-        ("word " * 200, {}, Outcome.TOKEN_LIMIT, "scored"),
+        ("word " * 400, {}, Outcome.TOKEN_LIMIT, "scored"),
         ("word " * 200, {"context": 60, "max_tokens_per_call": 500}, Outcome.CONTEXT_FULL, "scored"),
         ("<answer>3</answer>", {"context": 5}, Outcome.PROMPT_TOO_LONG, "scored"),
         (Spoken("x", change=lambda answer: answer["meta_info"].update(output_token_logprobs=[])), {},

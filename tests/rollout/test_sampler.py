@@ -1,0 +1,318 @@
+"""Many episodes in one process: claims, concurrency, hand-over, what happens when somebody is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.policies.states import RecordStatus
+from agentrl.rollout.scorers import UnscoredError, register_scorer
+from agentrl.steward import expiry
+from agentrl.store import owners, tasks
+from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.documents import Record
+from agentrl.store.owners import OwnerLostError
+from agentrl.tokens.binary import unpack_ids
+from tests.rollout.actors import Heard, Spoken
+from tests.rollout.conftest import Stage, configuration, unruly_tools
+from tests.waiting import aeventually
+
+
+class Gate:
+    """An engine's answer that waits until it is let through."""
+
+    def __init__(self, said: str = "<answer>3</answer>") -> None:
+        self.open = asyncio.Event()
+        self.said = said
+
+    async def __call__(self, heard: Heard) -> str:
+        await self.open.wait()
+        return self.said
+
+
+async def statuses(stage: Stage) -> list[str]:
+    return [record.status for record in await stage.all(Record)]
+
+
+async def test_never_more_episodes_than_allowed_and_a_change_holds_at_once(stage: Stage) -> None:
+    gate = Gate()
+    await stage.engine(gate)
+    await stage.task(n=10)
+    async with stage.sampler(concurrency=3) as sampler:
+        await aeventually(lambda: sampler.idle_because == "full")
+        assert (await statuses(stage)).count(RecordStatus.RUNNING) == 3
+        sampler.concurrency = 5
+        await aeventually(lambda: sampler.running == 5)
+        sampler.concurrency = 1
+        assert sampler.running == 5
+        gate.open.set()
+        await stage.ended(count=10)
+        await aeventually(lambda: sampler.ended == 10)
+
+
+async def test_nothing_is_claimed_while_paused_or_without_engines(stage: Stage) -> None:
+    await stage.task(n=2)
+    async with stage.sampler() as sampler:
+        await aeventually(lambda: sampler.idle_because == "no engine serves")
+        sampler.paused = True
+        await stage.engine(lambda heard: "<answer>3</answer>")
+        await aeventually(lambda: sampler.idle_because == "paused")
+        assert await statuses(stage) == [RecordStatus.OPEN] * 2
+        sampler.paused = False
+        await stage.ended(count=2)
+
+
+async def test_two_samplers_share_the_work_and_claim_nothing_twice(stage: Stage) -> None:
+    engine = await stage.engine(lambda heard: "<answer>3</answer>")
+    for _ in range(5):
+        await stage.task(n=8)
+    async with stage.sampler("sampler-0.1", concurrency=8), stage.sampler("sampler-1.1", concurrency=8):
+        records = await stage.ended(count=40)
+    assert {record.owner for record in records} == {"sampler-0.1", "sampler-1.1"}
+    assert len(engine.heard) == len(await stage.calls()) == 40
+
+
+async def test_a_drain_gives_back_what_another_sampler_continues(stage: Stage) -> None:
+    """The first sampler is drained in the middle of the second model call. Its tokens are kept."""
+    stage.config = configuration(**unruly_tools())
+    await stage.toolbox()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def says(heard: Heard) -> str:
+        if len(heard.answers) == 1:
+            return "<tool_call>count()</tool_call>"
+        if not heard.text.endswith("it costs "):
+            begun.set()
+            await go_on.wait()
+        return "<answer>3</answer>"
+
+    engine = await stage.engine(says)
+    engine.partly = "it costs "
+    await stage.task(n=1)
+    async with stage.sampler("sampler-0.1") as leaving:
+        await asyncio.wait_for(begun.wait(), 20)
+        leaving.drain()
+        await aeventually(lambda: leaving.running == 0, within_s=5, what="it left at once")
+        assert await statuses(stage) == [RecordStatus.OPEN]
+        assert [call.status for call in await stage.calls()] == ["done", "partial"]
+    async with stage.sampler("sampler-1.1"):
+        record = await stage.one()
+    assert (record.outcome, record.score, record.turns, record.attempt) == ("answered", 1.0, 2, 1)
+    calls = await stage.calls()
+    assert [(call.index, call.status, call.owner) for call in calls] == [
+        (0, "done", "sampler-1.1"),
+        (1, "partial", "sampler-1.1"),
+        (2, "done", "sampler-1.1"),
+    ]
+    assert len(engine.heard) == 3  # the first turn was not asked for again
+    assert len(await stage.tool_calls()) == 1  # nor the tool
+    assert [turn.text for turn in await stage.turns()] == [
+        "<tool_call>count()</tool_call>",
+        "it costs <answer>3</answer>",
+    ]
+    data = (await stage.data())[0]
+    assert data.trained_tokens == sum(len(unpack_ids(call.output)) for call in calls)
+
+
+async def test_a_tool_call_that_runs_during_a_hand_over_is_joined_and_not_run_twice(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.config = configuration(**unruly_tools())
+    await stage.toolbox()
+    path = tmp_path / "notes"
+    call = f"<tool_call>note(path={str(path)!r}, seconds=2)</tool_call>"
+    await stage.engine(lambda heard: call if len(heard.answers) == 1 else "<answer>3</answer>")
+    await stage.task(n=1)
+    async with stage.sampler("sampler-0.1") as leaving:
+        await aeventually(lambda: path.exists(), what="the tool runs")
+        leaving.drain()
+        await aeventually(lambda: leaving.running == 0, within_s=1.5, what="it left at once")
+    async with stage.sampler("sampler-1.1"):
+        record = await stage.one()
+    assert (record.outcome, record.turns) == ("answered", 2)
+    assert path.read_text().split() == ["begun", "ended"]
+    assert [(one.status, one.result) for one in await stage.tool_calls()] == [("ok", "noted")]
+
+
+async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease is expired while it sits in the second call; it may write nothing more, and nothing is lost."""
+    stage.config = configuration(**unruly_tools())
+    await stage.toolbox()
+    stuck = asyncio.Event()
+
+    async def says(heard: Heard) -> str:
+        if len(heard.answers) == 1:
+            return "<tool_call>count()</tool_call>"
+        if not stuck.is_set():
+            stuck.set()
+            await asyncio.Event().wait()
+        return "<answer>3</answer>"
+
+    await stage.engine(says)
+    await stage.task(n=1)
+    monkeypatch.setattr(owners, "RENEW_EVERY_S", 0.2)
+
+    async def one_dies_and_another_goes_on() -> None:
+        async with stage.sampler("sampler-0.1"):
+            await asyncio.wait_for(stuck.wait(), 20)
+            await aeventually(lambda: _turns(stage, 1), what="the first turn is stored")
+            await owners.expire(stage.db, "sampler-0.1", "it was killed")
+            await expiry.expire(stage.db)
+            async with stage.sampler("sampler-1.1"):
+                await stage.one()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await one_dies_and_another_goes_on()
+    assert ended.group_contains(OwnerLostError)
+    record = await stage.one()
+    assert (record.outcome, record.owner, record.attempt) == ("answered", "sampler-1.1", 1)
+    assert [call.status for call in await stage.calls()] == ["done", "failed", "done"]
+    assert len(await stage.data()) == 1
+
+
+async def _turns(stage: Stage, count: int) -> bool:
+    return len(await stage.turns()) == count
+
+
+async def test_what_cannot_be_resumed_may_end_during_a_drain(stage: Stage) -> None:
+    gate = Gate()
+    engine = await stage.engine(gate)
+    await stage.task(n=1, agent_name="single_turn_agent")
+    async with stage.sampler() as sampler:
+        await aeventually(lambda: engine.heard)
+        sampler.drain()
+        await aeventually(lambda: "draining" in sampler.idle_because)
+        gate.open.set()
+        record = await stage.one()
+    assert record.outcome == "answered"
+
+
+async def test_what_cannot_be_resumed_is_abandoned_when_the_drain_is_over(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.FINISH_WITHIN_S", 0.3)
+    engine = await stage.engine(Gate())
+    await stage.task(n=1, agent_name="single_turn_agent")
+    async with stage.sampler():
+        await aeventually(lambda: engine.heard)
+    record = await stage.one()
+    assert (record.status, record.outcome) == ("abandoned", "owner_lost")
+    assert not await stage.open_ends()
+
+
+async def test_a_drain_can_be_taken_back(stage: Stage) -> None:
+    gate = Gate()
+    engine = await stage.engine(gate)
+    await stage.task(n=2, agent_name="single_turn_agent")
+    async with stage.sampler(concurrency=1) as sampler:
+        await aeventually(lambda: engine.heard)
+        sampler.drain()
+        await aeventually(lambda: "draining" in sampler.idle_because)
+        sampler.cancel_drain()
+        gate.open.set()
+        await stage.ended(count=2)
+
+
+async def test_an_episode_whose_round_is_over_is_dropped(stage: Stage) -> None:
+    gate = Gate()
+    engine = await stage.engine(gate)
+    task = await stage.task(n=1)
+    async with stage.sampler() as sampler:
+        await aeventually(lambda: engine.heard)
+        await tasks.requeue(stage.db, task.id, "an operator wants it")
+        gate.open.set()
+        await aeventually(lambda: sampler.running == 0)
+    assert await statuses(stage) == [RecordStatus.SUPERSEDED]
+    assert not await stage.data()
+
+
+# ---- scores ----
+
+
+class Judge:
+    """Cannot answer at first."""
+
+    away = True
+    asked = 0
+
+
+@register_scorer("judge")
+async def judge(answer: str, truth: str, task: Any) -> float:
+    Judge.asked += 1
+    if Judge.away:
+        raise UnscoredError("the judge is at lunch")
+    return 0.7
+
+
+async def test_a_judge_that_is_away_is_asked_again_and_nothing_is_generated_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
+    Judge.away = True
+    engine = await stage.engine(lambda heard: "<answer>pear</answer>")
+    await stage.task(n=1, scorer="judge")
+    async with stage.sampler():
+        assert (await stage.one()).status == "unscored"
+        assert (await stage.all(Record))[0].score is None
+        asked = Judge.asked
+        await aeventually(lambda: Judge.asked > asked, what="it is asked again")
+        Judge.away = False
+        scored = await aeventually(lambda: _scored(stage), what="it is scored")
+    assert (scored.score, scored.outcome) == (0.7, "answered")
+    assert len(engine.heard) == 1
+    assert len(await stage.data()) == 1
+
+
+async def _scored(stage: Stage) -> Record | None:
+    found = await stage.all(Record, status="scored")
+    return found[0] if found else None
+
+
+async def test_what_a_sampler_that_is_gone_left_unscored_is_scored_by_another(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
+    Judge.away = True
+    said = iter([Spoken("it costs ", finish="abort"), "<answer>pear</answer>"])
+    await stage.engine(lambda heard: next(said))
+    await stage.task(n=1, scorer="judge")
+    async with stage.sampler("sampler-0.1"):
+        await stage.one()
+    await expiry.expire(stage.db)
+    Judge.away = False
+    async with stage.sampler("sampler-1.1"):
+        scored = await aeventually(lambda: _scored(stage), what="it is scored")
+    assert scored.score == 0.7
+    data = (await stage.data())[0]
+    assert data.trained_tokens == scored.generated_tokens
+    assert [span.kind for span in data.spans] == ["environment", "model", "model"]
+
+
+# ---- the store ----
+
+
+async def test_a_store_that_is_away_fails_the_episode_once_it_is_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    engine = await stage.engine(gate)
+    await stage.task(n=1)
+    write = Database.write
+    away = True
+
+    async def broken(self: Database, collection: str, *arguments: Any, **options: Any) -> Any:
+        if away and collection == "DispatchedSamplingTask":
+            raise StoreUnavailableError("MongoDB did not answer.")
+        return await write(self, collection, *arguments, **options)
+
+    async with stage.sampler():
+        await aeventually(lambda: engine.heard)
+        monkeypatch.setattr(Database, "write", broken)
+        gate.open.set()
+        record = await stage.one()
+        away = False
+    assert (record.status, record.outcome) == ("failed", "store_failed")
+    assert not await stage.data()

@@ -1,0 +1,226 @@
+"""Tool calls of episodes, with a real toolbox and a server that misbehaves when it is asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.rollout.attempt import Settings
+from agentrl.rollout.ports import OfferedTool, ToolAnswer, ToolRefusedError
+from agentrl.rollout.tool_calls import offer
+from agentrl.tokens.binary import unpack_ids
+from tests.rollout import conftest
+from tests.rollout.actors import Heard
+from tests.rollout.conftest import Stage, configuration, unruly_tools
+from tests.waiting import aeventually
+
+
+def calls(*written: str) -> str:
+    return "".join(f"<tool_call>{one}</tool_call>" for one in written)
+
+
+def first(said: str, then: str = "<answer>3</answer>") -> Any:
+    """Say this in the first turn, and that in the next."""
+    return lambda heard: said if len(heard.answers) == 1 else then
+
+
+async def ready(stage: Stage, **settings: Any) -> None:
+    stage.config = configuration(**unruly_tools(**settings))
+    await stage.toolbox()
+
+
+async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage: Stage, tmp_path: Path) -> None:
+    await ready(stage)
+    path = tmp_path / "notes"
+    slow, quick = f"note(path={str(path)!r}, seconds=1.0)", f"note(path={str(path)!r})"
+    engine = await stage.engine(first(calls(slow, quick, "echo(text='pear')")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.turns, record.score) == ("answered", 2, 1.0)
+    assert engine.heard[1].answers[1:] == ["noted", "noted", "pear"]
+    assert path.read_text().split() == ["begun", "begun", "ended", "ended"]
+    stored = await stage.tool_calls()
+    assert [(call.id.rpartition("/")[2], call.status, call.result) for call in stored] == [
+        ("t0.0", "ok", "noted"),
+        ("t0.1", "ok", "noted"),
+        ("t0.2", "ok", "pear"),
+    ]
+    assert (await stage.turns())[0].tool_calls == [call.id for call in stored]
+    before, after = await stage.calls()
+    assert after.base == before.id
+    assert after.base_length == len(engine.heard[0].ids) + len(unpack_ids(before.output))
+
+
+async def test_the_session_is_the_episodes_own_and_ends_with_it(stage: Stage) -> None:
+    stage.config = configuration(**unruly_tools())
+    toolbox = await stage.toolbox()
+    engine = await stage.engine(lambda heard: calls("count()") if len(heard.answers) < 3 else "<answer>3</answer>")
+    await stage.task(n=2)
+    async with stage.sampler():
+        await stage.ended(count=2)
+    last = [heard.answers[1:] for heard in engine.heard if len(heard.answers) == 3]
+    assert [[said.split()[2] for said in answers] for answers in last] == [["1", "2"], ["1", "2"]]
+    await aeventually(lambda: toolbox.open_sessions == 0, what="sessions are closed")
+
+
+@pytest.mark.parametrize(
+    ("call", "settings", "outcome", "status", "fault"),
+    [
+        ("refuse(text='no such thing')", {}, "answered", "tool_error", "policy"),
+        ("lookup(pear)", {}, "answered", "refused", "policy"),
+        ("fail()", {}, "tool_server_failed", "lost", "infrastructure"),
+        ("excuse()", {}, "tool_server_failed", "tool_error", "infrastructure"),
+        ("die(words='bye')", {}, "tool_server_failed", "lost", "infrastructure"),
+        ("die(words='bye')", {"crash_means": "policy"}, "tool_failure", "lost", "policy"),
+        ("note(path='/dev/null', seconds=60)", {"timeout_s": 1}, "tool_timeout", "timeout", "infrastructure"),
+        ("note(path='/dev/null', seconds=60)", {"timeout_s": 1, "timeout_means": "policy"}, "answered", "timeout",
+         "policy"),
+    ],
+    ids=["mistake", "unknown", "error", "excuse", "crash", "crash of the policy", "timeout", "timeout of the policy"],
+)  # fmt: skip
+async def test_whose_doing_a_failed_call_was_decides_the_end(
+    stage: Stage, call: str, settings: dict[str, Any], outcome: str, status: str, fault: str
+) -> None:
+    await ready(stage, **settings)
+    await stage.engine(first(calls(call)))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.status) == (
+        outcome,
+        "failed" if fault == "infrastructure" else "scored",
+    )
+    made = await stage.tool_calls()
+    assert [(one.status, one.error_class) for one in made] == [(status, fault)]
+    assert not await stage.open_ends()
+    # What is not the policy's doing is never shown to the model.
+    assert len(await stage.calls()) == (2 if outcome == "answered" else 1)
+
+
+async def test_malformed_calls_are_told_and_end_the_episode_when_they_go_on(stage: Stage) -> None:
+    def says(heard: Heard) -> str:
+        assert "Malformed tool call" in heard.text or len(heard.answers) == 1
+        return calls("look(") + "!" * len(heard.answers)
+
+    await stage.engine(says)
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.outcome_class, record.turns) == ("invalid_call_limit", "limit", 4)
+    assert [turn.parsed[0].error != "" for turn in await stage.turns()] == [True] * 4
+
+
+async def test_a_malformed_call_that_was_made_good_is_remembered(stage: Stage) -> None:
+    await stage.engine(first(calls("look(")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.malformed) == ("answered", True)
+
+
+async def test_saying_the_same_again_and_again_is_repetition(stage: Stage) -> None:
+    await ready(stage)
+    await stage.engine(lambda heard: calls("echo(text='x')"))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.turns) == ("repetition", 3)
+
+
+async def test_a_result_of_megabytes_keeps_its_ends(stage: Stage) -> None:
+    await ready(stage, result_max_chars=100)
+    engine = await stage.engine(first(calls("big(chars=5000000)")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert record.outcome == "answered"
+    seen = engine.heard[1].answers[1]
+    assert len(seen) < 300
+    assert seen.startswith("<x")
+    assert seen.endswith("x>")
+
+
+class Moody:
+    """A toolbox that refuses so many times before it does what it is asked."""
+
+    def __init__(self, kind: Any, times: int) -> None:
+        self.kind = kind
+        self.left = times
+        self.opened: list[str] = []
+
+    def refuse(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise ToolRefusedError(self.kind, "not now", retry_after_s=0.1)
+
+    async def tools(self) -> Sequence[OfferedTool]:
+        return [OfferedTool(server="unruly", name="echo", schema={"properties": {"text": {"type": "string"}}})]
+
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
+        self.opened.append(session)
+        return True
+
+    async def call(
+        self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float
+    ) -> ToolAnswer:
+        self.refuse()
+        return ToolAnswer(status="ok", content=str(arguments["text"]))
+
+    async def close_session(self, session: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "episode_s"),
+    [
+        ("unavailable", "answered", 0.5),
+        ("quota", "answered", 0.5),
+        ("gone", "answered", 60.0),
+        ("session_lost", "tool_server_failed", 60.0),
+        ("invalid", "answered", 60.0),
+    ],
+)
+async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any, outcome: str, episode_s: float
+) -> None:
+    """Waiting for a breaker or a free place is not counted: the deadline of the first cases would be over."""
+    moody = Moody(kind, 2)
+    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: moody)
+    stage.config = configuration(**unruly_tools())
+    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["unruly"])
+    await stage.engine(first(calls("echo(text='pear')")))
+    await stage.task(n=1)
+    async with stage.sampler(settings=Settings(call_s=20, episode_s=episode_s)):
+        record = await stage.one()
+    assert record.outcome == outcome, record.error
+    assert [call.result for call in await stage.tool_calls()] == [
+        {"answered": "pear", "tool_server_failed": "not now"}[outcome] if kind != "invalid" else "not now"
+    ]
+
+
+def test_tools_of_the_same_name_are_told_apart_by_their_server() -> None:
+    tools = [OfferedTool(server=server, name=name) for server, name in (("a", "x"), ("b", "x"), ("b", "y"), ("c", "z"))]
+    offered = offer(tools, ["a", "b"])
+    assert [spec.name for spec in offered.specs] == ["a.x", "b.x", "y"]
+    assert offered.places["y"] == offered.places["b.y"] == ("b", "y")
+    assert "x" not in offered.places
+    assert "z" not in offered.places
+
+
+async def test_nothing_is_claimed_while_no_toolbox_has_the_tools(stage: Stage) -> None:
+    stage.config = configuration(**unruly_tools())
+    await stage.engine(first(calls("echo(text='x')")))
+    await stage.task(n=1)
+    async with stage.sampler() as sampler:
+        await aeventually(lambda: "toolbox" in sampler.idle_because)
+        assert sampler.running == 0
+        await stage.toolbox()
+        record = await stage.one()
+    assert record.outcome == "answered"
