@@ -20,7 +20,7 @@ from agentrl.unit import Unit, run_unit
 log = logging.getLogger("steward")
 N = TypeVar("N", int, float)
 
-IDLE_S = 0.1
+IDLE_S = 0.2
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
 """Datasets may be large."""

@@ -34,12 +34,15 @@ class Admitted(NamedTuple):
 async def admit(database: Database, rules: Rules) -> Admitted:
     """One turn."""
     told = await _told(database)
-    hold = rules.hold or str(told.get("hold", ""))
-    queue = [] if hold else await _queue(database, rules)
     counted = await counts.of_admission(database)
     room = _room(rules, told, counted)
-    if hold:
-        return Admitted(0, room, counted, hold)
+    hold = rules.hold or str(told.get("hold", ""))
+    if hold or room < rules.n:
+        return Admitted(0, room, counted, hold or "there is no room")
+    queue = await _queue(database, rules)
+    # Once more behind the queue: what another steward admitted by now is either not in it, or loses here below.
+    counted = await counts.of_admission(database)
+    room = _room(rules, told, counted)
     done = 0
     for task in queue[: admission.granted(room, [rules.n] * len(queue))]:
         if not await _admit(database, rules, task):

@@ -6,8 +6,6 @@ count one after the other never admit into the same capacity.
 
 from __future__ import annotations
 
-from typing import Any
-
 from agentrl.policies.admission import Counts
 from agentrl.policies.states import IN_FLIGHT, RecordStatus, TaskStatus
 from agentrl.store.database import Database
@@ -19,15 +17,15 @@ async def of_admission(database: Database) -> Counts:
     unclosed = {"status": TaskStatus.ADMITTED, "purpose": {"$in": list(TRAINS)}}
     tasks = await database.find("Task", unclosed, projection=["n", "seating"])
     scored = {"task": {"$in": [task["_id"] for task in tasks]}, "status": RecordStatus.SCORED}
+    ready, leased = await _closed(database)
     return Counts(
         # Counted twice while seats are being opened: a little too cautious, for a moment.
         open=by_status.get(RecordStatus.OPEN, 0) + sum(task["n"] for task in tasks if task["seating"]),
         running=by_status.get(RecordStatus.RUNNING, 0),
         finished=by_status.get(RecordStatus.FINISHED, 0),
         unscored=by_status.get(RecordStatus.UNSCORED, 0),
-        ready=await _sum(database, {"status": TaskStatus.READY, "signal": True}, "$members")
-        + (await database.count("Record", scored) if tasks else 0),
-        leased=await _sum(database, {"status": TaskStatus.LEASED}, "$n"),
+        ready=ready + (await database.count("Record", scored) if tasks else 0),
+        leased=leased,
     )
 
 
@@ -37,7 +35,11 @@ async def _by_status(database: Database) -> dict[str, int]:
     return {group["_id"]: int(group["n"]) for group in found}
 
 
-async def _sum(database: Database, filter: dict[str, Any], field: str) -> int:
-    trains = {**filter, "purpose": {"$in": list(TRAINS)}}
-    found = await database.aggregate("Task", [{"$match": trains}, {"$group": {"_id": None, "n": {"$sum": field}}}])
-    return int(found[0]["n"]) if found else 0
+async def _closed(database: Database) -> tuple[int, int]:
+    """Records of groups that are ready and have signal, and of those that are leased."""
+    closed = {"status": {"$in": [TaskStatus.READY, TaskStatus.LEASED]}, "purpose": {"$in": list(TRAINS)}}
+    members = {"$sum": {"$cond": ["$signal", "$members", 0]}}
+    sums = {"$group": {"_id": "$status", "members": members, "n": {"$sum": "$n"}}}
+    found = {group["_id"]: group for group in await database.aggregate("Task", [{"$match": closed}, sums])}
+    ready, leased = found.get(TaskStatus.READY), found.get(TaskStatus.LEASED)
+    return int(ready["members"]) if ready else 0, int(leased["n"]) if leased else 0
