@@ -5,7 +5,8 @@
     tasks           rounds, seats, requeue               claims         a Record in a sampler's hand
     trajectories    turns, model calls, tool calls       chunks         values too large for a document
     groups          closing a Task                       steps          lease, commit, release, roll back
-    lineages        one life of the trainer's weights    checkpoints, publications
+    lineages        one life of the trainer's weights    checkpoints, publications, evaluations
+    counts          what admission counts                updates        words of the update language
     owners          leases of incarnations               services       engines and toolboxes that answer
     datasets        files of tasks                       lists          filtered pages for people
     accounting      sums that must agree                 wipe           the end of all of it
