@@ -1,8 +1,8 @@
 """The main loop of a toolbox: `python -m daemons.toolbox`, as a unit of the role `toolbox`.
 
-Invariants: the unit is ready once it listens; a server that does not come up is said in its status and in its Service
-document and is tried again; a drain takes no new sessions and lets those that are open end; when it has ended, so have
-its servers.
+Invariants: the unit is ready once it listens and every server has come up or failed to; one that did not come up is
+told in its status and in its Service document and is tried again; a drain takes no new sessions and lets those that
+are open end; when it has ended, so have its servers.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ async def main(unit: Unit) -> None:
         async with toolbox.running(), listening(app) as url:
             me = ToolboxService(id=name, unit=unit.name, url=url, slots=quotas.sessions)
             reporter = Reporter(toolbox, StoredServices(database), me)
+            await _settle(unit, toolbox)
             async with _following(reporter):
                 unit.ready()
                 with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
@@ -52,6 +53,14 @@ async def main(unit: Unit) -> None:
             await reporter.leave("gone")
     finally:
         await database.close()
+
+
+async def _settle(unit: Unit, toolbox: Toolbox) -> None:
+    """Until every server has come up, or failed to; that takes a minute at most."""
+    with unit.phase("starting servers", at_most_s=STANDS_AT_MOST_S):
+        while not toolbox.settled and await unit.sleep_async(LOOK_EVERY_S / 5):
+            unit.status(status_of(toolbox))
+            unit.tick()
 
 
 @contextlib.asynccontextmanager

@@ -108,6 +108,7 @@ class Connection:
         self._peer: Peer = peer
         self._stop = asyncio.Event()
         self._client: Client | None = None
+        self._entered = False
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self.pid = lambda: peer.pid if isinstance(peer, ServerProcess) else None
@@ -182,6 +183,8 @@ class Connection:
         if self._asking is not None:
             self._asking.cancel()
         if self._task is not None:
+            if not self._entered:
+                self._task.cancel()  # it may still wait for the server's first word
             await asyncio.wait([self._task], timeout=LEAVE_WITHIN_S)
             self._task.cancel()
             await asyncio.wait([self._task], timeout=LEAVE_WITHIN_S)
@@ -192,6 +195,7 @@ class Connection:
             async with Client(self._peer.connected(), cache=None) as client:
                 self.tools = await self._list(client)
                 self._client = client
+                self._entered = True
                 if not ready.done():
                     ready.set_result(None)
                 await self._until_the_end()

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import signal
+import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator
@@ -39,6 +40,8 @@ _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LAST_LINES = 20
 _LINE_CHARS = 500
+_LINES_PER_S = 50
+_SHOWN_BYTES = 200
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,128}")')
 
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
@@ -134,10 +137,10 @@ class ServerProcess:
                 message = self._message(line)
                 if message is not None:
                     await inbox.send(message)
+            await self._until_dead()
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             pass  # the session is gone
-        else:
-            await self._until_dead()
+        finally:
             self._finish(inbox)
 
     async def _watch(self, process: Process, inbox: Inbox) -> None:
@@ -162,27 +165,25 @@ class ServerProcess:
 
     def _message(self, line: bytes | _TooLong) -> SessionMessage | None:
         if isinstance(line, _TooLong):
-            return self._refused(line)
+            return self._unread(line.head, f"has {line.length} bytes; at most {MOST_MESSAGE_BYTES} are read", TOO_LONG)
         if not line.strip():
             return None
         try:
             return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
-            log.warning("%s wrote to its output what is no message: %r", self._name, line[:_LINE_CHARS])
-            return None
+            return self._unread(line[:_HEAD_BYTES], "is no message", types.PARSE_ERROR)
 
-    def _refused(self, line: _TooLong) -> SessionMessage | None:
-        """Servers write the id before the result; without it the call ends at its deadline."""
-        found = _ID.search(line.head.partition(b'"result"')[0])
-        log.warning("%s answered with %d bytes, which is too long", self._name, line.length)
+    def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
+        """An error in place of the answer: servers write the id before the result. Without an id nobody is told."""
+        found = _ID.search(head.partition(b'"result"')[0])
+        log.warning("%s wrote what %s: %r", self._name, why, head[:_SHOWN_BYTES])
         if found is None:
             return None
         call = found[1].decode(errors="replace")
-        error = types.ErrorData(
-            code=TOO_LONG, message=f"The answer has {line.length} bytes; at most {MOST_MESSAGE_BYTES} are read."
+        error = types.ErrorData(code=code, message=f"The answer {why}.")
+        return SessionMessage(
+            types.JSONRPCError(jsonrpc="2.0", id=int(call) if call.isdigit() else call[1:-1], error=error)
         )
-        number: str | int = int(call) if call.isdigit() else call[1:-1]
-        return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=number, error=error))
 
     async def _write(self, process: Process, outbox: MemoryObjectReceiveStream[SessionMessage]) -> None:
         assert process.stdin is not None
@@ -196,11 +197,19 @@ class ServerProcess:
 
     async def _log(self, process: Process) -> None:
         assert process.stderr is not None
+        second, logged = 0, 0
         async for line in _lines(process.stderr, most=_HEAD_BYTES):
             data = line.head if isinstance(line, _TooLong) else line
             text = data.decode(errors="replace").strip()[:_LINE_CHARS]
-            if text:
-                self._last_lines.append(text)
+            if not text:
+                continue
+            self._last_lines.append(text)
+            if second != int(time.monotonic()):
+                if logged > _LINES_PER_S:
+                    log.info("%s: (%d more lines)", self._name, logged - _LINES_PER_S)
+                second, logged = int(time.monotonic()), 0
+            logged += 1
+            if logged <= _LINES_PER_S:
                 log.info("%s: %s", self._name, text)
 
     async def _end(self, process: Process) -> None:

@@ -1,7 +1,8 @@
 """What a toolbox tells of itself: its Service document.
 
 Invariants: it is written every two seconds with the database's own time, so that silence shows; a database that is
-away is no reason to end: calls go on, and the document is written again when it is back.
+away is no reason to end: calls go on, and the document is written again when it is back. It serves once all its
+servers have come up or failed to, so that nobody takes half of its tools for all of them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Reporter:
         self._toolbox = toolbox
         self._services = services
         self._me = me
-        self.state: State = "serving"
+        self.state: State = "starting"
 
     async def follow(self) -> None:
         wait_s = REPORT_EVERY_S
@@ -90,6 +91,8 @@ class Reporter:
 
     async def report(self) -> None:
         servers = self._toolbox.servers()
+        if self.state == "starting" and self._toolbox.settled:
+            self.state = "serving"
         async with asyncio.timeout(WRITE_WITHIN_S):
             await self._services.report(
                 msgspec.structs.replace(

@@ -33,6 +33,7 @@ FIRST_WAIT_S = 0.5
 MOST_WAIT_S = 30.0
 STARTS_AT_ONCE = 2
 """Starting a server takes half a second of a core."""
+NOT_YET = "it is being started"
 Connect = Callable[[], Connection]
 
 
@@ -81,7 +82,7 @@ class Starter:
         self._on_tools = on_tools
         self._failures = 0
         self._failed_at = 0.0
-        self.why = "it is being started"
+        self.why = NOT_YET
 
     async def start(self) -> Connection | None:
         """A connection that is open; None, after a wait, if there is none to be had."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from agentrl.config.data import ToolServer
-from agentrl.toolbox.answers import SessionLostError, ToolInfo
+from agentrl.toolbox.answers import SessionError, SessionLostError, ToolInfo
 from agentrl.toolbox.breaker import Breaker
 from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.memory import Call
@@ -49,22 +49,27 @@ class Lease:
         self._connection = connection
         self._used = False
         self._ended = False
+        self._changing = asyncio.Lock()
         server.sessions += 1
 
     async def connection(self) -> Connection:
         """The connection for the next call. Raises SessionLostError, UnavailableError, QuotaError."""
-        if self._connection.gone.is_set():
-            if self._used and self.server.config.session != "shared":
-                raise SessionLostError(
-                    f"What {self.server.name} kept for this session is lost: {self._connection.why}."
-                )
-            keeper = self.server.keeper
-            keeper.give_back(self._connection)
-            self._connection = await keeper.take(RETURN_WITHIN_S)
-            if self._ended:
-                keeper.give_back(self._connection)
+        # Calls of one session come in parallel: one of them gets the new connection for all.
+        async with self._changing:
+            if self._connection.gone.is_set():
+                await self._change()
         self._used = True
         return self._connection
+
+    async def _change(self) -> None:
+        if self._used and self.server.config.session != "shared":
+            raise SessionLostError(f"What {self.server.name} kept for this session is lost: {self._connection.why}.")
+        keeper = self.server.keeper
+        keeper.give_back(self._connection)
+        self._connection = await keeper.take(RETURN_WITHIN_S)
+        if self._ended:
+            keeper.give_back(self._connection)
+            raise SessionError("The session was closed.")
 
     def end(self) -> None:
         if not self._ended:

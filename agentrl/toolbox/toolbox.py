@@ -1,8 +1,8 @@
 """The toolbox itself: sessions and calls, and what happens to them.
 
 Invariants: a call id runs once, whoever asks for it and however often; every call ends before its deadline, also when
-its caller left; a refusal means that nothing was run; what a server did is classified here and nowhere else, by what
-the run's configuration says about its timeouts and crashes.
+its caller left; a refusal means that nothing was run; what is refused leaves
+its id free.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-import mcp_types as types
 import msgspec
 
 from agentrl.config.data import ToolServer
-from agentrl.policies.outcomes import Blame, tool_fault
 from agentrl.toolbox.answers import (
     Answer,
-    AnswerStatus,
     BadRequestError,
     CallConflictError,
     CallTool,
@@ -30,26 +28,22 @@ from agentrl.toolbox.answers import (
     QuotaError,
     ServerInfo,
     SessionError,
+    ToolboxError,
     ToolInfo,
     UnavailableError,
     UnknownToolError,
 )
+from agentrl.toolbox.asking import ask
 from agentrl.toolbox.breaker import Breaker, BreakerRule
-from agentrl.toolbox.connection import (
-    SESSION_KEY,
-    CallRejectedError,
-    CallTimedOutError,
-    Connection,
-    ConnectionFailedError,
-    ServerFaultError,
-)
+from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.memory import Call, Memory
-from agentrl.toolbox.results import cut, declared_fault, text_of
-from agentrl.toolbox.servers import STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
+from agentrl.toolbox.servers import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
 from agentrl.toolbox.sessions import Lease, Server, Session, reserve
 from agentrl.toolbox.statistics import Statistics
 
 TIDY_EVERY_S = 5.0
+CANCELLED = Answer(status="cancelled", content="The session was closed.")
+T = TypeVar("T")
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
 
@@ -135,6 +129,11 @@ class Toolbox:
         return len(self._sessions) + len(self._opening)
 
     @property
+    def settled(self) -> bool:
+        """Every server has come up, or failed to: from now on the tools that are offered are all that there are."""
+        return all(server.state != "starting" for server in self.servers())
+
+    @property
     def running_calls(self) -> int:
         return sum(server.running for server in self._servers.values())
 
@@ -155,7 +154,8 @@ class Toolbox:
         created = session is None and wanted.id not in self._opening
         if session is None:
             opening = self._opening.get(wanted.id) or self._begin_to_open(wanted)
-            session = await asyncio.shield(opening)
+            closed = SessionError(f"The session {wanted.id} was closed while it was being opened.")
+            session = await _joined(opening, closed)
         if set(session.servers) != set(wanted.servers):
             raise SessionError(f"The session {wanted.id} is open with {', '.join(session.servers) or 'no servers'}.")
         session.used_at = time.monotonic()
@@ -203,6 +203,9 @@ class Toolbox:
             lease.end()
         if tasks:
             await asyncio.wait(tasks)
+        for call in session.running:
+            # Cancelled before its first step, so it could not say so itself.
+            self._memory.answered(call, CANCELLED)
 
     # ---- calls ----
 
@@ -212,7 +215,7 @@ class Toolbox:
         if call is None:
             call = self._begin(tool, wanted)
         if call.task is not None:
-            return await asyncio.shield(call.task)
+            return await _joined(call.task, CANCELLED)
         if call.answer is None:
             raise CallConflictError(f"The call {wanted.call} was answered before; its answer is not kept any more.")
         return call.answer
@@ -249,7 +252,7 @@ class Toolbox:
         except asyncio.CancelledError:
             if not session.closing:
                 raise
-            answer = Answer(status="cancelled", content="The session was closed.")
+            answer = CANCELLED
         except BaseException:
             self._memory.refused(call)
             raise
@@ -286,7 +289,9 @@ class Toolbox:
         timeout_s = min(limit_s, asked_s) if asked_s > 0.0 else limit_s
         began = time.monotonic()
         try:
-            answer = await _answer(call, tool, server.config, connection, timeout_s)
+            answer = await ask(
+                connection, tool.name, call.arguments, server.config, session=call.session, timeout_s=timeout_s
+            )
         except BaseException:
             server.breaker.abandoned(permit)
             raise
@@ -348,53 +353,22 @@ class Toolbox:
             await self.close(id, "the toolbox ended")
 
 
-async def _answer(call: Call, tool: ToolInfo, config: ToolServer, connection: Connection, timeout_s: float) -> Answer:
-    """Whatever the server does, as an answer."""
-    meta = {SESSION_KEY: call.session} if config.session == "keyed" else {}
+async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
+    """What a task that goes on without its caller comes to; `otherwise` if somebody cancelled it."""
     try:
-        result = await connection.call(tool.name, call.arguments, meta=meta, timeout_s=timeout_s)
-    except CallTimedOutError as late:
-        # A caller in a hurry says nothing about the tool.
-        means: Blame = config.timeout_means if timeout_s >= config.timeout_s else "infrastructure"
-        return _failed("timeout", late.message, timeout_means=means)
-    except CallRejectedError as rejected:
-        return _failed("tool_error", rejected.message, most_chars=config.result_max_chars)
-    except ServerFaultError as failed:
-        return _failed(
-            "lost", failed.message, "server", crash_means=config.crash_means, most_chars=config.result_max_chars
-        )
-    except ConnectionFailedError as gone:
-        return _failed(
-            "lost", gone.message, "server", crash_means=config.crash_means if gone.alone else "infrastructure"
-        )
-    return _of_result(result, config.result_max_chars)
-
-
-def _of_result(result: types.CallToolResult, most_chars: int) -> Answer:
-    content, left_out = cut(text_of(result), most_chars)
-    if not result.is_error:
-        return Answer(status="ok", content=content, left_out=left_out)
-    fault = "infrastructure" if declared_fault(result) == "infrastructure" else tool_fault("tool_error")
-    return Answer(status="tool_error", error_class=fault, content=content, left_out=left_out)
-
-
-def _failed(
-    status: AnswerStatus,
-    sentence: str,
-    reason: str = "",
-    *,
-    timeout_means: Blame = "infrastructure",
-    crash_means: Blame = "infrastructure",
-    most_chars: int = 16_384,
-) -> Answer:
-    fault = tool_fault(status, reason, timeout_means=timeout_means, crash_means=crash_means)
-    content, left_out = cut(sentence, most_chars)
-    return Answer(status=status, error_class=fault, content=content, reason=reason, left_out=left_out)
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        me = asyncio.current_task()
+        if not task.cancelled() or (me is not None and me.cancelling()):
+            raise
+        if isinstance(otherwise, ToolboxError):
+            raise otherwise from None
+        return otherwise
 
 
 def _info(server: Server) -> ServerInfo:
     serving = server.keeper.serving
-    starting = not serving and server.keeper.starts == 0
+    starting = not serving and server.keeper.why == NOT_YET
     return ServerInfo(
         id=server.name,
         session=server.config.session,

@@ -72,6 +72,7 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
             ("excuse", {}),
             ("babble", {}),
             ("nonsense", {}),
+            ("rubbish", {}),
         ):
             answer = await hands.call("s", f"{tool}{len(seen)}", tool, **arguments)
             seen[f"{tool}{len(seen)}"] = (answer.status, answer.error_class, answer.reason)
@@ -84,6 +85,7 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
             "excuse4": ("tool_error", "infrastructure", ""),
             "babble5": ("ok", "", ""),
             "nonsense6": ("lost", "infrastructure", "server"),
+            "rubbish7": ("lost", "infrastructure", "server"),
         }
 
 
@@ -188,6 +190,15 @@ async def test_closing_a_session_cancels_what_is_under_way(make: MakeToolbox, tm
         assert again.status == "cancelled"
         with pytest.raises(SessionError, match="was closed"):
             await hands.call("s", "d", "echo", text="late")
+
+
+async def test_a_call_that_is_cancelled_at_once_is_answered_too(make: MakeToolbox) -> None:
+    async with make() as hands:
+        await hands.open("s")
+        running = [asyncio.create_task(hands.call("s", f"c{number}", "echo", text="x")) for number in range(3)]
+        await asyncio.sleep(0)
+        await hands.toolbox.close("s")
+        assert [answer.status for answer in await asyncio.gather(*running)] == ["cancelled"] * 3
 
 
 async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:

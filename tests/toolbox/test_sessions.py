@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import psutil
 import pytest
 
 from agentrl.config.data import ToolServer
@@ -86,6 +87,31 @@ async def test_a_full_pool_makes_wait_then_refuses(make: MakeToolbox) -> None:
         await hands.toolbox.close("first")
         assert await waiting
         assert await hands.call("third", "c", "echo", text="x")
+
+
+async def test_a_session_that_is_closed_while_it_waits_to_be_opened(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="process", pool=1)}) as hands:
+        await hands.open("first")
+        waiting = asyncio.create_task(hands.open("second"))
+        await aeventually(lambda: hands.toolbox.open_sessions == 2)
+        await hands.toolbox.close("second")
+        with pytest.raises(SessionError, match="while it was being opened"):
+            await waiting
+        await hands.toolbox.close("first")
+        assert await hands.open("third", wait_s=5)
+
+
+async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeToolbox) -> None:
+    async with make({"unruly": unruly(session="process", pool=2)}) as hands:
+        await hands.open("s")
+        await aeventually(lambda: hands.server().starts == 2)
+        for process in psutil.Process().children():
+            if "unruly" in " ".join(process.cmdline()):
+                process.kill()
+        await aeventually(lambda: hands.server().starts == 3, what="the idle one is replaced")
+        answers = await asyncio.gather(*(hands.call("s", f"c{number}", "count") for number in range(4)))
+        assert len({answer.content.split()[0] for answer in answers}) == 1
+        assert await hands.open("t", wait_s=5)
 
 
 async def test_all_servers_or_none(make: MakeToolbox) -> None:

@@ -81,6 +81,12 @@ class Tools:
         """What is no result of a tool."""
         return {"content": "nothing of the kind"}
 
+    async def rubbish(self, session: str) -> Result:
+        """An answer that is no JSON: half of a character pair."""
+        (id,) = (id for id, task in running.items() if task is asyncio.current_task())
+        print(f'{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"text","text":"\\ud800"}}]}}}}', flush=True)
+        return "and then a second answer"
+
     async def babble(self, session: str) -> Result:
         """What servers write to their output by mistake."""
         print('this is no message\n\n{"jsonrpc": "2.0"}', flush=True)

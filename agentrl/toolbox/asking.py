@@ -1,0 +1,70 @@
+"""One call to a server, and what its end means.
+
+Invariant: what a server did is classified here and nowhere else, by what the run's configuration says about its
+timeouts and crashes. A caller in a hurry says nothing about the tool, and bystanders of a crash are not to blame.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mcp_types as types
+
+from agentrl.config.data import ToolServer
+from agentrl.policies.outcomes import Blame, tool_fault
+from agentrl.toolbox.answers import Answer, AnswerStatus
+from agentrl.toolbox.connection import (
+    SESSION_KEY,
+    CallRejectedError,
+    CallTimedOutError,
+    Connection,
+    ConnectionFailedError,
+    ServerFaultError,
+)
+from agentrl.toolbox.results import cut, declared_fault, text_of
+
+
+async def ask(
+    connection: Connection, tool: str, arguments: dict[str, Any], config: ToolServer, *, session: str, timeout_s: float
+) -> Answer:
+    """Whatever the server does, as an answer."""
+    meta = {SESSION_KEY: session} if config.session == "keyed" else {}
+    try:
+        result = await connection.call(tool, arguments, meta=meta, timeout_s=timeout_s)
+    except CallTimedOutError as late:
+        # A caller in a hurry says nothing about the tool.
+        means: Blame = config.timeout_means if timeout_s >= config.timeout_s else "infrastructure"
+        return _failed("timeout", late.message, timeout_means=means)
+    except CallRejectedError as rejected:
+        return _failed("tool_error", rejected.message, most_chars=config.result_max_chars)
+    except ServerFaultError as failed:
+        return _failed(
+            "lost", failed.message, "server", crash_means=config.crash_means, most_chars=config.result_max_chars
+        )
+    except ConnectionFailedError as gone:
+        return _failed(
+            "lost", gone.message, "server", crash_means=config.crash_means if gone.alone else "infrastructure"
+        )
+    return _of_result(result, config.result_max_chars)
+
+
+def _of_result(result: types.CallToolResult, most_chars: int) -> Answer:
+    content, left_out = cut(text_of(result), most_chars)
+    if not result.is_error:
+        return Answer(status="ok", content=content, left_out=left_out)
+    fault = "infrastructure" if declared_fault(result) == "infrastructure" else tool_fault("tool_error")
+    return Answer(status="tool_error", error_class=fault, content=content, left_out=left_out)
+
+
+def _failed(
+    status: AnswerStatus,
+    sentence: str,
+    reason: str = "",
+    *,
+    timeout_means: Blame = "infrastructure",
+    crash_means: Blame = "infrastructure",
+    most_chars: int = 16_384,
+) -> Answer:
+    fault = tool_fault(status, reason, timeout_means=timeout_means, crash_means=crash_means)
+    content, left_out = cut(sentence, most_chars)
+    return Answer(status=status, error_class=fault, content=content, reason=reason, left_out=left_out)
