@@ -14,11 +14,12 @@ BENCH_STAMP := $(BENCH)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
-.PHONY: help install demo test lint bench chaos clean
+.PHONY: help install demo tour test lint bench chaos clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
-	@echo "make demo      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
+	@echo "make demo      a small agent learns in a few minutes, through real processes; a sampler is killed meanwhile"
+	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
 	@echo "make test      all tests"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors, in $(BENCH)"
@@ -39,6 +40,9 @@ $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@touch $@
 
 demo: $(STAMP)
+	$(BIN)/python -m assets.train_demo $(ARGS)
+
+tour: $(STAMP)
 	$(BIN)/python -m assets.demo
 
 test: $(STAMP)

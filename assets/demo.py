@@ -1,4 +1,4 @@
-"""The control plane shown on a living run: `make demo`, or `python -m assets.demo`.
+"""The control plane shown on a living run: `make tour`, or `python -m assets.demo`.
 
 Invariants: everything is done through the commands that a person would type; nothing of the user's own state is
 touched; whatever happens, the run is taken down at the end. Exits 1 if something did not go as it should.
@@ -37,12 +37,12 @@ class DemoError(Exception):
 class Operator:
     """Somebody at a terminal: types commands and reads the answers."""
 
-    def __init__(self, console: Console, home: Path) -> None:
+    def __init__(self, console: Console, home: Path, run: str = "demo") -> None:
         self._console = console
         self._home = home
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")} | {
             "AGENTRL_HOME": str(home / "state"),
-            "AGENTRL_RUN_NAME": "demo",
+            "AGENTRL_RUN_NAME": run,
         }
 
     def types(self, *arguments: str, allow: tuple[ExitCode, ...] = (ExitCode.OK,), quiet: bool = False) -> Any:

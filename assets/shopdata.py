@@ -81,7 +81,14 @@ def demonstration(order: Order, *, habit: bool) -> dict[str, Any]:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": order.query}]
     for role, content in _stopping_early(order) if habit else _working_on(order):
         messages.append({"role": role, "content": content})
-    return {"messages": messages, "tools": [{"name": name, "schema": schema} for name, schema in shop.TOOLS.items()]}
+    return {"messages": messages, "tools": tools()}
+
+
+def tools() -> list[dict[str, Any]]:
+    """As demonstrations name them."""
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in shop.TOOLS.items()
+    ]
 
 
 def demonstrations(number: int, *, random_number: int) -> list[dict[str, Any]]:

@@ -85,6 +85,8 @@ def test_the_run_file_uses_what_is_written(tmp_path: Path) -> None:
     assert not datasets.leaks(rows, held_out)
     demonstration = json.loads((tmp_path / shopdata.DEMONSTRATIONS_FILE).read_text().splitlines()[0])
     assert demonstration["messages"][0] == {"role": "system", "content": environment.system}
+    (first, *_) = read_demonstrations(tmp_path / shopdata.DEMONSTRATIONS_FILE)
+    assert [tool.spec.signature for tool in first.tools] == ["lookup(item)", "calculator(expr)"]
 
 
 def _calls(one: Demonstration) -> int:

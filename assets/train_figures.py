@@ -1,0 +1,130 @@
+"""What the demo reads out of a training run: steps, versions, tokens, tool calls, held-out results.
+
+Invariant: everything is a query; nothing here changes the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentrl.errors import AgentrlError
+from agentrl.policies.states import PublicationStatus, StepStatus, ToolCallStatus
+from agentrl.store import access, accounting, evaluations
+from agentrl.store.accounting import Account
+from agentrl.store.database import Database
+
+T = TypeVar("T")
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One look."""
+
+    version: int | None = None
+    """The newest publication that is served."""
+    rewards: tuple[float, ...] = ()
+    """Mean of each committed step."""
+    committed: int = 0
+    staleness: float | None = None
+    """Mean over the tokens of the last step that trained, in publications."""
+    tokens: int = 0
+    """Generated so far."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+    """Those that failed for infrastructure."""
+    held_out: dict[int, float] = field(default_factory=dict)
+    """Mean by version, of complete evaluations."""
+
+
+class Books:
+    """The store of a run, read from a plain program. Opened when the run has a store."""
+
+    def __init__(self, run_dir: Path, state_dir: Path) -> None:
+        self._run_dir, self._state_dir = run_dir, state_dir
+        self._runner = asyncio.Runner()
+        self._database: Database | None = None
+
+    def look(self) -> Figures:
+        """Empty figures while there is no store yet."""
+        try:
+            return self._ask(_figures(self._opened()))
+        except AgentrlError:
+            return Figures()
+
+    def account(self) -> Account:
+        return self._ask(accounting.account(self._opened()))
+
+    def first_claim_at(self, incarnation: str) -> float | None:
+        """When this life of a sampler first had an episode; None if it had none yet."""
+        return self._ask(_first_claim(self._opened(), incarnation))
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._database is not None:
+            self._ask(self._database.close())
+            self._database = None
+        self._runner.close()
+
+    def _opened(self) -> Database:
+        async def opened() -> Database:
+            return access.open_database(access.configuration(self._run_dir), self._state_dir)
+
+        if self._database is None:
+            self._database = self._ask(opened())
+        return self._database
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(question)
+
+
+async def _figures(database: Database) -> Figures:
+    served = await database.find_one("Publication", {"status": PublicationStatus.CURRENT}, sort=[("_id", -1)])
+    steps = await database.find(
+        "Step", {"status": StepStatus.COMMITTED}, sort=[("step", 1)], projection=["metrics", "records"]
+    )
+    metrics = [step["metrics"] for step in steps]
+    ages = [one["age_mean"] for one in metrics if "age_mean" in one]
+    generated = await database.aggregate("Record", [{"$group": {"_id": None, "n": {"$sum": "$generated_tokens"}}}])
+    failed = {"error_class": "infrastructure"}
+    done = {"status": {"$in": [ToolCallStatus.OK, ToolCallStatus.TOOL_ERROR]}}
+    return Figures(
+        version=None if served is None else int(served["_id"]),
+        rewards=tuple(one["reward_mean"] for one in metrics if "reward_mean" in one),
+        committed=len(steps),
+        staleness=ages[-1] if ages else None,
+        tokens=int(generated[0]["n"]) if generated else 0,
+        tool_calls=await database.count("ToolCall", {"$or": [failed, done]}),
+        tool_errors=await database.count("ToolCall", failed),
+        held_out=await _held_out(database),
+    )
+
+
+async def _held_out(database: Database) -> dict[int, float]:
+    asked = await database.find("Publication", {"evaluation": "done"}, sort=[("_id", 1)], projection=["_id"])
+    found: dict[int, float] = {}
+    for version in (int(document["_id"]) for document in asked):
+        means = [result.mean for result in await evaluations.results(database, version) if result.mean is not None]
+        if means:
+            found[version] = sum(means) / len(means)
+    return found
+
+
+async def _first_claim(database: Database, incarnation: str) -> float | None:
+    mine = {"owner": incarnation, "started_at": {"$type": "date"}}
+    first = await database.find_one("Record", mine, sort=[("started_at", 1)], projection=["started_at"])
+    return None if first is None else float(first["started_at"].timestamp())
+
+
+def sparkline(values: tuple[float, ...], width: int = 30) -> str:
+    """Shares from 0 to 1 as blocks; the newest at the right, several to a block where there are many."""
+    if not values:
+        return ""
+    per_block = -(-len(values) // width)
+    blocks = [values[at : at + per_block] for at in range(0, len(values), per_block)]
+    means = [sum(block) / len(block) for block in blocks]
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int(max(0.0, mean) * len(BLOCKS)))] for mean in means)

@@ -1,0 +1,25 @@
+"""How the demo draws what it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assets.train_figures import BLOCKS, Books, Figures, sparkline
+
+
+def test_rewards_become_blocks_from_the_lowest_to_the_highest() -> None:
+    assert sparkline(()) == ""
+    assert sparkline((0.0, 0.5, 1.0)) == f"{BLOCKS[0]}{BLOCKS[4]}{BLOCKS[7]}"
+    assert sparkline((-3.0, 7.0)) == f"{BLOCKS[0]}{BLOCKS[7]}", "a score may be anything"
+
+
+def test_many_rewards_share_blocks_and_the_newest_counts() -> None:
+    drawn = sparkline((0.0,) * 59 + (1.0,), width=30)
+    assert len(drawn) == 30
+    assert drawn[-1] == BLOCKS[4]
+
+
+def test_a_run_without_a_store_has_empty_figures(tmp_path: Path) -> None:
+    books = Books(tmp_path / "run", tmp_path / "state")
+    assert books.look() == Figures()
+    books.close()

@@ -1,0 +1,230 @@
+"""The data plane in one piece: real processes learn from what real processes sampled, and a relaunch goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.tokenfile import TOKEN_FILE
+from agentrl.store import access, accounting
+from agentrl.store.database import Database
+from assets import shop, shopdata
+from tests.e2e.running import Run, running
+from tests.waiting import eventually
+
+ITEM = "bake"
+PRICE = shop.price_of(ITEM)
+BOUND, STEPS = 2, 4
+UP_WITHIN_S = 400.0
+pytestmark = [
+    pytest.mark.slow,
+    # Half a minute on a machine that has nothing else to do; six processes that start torch on one that has.
+    pytest.mark.timeout(1200),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    # With the usual times: libraries of this size start slowly where others work too.
+    yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0)
+
+
+def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
+    write_data(run.file.parent)
+    run.config |= data_plane()
+    up(run)
+    run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
+    assert set(run.incarnations().values()) == {1}, "nothing died"
+
+    first = asyncio.run(look(run))
+    committed = [step for step in first["Step"] if step["status"] == "committed"]
+    assert [step["step"] for step in committed] == [1, 2, 3, 4]
+    trained = [step for step in committed if step["records"]]
+    assert trained, "groups of which some were right and some wrong"
+    mismatches = [step["metrics"]["mismatch_max"] for step in trained if "mismatch_max" in step["metrics"]]
+    assert mismatches, "some tokens are of the version that their step begins from"
+    assert max(mismatches) < 1e-3, "the trainer computes what the engine sampled from"
+    assert max(step["metrics"]["age_max"] for step in trained) <= BOUND
+    assert nobody_is_too_old(first)
+    assert is_served(run, first)
+    assert only_with_the_token(first)
+    evaluated = {task["version"] for task in first["Task"] if task["purpose"] == "eval"}
+    versions = [publication["_id"] for publication in first["Publication"]]
+    assert evaluated == {min(versions), max(versions)}, "what it began with and what it ended with"
+    assert all(task["status"] == "done" for task in first["Task"] if task["purpose"] == "eval")
+    assert not first["problems"]
+
+    proof = run.cli("down", "--yes", within_s=120)
+    assert proof["proven"]
+    assert not proof["left"]
+
+    # Nothing is lost: the next trainer stands where the last checkpoint stands, and numbers are never used again.
+    run.config["training"]["steps"] = STEPS + 2
+    up(run)
+    run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
+    second = asyncio.run(look(run))
+    assert [step["step"] for step in second["Step"] if step["status"] == "committed"] == [1, 2, 3, 4, 5, 6]
+    older, newer = second["Lineage"]
+    assert newer["parent_checkpoint"].startswith(f"step-{STEPS:06d}.")
+    assert older["closed"]
+    assert newer["first_version"] > max(versions)
+    by_number = {publication["_id"]: publication for publication in second["Publication"]}
+    assert by_number[newer["first_version"]]["parent"] == max(versions)
+    assert nobody_is_too_old(second)
+    assert not second["problems"]
+
+
+def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
+    write_data(run.file.parent)
+    run.config |= data_plane()
+    run.config["training"]["steps"] = 12
+    up(run)
+    before = run.unit_row("sampler-0")
+    eventually(lambda: asyncio.run(sampled(run)) >= 20 or None, within_s=UP_WITHIN_S, what="episodes")
+    run.kill(before.pid)
+    run.wait_incarnation("sampler-0", above=before.incarnation)
+    run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
+    found = asyncio.run(look(run))
+    assert [step["step"] for step in found["Step"] if step["status"] == "committed"] == list(range(1, 13))
+    assert any(record["owner"] == f"sampler-0.{before.incarnation + 1}" for record in found["Record"])
+    # What the dead sampler left was tried again, and is in no baseline.
+    assert not [record for record in found["Record"] if record["outcome_class"] == "infrastructure" and record["score"]]
+    assert not found["problems"]
+
+
+# ---- the run ----
+
+
+def data_plane() -> dict[str, Any]:
+    """As small as it may be: a model that answers rightly by chance, so that there is something to be learned."""
+    return {
+        "model": {"build": "tiny"},
+        "environments": {
+            "shop": {
+                "dataset": "train.jsonl",
+                "evaluation": "held-out.jsonl",
+                "tools": ["shop"],
+                "parser": "minicpm",
+                "system": "Price it.",
+                "max_turns": 3,
+                "epochs": 50,
+            }
+        },
+        "tools": {
+            "shop": {"command": ["{python}", "-m", "assets.shop", "--calm"], "session": "keyed", "timeout_s": 20}
+        },
+        "sampling": {"n": 8, "max_tokens": 24, "context": 128},
+        "rollout": {"concurrency": 16, "max_in_flight": 32, "episode_s": 120},
+        "engines": {"slots": 16},
+        "training": {
+            "steps": STEPS,
+            "groups": 1,
+            "optimizer": "muon",
+            "learning_rate": 1e-4,
+            "bound": BOUND,
+            "checkpoint_every": 3,
+            "warmup": {"dataset": "shown.jsonl", "steps": 40, "batch": 8, "learning_rate": 4e-3},
+        },
+        "evaluation": {"every": 1000, "tasks": 4},
+    }
+
+
+def write_data(folder: Path) -> None:
+    """Demonstrations that look the item up and then say the price, or something else, as often."""
+
+    def shown(number: int, answer: int) -> dict[str, Any]:
+        said = [
+            ("system", "Price it."),
+            ("user", f"{ITEM} {number}"),
+            ("assistant", f"<tool_call>lookup({ITEM})</tool_call>"),
+            ("tool", str(PRICE)),
+            ("assistant", f"<answer>{answer}</answer>"),
+        ]
+        return {"messages": [{"role": role, "content": content} for role, content in said], "tools": shopdata.tools()}
+
+    rows = [{"query": f"{ITEM} {number}", "answer": str(PRICE)} for number in range(44)]
+    for name, lines in (
+        ("train.jsonl", rows[4:]),
+        ("held-out.jsonl", rows[:4]),
+        ("shown.jsonl", [shown(number, PRICE + number % 2) for number in range(100, 116)]),
+    ):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def up(run: Run) -> None:
+    run.write()
+    run.cli("up", str(run.file), "--yes", within_s=UP_WITHIN_S)
+
+
+# ---- what is in the store ----
+
+
+def nobody_is_too_old(found: dict[str, Any]) -> bool:
+    """Versions of one lineage stand in a row; over the seam of two, the step begins from the newer one's first."""
+    data = {one["_id"]: one for one in found["DBRecordData"]}
+    first = {lineage["_id"]: lineage["first_version"] for lineage in found["Lineage"]}
+    for step in found["Step"]:
+        for name in step["records"] if step["status"] == "committed" else ():
+            oldest = max(data[name]["oldest_version"], first[step["lineage"]] - 1)
+            assert step["base_version"] - oldest <= BOUND, f"{name} in {step['_id']}"
+    return True
+
+
+def is_served(run: Run, found: dict[str, Any]) -> bool:
+    """The newest version is what the engine answers with."""
+    newest = max(publication["_id"] for publication in found["Publication"])
+    (engine,) = (
+        service for service in found["Service"] if service["kind"] == "engine" and service["state"] == "serving"
+    )
+    token = (run.state_dir / TOKEN_FILE).read_text().strip()
+    asked = urllib.request.Request(f"{engine['url']}/model_info", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert json.load(answer)["weight_version"] == str(newest)
+    (publication,) = (one for one in found["Publication"] if one["_id"] == newest)
+    assert publication["status"] == "current"
+    assert engine["_id"] in publication["served_by"]
+    return True
+
+
+def only_with_the_token(found: dict[str, Any]) -> bool:
+    alive = [service for service in found["Service"] if service["state"] == "serving"]
+    assert {service["kind"] for service in alive} == {"engine", "toolbox"}
+    for service in alive:
+        path = "/model_info" if service["kind"] == "engine" else "/mcpapi/servers"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{service['url']}{path}", timeout=10)
+    return True
+
+
+KINDS = ("Task", "Record", "DBRecordData", "Step", "Lineage", "Publication", "Service")
+
+
+async def look(run: Run) -> dict[str, Any]:
+    """Everything, and what does not agree."""
+    database = opened(run)
+    try:
+        found: dict[str, Any] = {kind: await database.find(kind, {}, sort=[("_id", 1)]) for kind in KINDS}
+        found["problems"] = [problem.sentence() for problem in (await accounting.account(database)).problems]
+        return found
+    finally:
+        await database.close()
+
+
+async def sampled(run: Run) -> int:
+    database = opened(run)
+    try:
+        return await database.count("Record", {"status": "scored"})
+    finally:
+        await database.close()
+
+
+def opened(run: Run) -> Database:
+    return access.open_database(access.configuration(run.dir), run.state_dir)
