@@ -1,7 +1,8 @@
 """The main loop of a sampler: `python -m daemons.sampler`, as a unit of the role `sampler`.
 
-Invariants: opening its owner is its first act in the store, and it is ready once it may claim; a drain gives back or
-finishes what is under way, and closes the owner last, so that nothing of it waits for a lease to be past.
+Invariants: opening its owner is its first act in the store, and then it is ready, though it claims nothing before there
+are weights; a drain gives back or finishes what is under way, and closes the owner last, so that nothing of it waits
+for a lease to be past.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.speech import Speech
 from agentrl.store import access
-from agentrl.store.database import Database
+from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.toolbox import answers
@@ -95,8 +96,9 @@ async def _first_words(unit: Unit, database: Database, lease: Lease) -> Speech |
             while not unit.draining:
                 if keeping.done():
                     keeping.result()
-                if (words := await speech.published(database, unit.run_dir)) is not None:
-                    return words
+                with contextlib.suppress(StoreUnavailableError):
+                    if (words := await speech.published(database, unit.run_dir)) is not None:
+                        return words
                 unit.status("waits for the first weights")
                 await unit.sleep_async(LOOK_EVERY_S)
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.rollout import loops
@@ -23,7 +23,7 @@ from agentrl.rollout.episode import Episode, Limits
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.loops import AgentLoop, DroppedError, EndedError, EpisodeExit, HandedOverError
 from agentrl.rollout.model_calls import ModelCalls, Wait
-from agentrl.rollout.recording import Recorder
+from agentrl.rollout.recording import Recorder, ending_errors
 from agentrl.rollout.tool_calls import ToolCalls
 from agentrl.store import claims
 from agentrl.store.claims import Claim, Ending
@@ -35,6 +35,7 @@ log = logging.getLogger("sampler")
 AROUND_A_CALL_S = 45.0
 """A tool call waits for its turn and for a server that restarts, beyond its own limit."""
 GIVEN_BACK_WITHIN_S = 10.0
+_BY_MALFORMED_CALLS = (Outcome.MALFORMED_CALL, Outcome.INVALID_CALL_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,11 @@ class Attempt:
 
     async def leave(self) -> None:
         """Stop where it can be taken up again. To be called for resumable loops only."""
-        if self._leaving:
-            return
-        self._leaving = True
+        if not self._leaving:
+            self._leaving = True
+            await self._tell_calls()
+
+    async def _tell_calls(self) -> None:
         if self._tool_calls is not None:
             self._tool_calls.leave()
         if self._model_calls is not None:
@@ -110,18 +113,15 @@ class Attempt:
         record, task = self.claim
         endings = self.house.endings
         try:
-            self.loop = loops.loop_named(task.agent_name)()
+            self.loop = _loop(task.agent_name)
             recorder = self._recorder = await self._begin(self.loop)
-        except AgentrlError as impossible:
-            await endings.fail(record, Outcome.LOOP_FAILED, str(impossible), free=False)
-            return True
         except EndedError as not_begun:
             await endings.fail(record, not_begun.outcome, not_begun.error, free=not_begun.free)
             return True
         clock = EpisodeClock(self.settings.episode_s)
         episode = self._episode(recorder, clock)
         if self._leaving:
-            await self.leave()
+            await self._tell_calls()
         try:
             ended = await self._act(self.loop, episode, clock)
             episode.over()
@@ -135,11 +135,12 @@ class Attempt:
 
     async def _begin(self, loop: AgentLoop) -> Recorder:
         house, record = self.house, self.claim.record
-        if record.resumable != loop.resumable and not await claims.mark_resumable(
-            house.database, record.id, house.lease.incarnation, loop.resumable
-        ):
-            raise DroppedError
-        return await Recorder.begin(house.database, house.writer, record, house.lease.incarnation)
+        owner = house.lease.incarnation
+        with ending_errors():
+            right = record.resumable == loop.resumable
+            if not right and not await claims.mark_resumable(house.database, record.id, owner, loop.resumable):
+                raise DroppedError
+            return await Recorder.begin(house.database, house.writer, record, owner)
 
     def _episode(self, recorder: Recorder, clock: EpisodeClock) -> Episode:
         house, task, settings = self.house, self.claim.task, self.settings
@@ -207,7 +208,7 @@ class Attempt:
             generated_tokens=recorder.generated_tokens,
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
-            malformed=episode.malformed_turns > 0 and ended.outcome is Outcome.ANSWERED,
+            malformed=episode.malformed_turns > 0 and ended.outcome not in _BY_MALFORMED_CALLS,
             error=ended.error[:2000],
         )
         await self.house.endings.finish(record, ending)
@@ -226,6 +227,13 @@ class Attempt:
     async def _close_session(self) -> None:
         if self._tool_calls is not None:
             await self._tool_calls.close()
+
+
+def _loop(name: str) -> AgentLoop:
+    try:
+        return loops.loop_named(name)()
+    except UnknownNameError as unknown:
+        raise EndedError(Outcome.LOOP_FAILED, str(unknown)) from unknown
 
 
 def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> Limits:

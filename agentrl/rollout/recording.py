@@ -73,11 +73,10 @@ class Recorder:
     async def begin(cls, database: Database, writer: Writer, record: Record, owner: str) -> Recorder:
         """With what is stored already, which is this owner's from now on."""
         recorder = cls(database, writer, record, owner)
-        with _ending_errors():
-            # The index of calls begins with the record, so for a fresh one this is one look and no more.
-            mine = {"record": record.id}
-            if await database.find_one("DispatchedSamplingTask", mine, projection=["_id"]) is not None:
-                await recorder._take_over()
+        # The index of calls begins with the record, so for a fresh one this is one look and no more.
+        mine = {"record": record.id}
+        if await database.find_one("DispatchedSamplingTask", mine, projection=["_id"]) is not None:
+            await recorder._take_over()
         return recorder
 
     # ---- what is known ----
@@ -261,12 +260,12 @@ class Recorder:
         await write
 
     async def _guarded(self, write: Coroutine[Any, Any, None]) -> None:
-        with _ending_errors():
+        with ending_errors():
             await write
 
 
 @contextlib.contextmanager
-def _ending_errors() -> Iterator[None]:
+def ending_errors() -> Iterator[None]:
     """What the store says when it does not take a write, as the end of the episode."""
     try:
         yield

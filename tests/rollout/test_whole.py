@@ -166,11 +166,11 @@ async def test_a_sampler_unit_waits_for_weights_works_reports_and_drains(
     declared = {knob.name: knob for hello in counterpart.of(messages.UnitHello) for knob in hello.declared}
     assert {"concurrency", "max_turns", "call_s", "tool_s", "episode_s"} <= set(declared)
     assert declared["max_turns"].boundary == "next claim"
-    counterpart.tell(messages.SetKnob("concurrency", 0))
+    counterpart.tell(messages.SetKnob("concurrency", 0, 1))
     await aeventually(reports(lambda report: report.knobs.get("concurrency") == 0))
     await stage.task(n=2)
     await aeventually(reports(lambda report: "0 of 0 episodes" in report.status))
-    counterpart.tell(messages.SetKnob("concurrency", 4))
+    counterpart.tell(messages.SetKnob("concurrency", 4, 2))
     await stage.ended(count=10)
 
     counterpart.tell(messages.Drain(grace_s=20))
