@@ -29,17 +29,21 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A tool as chat data sets write it, with or without the wrapper `{"type": "function", "function": {...}}`."""
+    """A tool as chat data sets write it, with or without the wrapper `{"type": "function", "function": {...}}`, or as
+    MCP servers do."""
 
     name: str = ""
     description: str = ""
     parameters: dict[str, Any] = {}
+    schema: dict[str, Any] = {}
+    inputSchema: dict[str, Any] = {}
     function: Function | None = None
 
     @property
     def spec(self) -> ToolSpec:
         inner = self.function or self
-        return ToolSpec(name=inner.name, description=inner.description, schema=inner.parameters)
+        schema = inner.parameters or inner.schema or inner.inputSchema
+        return ToolSpec(name=inner.name, description=inner.description, schema=schema)
 
 
 class Demonstration(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from agentrl.training import losses, measures
 from agentrl.training.losses import Denominator, PairFacts, PolicyLoss, Terms
 from agentrl.training.model import MicroBatch, collate, layout_of, load_model, save_model, score
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
-from agentrl.training.packing import ROW_TOKENS, Row, micro_batches, rows
+from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.trajectories import Batch, Segment, Trajectory
 
 Objective = PolicyLoss | Literal["supervised"]
@@ -36,7 +36,9 @@ class LearnerSettings:
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
     tokens_per_batch: int = 16_384
-    row_tokens: int = ROW_TOKENS
+    """Packed tokens of one forward pass; also the longest row, where a trajectory alone is not longer."""
+    token_cost: float | None = None
+    """See `packing.rows`; None: by the width of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Learner:
 
     def train(self, batch: Batch, objective: Objective) -> StepResult:
         """One optimizer step over the whole batch."""
-        packed = rows(batch.trajectories, self.layout, row_tokens=self.settings.row_tokens)
+        packed = self._packed(batch.trajectories)
         if not packed:
             return StepResult(True, {"pairs": 0.0})
         pairs_of = Counter(record for row in packed for record in row.pairs.record)
@@ -142,6 +144,13 @@ class Learner:
             for record, value in zip(micro.record.tolist(), scored.log_probs.tolist(), strict=True):
                 found[record].append(value)
         return found
+
+    def _packed(self, trajectories: Sequence[Trajectory]) -> list[Row]:
+        cost = self.settings.token_cost
+        if cost is None:
+            # Of the operations by the shapes of a decoder it would be 6 widths; masked attention is the slower part.
+            cost = 4.0 * int(self.model.config.hidden_size)
+        return rows(trajectories, self.layout, row_tokens=self.settings.tokens_per_batch, token_cost=cost)
 
     def _everywhere(self, pairs_of: Mapping[int, int]) -> Denominator:
         """The sums over all processes; whole records belong to one of them."""

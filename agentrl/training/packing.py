@@ -18,8 +18,7 @@ Layout = Literal["tree", "linear"]
 """`tree`: a group shares what it has in common. `linear`: every branch is a row of its own, for models whose layers
 carry a state along the row."""
 
-ROW_TOKENS = 1024
-"""Longer rows share more and pay for it in attention, which a dense mask computes in full."""
+ALWAYS_SHARE = float("inf")
 
 
 @dataclass(slots=True)
@@ -53,21 +52,40 @@ class Row:
         return len(self.ids)
 
 
-def rows(trajectories: Sequence[Trajectory], layout: Layout = "tree", *, row_tokens: int = ROW_TOKENS) -> list[Row]:
-    """Rows that hold every pair once. A single trajectory may be longer than `row_tokens`; it is never cut."""
+def rows(
+    trajectories: Sequence[Trajectory],
+    layout: Layout = "tree",
+    *,
+    row_tokens: int = 1 << 30,
+    token_cost: float = ALWAYS_SHARE,
+) -> list[Row]:
+    """Rows that hold every pair once.
+
+    `row_tokens`: how long a row may become; a single trajectory is never cut. `token_cost`: what a token costs outside
+    of attention, in keys that are looked at; it decides whether sharing is worth the longer row.
+    """
     if layout == "linear":
         return [row for index, one in enumerate(trajectories) for row in _linear(index, one)]
     made: list[Row] = []
     for members in _by_group(trajectories):
         trie = _Trie()
         for index in members:
-            # An upper bound: branches of the same trajectory may share more.
-            if len(trie) and len(trie) + trie.new_tokens(trajectories[index]) > row_tokens:
+            if len(trie) and not _worth_sharing(trie, trajectories[index], row_tokens, token_cost):
                 made.append(trie.row())
                 trie = _Trie()
             trie.insert(index, trajectories[index])
         made.append(trie.row())
     return [row for row in made if len(row.pairs)]
+
+
+def _worth_sharing(trie: _Trie, more: Trajectory, row_tokens: int, token_cost: float) -> bool:
+    """A dense mask is computed in full: a longer row costs attention among tokens that do not see each other."""
+    length, new, alone = len(trie), trie.new_tokens(more), more.tokens
+    if length + new > row_tokens:
+        return False
+    if token_cost == ALWAYS_SHARE:
+        return True
+    return token_cost * new + (length + new) ** 2 - length**2 <= token_cost * alone + alone**2
 
 
 def micro_batches(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
@@ -120,7 +138,7 @@ class _Trie:
                 self._trained.append((index, segment, nodes))
 
     def new_tokens(self, trajectory: Trajectory) -> int:
-        """How many nodes it would add."""
+        """How many nodes it would add, at most: branches of its own may share more."""
         ends: list[int | None] = []
         new = 0
         for segment in trajectory.segments:

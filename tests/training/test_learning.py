@@ -55,6 +55,20 @@ def test_a_demonstration_has_the_ids_that_an_episode_would_have(tiny: Path, tmp_
 
 
 @pytest.mark.parametrize(
+    "tool",
+    [
+        LOOKUP,
+        LOOKUP["function"],
+        {"name": "lookup", "schema": {"properties": {"item": {}}}},
+        {"name": "lookup", "inputSchema": {"properties": {"item": {}}}},
+    ],
+)
+def test_tools_are_understood_however_they_are_written(tmp_path: Path, tool: object) -> None:
+    (one,) = read_demonstrations(write(tmp_path / "d.jsonl", {**CONVERSATION, "tools": [tool]}))
+    assert [known.spec.signature for known in one.tools] == ["lookup(item)"]
+
+
+@pytest.mark.parametrize(
     ("line", "why"),
     [
         ("{", "Line 2"),

@@ -125,8 +125,8 @@ def test_random_trees_are_computed_exactly(exact: Learner, number: int) -> None:
 def test_loss_and_gradient_do_not_depend_on_rows_micro_batches_or_layout(exact: Learner) -> None:
     batch = batch_of(two_groups(random.Random(5)))
     expected = packed(exact, batch)
-    for row_tokens, tokens in ((1, 1), (40, 1), (40, 100), (10_000, 100), (10_000, 10_000)):
-        exact.settings = learning.LearnerSettings(row_tokens=row_tokens, tokens_per_batch=tokens)
+    for cost, tokens in ((0.0, 1), (0.0, 200), (1.0, 100), (1e9, 60), (1e9, 10_000)):
+        exact.settings = learning.LearnerSettings(token_cost=cost, tokens_per_batch=tokens)
         agree(packed(exact, batch), expected)
     exact.layout = "linear"
     agree(packed(exact, batch), expected)
@@ -182,6 +182,18 @@ def test_what_a_group_has_in_common_is_there_once() -> None:
     assert len(row) == len(prompt) + 8 * 3
     # The first tokens of all members are asked of the same place.
     assert len(row.asked) == 1 + 8 * 2
+
+
+def test_sharing_is_given_up_where_attention_would_cost_more() -> None:
+    chance = random.Random(4)
+    short, long = some(chance, 30, 30), some(chance, 400, 400)
+
+    def packed_rows(prompt: list[int]) -> int:
+        members = [trajectory_of_calls([(0, prompt, some(chance, 60, 60))], f"r{at}", group="g") for at in range(16)]
+        return len(rows(members, token_cost=512))
+
+    assert packed_rows(long) == 1
+    assert 4 < packed_rows(short) < 16
 
 
 def test_micro_batches_stay_within_their_tokens_unless_a_row_alone_is_longer() -> None:
