@@ -35,7 +35,7 @@ from assets.demo import DemoError, Operator
 from assets.train_figures import Books, Figures, sparkline
 
 NAME = "shop"
-KNOB, TIGHT = "trainer.bound", 1
+KNOB, TIGHT = "bound", 1
 ENOUGH, GAIN = 0.8, 0.3
 """The held-out reward that the agent has to reach, and how far above the warm-up's."""
 KILL_AT = 0.6
@@ -249,7 +249,8 @@ class TrainingDemo:
 
 
 def _what_it_would_do(preview: Any) -> str:
-    return f"It would change {', '.join(preview['effect']['changes'])}; that is {preview['tier']}."
+    effect = preview["effect"]
+    return f"It would change {', '.join([*effect['changes'], *effect['loses']])}; that is {preview['tier']}."
 
 
 @contextmanager
