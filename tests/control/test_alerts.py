@@ -227,6 +227,13 @@ def test_a_restart_of_the_coordinator_repeats_nothing_and_ends_nothing_too_early
     assert after.engine.rows() == []
 
 
+def test_where_nothing_fired_before_nobody_has_to_settle() -> None:
+    clock = Clock(Level())
+    clock.engine.restore((), (), 0.0)
+    clock.after(1.0, web=20)
+    assert told(clock.after(11.0, web=3)) == ["resolved"]
+
+
 def test_restored_alerts_that_were_told_are_not_told_again() -> None:
     before, after = Clock(Level()), Clock(Level())
     before.after(1.0, web=20)

@@ -187,13 +187,14 @@ class AlertEngine:
 
     def restore(self, rows: Iterable[AlertRow], silences: Iterable[Silence], now: float) -> None:
         """Take over what a former coordinator knew; what fired then is not notified again."""
-        self._settled = now + self.times.settle_s
         self._silences = {silence.rule: silence for silence in silences}
         for row in rows:
             if row.state is AlertState.PENDING:
                 continue
             told = _active(row) and not row.silenced_until_at
             self._lives[row.id] = _Life(row, now, now, now, now if told else None, told, now)
+        if self._lives:
+            self._settled = now + self.times.settle_s
 
     # ---- the look at the world ----
 

@@ -56,8 +56,12 @@ class Alerting:
         run_dir = Path(self._context.run.run_dir)
         built_in = default_rules(config.alerts.disable, memory_window_s=config.alerts.memory_window_s)
         self._engine.set_rules([*built_in, *metric_rules(config.alerts.rules)])
-        hold_s = min(HOLD_S, 2 * config.supervision.suspect_after_s)
-        self._engine.times = AlertTimes(hold_s=hold_s, repeat_s=config.alerts.repeat_s)
+        times = config.supervision
+        self._engine.times = AlertTimes(
+            hold_s=min(HOLD_S, 2 * times.suspect_after_s),
+            settle_s=3 * times.host_silent_after_s,
+            repeat_s=config.alerts.repeat_s,
+        )
         self._context.metrics.name(metrics_read(config.alerts.rules))
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
         self.close()
