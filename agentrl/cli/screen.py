@@ -69,8 +69,9 @@ def _head(run: RunRow, now: float) -> Text:
         f"up {output.since(run.started_at, now)}" if run.started_at else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
-    if run.journal_full:
-        text.append("\n").append(output.sanitise(run.journal_full), style="bold red")
+    for trouble in (run.journal_full, run.not_listening):
+        if trouble:
+            text.append("\n").append(output.sanitise(trouble), style="bold red")
     return text
 
 

@@ -15,7 +15,7 @@ from agentrl.protocol.rows import Severity
 BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending"),
     *("unit-memory-grows", "host-silent", "host-lost", "host-disk-low", "host-cannot-write", "host-strays"),
-    *("journal-full", "no-progress"),
+    *("journal-full", "not-listening", "no-progress"),
 )
 """What every run is watched for; `agentrl/control/alerts/rules.py` says how."""
 

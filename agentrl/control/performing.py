@@ -28,7 +28,6 @@ class Performer:
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.hub_address = ""
-        self.listen_address = ""
 
     def perform(self, instruction: do.Instruction) -> None:
         context = self._context

@@ -51,6 +51,8 @@ class RunRow(Row, tag="run", frozen=True):
     """A sentence while the journal cannot be written; commands are refused meanwhile."""
     segment: int = 0
     """Number of the scientific segment; raised by each change of a scientific knob."""
+    not_listening: str = ""
+    """A sentence while the coordinator should be reached from other hosts and cannot."""
 
 
 class GroupRow(Row, tag="group", frozen=True):

@@ -114,6 +114,12 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         "the disk is full",
         "agentrl doctor",
     ),
+    "not-listening:my-run": (
+        world(not_listening="Nothing can listen on tcp://0.0.0.0:7400: Address already in use."),
+        Severity.WARNING,
+        "already in use",
+        "agentrl doctor",
+    ),
 }
 
 

@@ -71,6 +71,7 @@ def default_rules(
         BuiltIn("host-cannot-write", Severity.PAGE, 0.0, _cannot_write),
         BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
         BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
+        BuiltIn("not-listening", Severity.WARNING, 0.0, _not_listening),
         BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
     )
     return [rule for rule in rules if rule.name not in off]
@@ -263,6 +264,16 @@ def _journal_full(world: World, alerting: Collection[str], now: float) -> Iterat
             world.run.name,
             "The journal cannot be written: commands are refused until it can.",
             (world.run.journal_full,),
+            "agentrl doctor",
+        )
+
+
+def _not_listening(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    if world.run is not None and world.run.not_listening:
+        yield Finding(
+            world.run.name,
+            f"Other hosts cannot reach the coordinator of {world.run.name}; everything on this host goes on.",
+            (world.run.not_listening,),
             "agentrl doctor",
         )
 

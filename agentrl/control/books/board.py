@@ -23,6 +23,8 @@ CPU_NEWS = 5.0
 """Percentage points by which CPU use must differ to be shown anew."""
 MEMORY_NEWS = 0.02
 """Share by which memory must differ to be shown anew."""
+PROGRESS_NEWS = 5
+"""Measurements after which progress alone is shown anew: heartbeats tell it, and they are too many for the feed."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,10 @@ class Facts:
     report: messages.UnitReport = field(default_factory=messages.UnitReport)
     reported: float = 0.0
     stats: messages.UnitStats | None = None
+    quiet: int = 0
+    """Measurements since the last one that was news."""
+    progress: int = 0
+    """As it was then."""
     memory: MemoryStory = field(default_factory=MemoryStory)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -74,11 +80,14 @@ class Board:
     def measured(self, slot: Slot, stats: messages.UnitStats, memory: MemoryStory) -> bool:
         """Take in measurements; True if they are news."""
         facts = self.facts(slot)
-        shown = facts.stats
         facts.memory = memory
-        if shown is not None and not _is_news(shown, stats):
+        facts.quiet += 1
+        lease = self.leases.get(slot.unit)
+        progress = lease.progress if lease is not None else facts.progress
+        moved = progress != facts.progress and facts.quiet >= PROGRESS_NEWS
+        if facts.stats is not None and not moved and not _is_news(facts.stats, stats):
             return False
-        facts.stats = stats
+        facts.stats, facts.quiet, facts.progress = stats, 0, progress
         return True
 
     def idle(self, group: str) -> frozenset[str]:
@@ -184,6 +193,7 @@ class Board:
             coordinator_pid=life.pid,
             config_source=life.config_source,
             journal_full=life.journal_full,
+            not_listening=life.not_listening,
             segment=life.segment,
         )
 
@@ -258,6 +268,7 @@ class RunLife:
     pid: int
     config_source: str = ""
     journal_full: str = ""
+    not_listening: str = ""
     segment: int = 0
 
 

@@ -44,6 +44,8 @@ class Settings:
         self.stored = StoredConfig({})
         self.on_config: list[Callable[[RunConfig], None]] = []
         """Parts that want to know of a new configuration."""
+        self.may_refuse: Callable[[RunConfig], None] = lambda config: None
+        """Raises for a configuration that cannot be carried out here and now."""
         self._declare_own_knobs()
 
     # ---- configuration ----
@@ -58,6 +60,7 @@ class Settings:
                 f"This is the coordinator of run {self._context.run.name}, not of {config.name}.",
                 hint="Each run has a coordinator of its own.",
             )
+        self.may_refuse(config)
         return config
 
     def adopt(self, config: RunConfig, args: commands.Apply, who: str) -> None:

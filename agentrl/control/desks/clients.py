@@ -40,6 +40,9 @@ from agentrl.transport.hub import Peer
 
 log = logging.getLogger(__name__)
 
+UNFORESEEN = "The coordinator failed on this; its log says why."
+"""What is said at the boundary of a request, where the log has the whole story."""
+
 AskedPreview = Callable[[str, Any], Awaitable[Effect]]
 
 
@@ -114,6 +117,9 @@ class ClientsDesk:
                 self._answer(peer, request.id, self._queries[spec.name](args))
         except AgentrlError as failed:
             self._fail(peer, request.id, failed)
+        except Exception:
+            log.exception("%s (%s) failed", request.name, request.id)
+            self._fail(peer, request.id, AgentrlError(UNFORESEEN))
 
     def _admit(self, peer: Peer, request: messages.Request) -> CommandSpec:
         spec = COMMANDS.get(request.name)
@@ -160,9 +166,8 @@ class ClientsDesk:
             except AgentrlError as failed:
                 self._fail(peer, id, failed)
             except Exception:
-                # The boundary of a request: the caller gets a sentence, the log the whole story.
                 log.exception("request %s failed", id)
-                self._fail(peer, id, AgentrlError("The coordinator failed on this request; its log says why."))
+                self._fail(peer, id, AgentrlError(UNFORESEEN))
 
         task = asyncio.create_task(finish(), name=f"request {id}")
         self._tasks.add(task)
@@ -235,8 +240,9 @@ class ClientsDesk:
         context = self._context
         try:
             goals = self._acts[operation.command].execute(operation, args)
-        except AgentrlError as failed:
-            context.operations.finish(operation, OperationState.FAILED, context.clock.now(), str(failed))
+        except Exception as failed:
+            why = str(failed) if isinstance(failed, AgentrlError) else UNFORESEEN
+            context.operations.finish(operation, OperationState.FAILED, context.clock.now(), why)
             raise
         context.operations.begin(operation, goals or {})
 
@@ -247,8 +253,9 @@ class ClientsDesk:
                 continue
             try:
                 self.begin(operation, decode_as(COMMANDS[operation.command].args, msgspec.Raw(operation.args)))
-            except AgentrlError as failed:
-                log.error("%s cannot be begun again: %s", operation.command, failed)
+            except Exception:
+                # Whatever it is: the coordinator comes up, and the operation says that it failed.
+                log.exception("%s (%s) cannot be begun again", operation.command, operation.id)
 
 
 def summary_of(spec: CommandSpec, effect: Effect) -> str:
