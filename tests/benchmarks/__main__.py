@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import sys
+import time
 
 from rich.console import Console
 
 from tests.benchmarks.figures import Outcome, as_json, machine, show
+from tests.benchmarks.leaving import nothing_behind
 
 BENCHMARKS = {
     "cli": "tests.benchmarks.commandline",
@@ -31,12 +34,32 @@ def main() -> int:
     console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 130)
     console.print(" · ".join(f"{key} {value}" for key, value in machine().items()), style="dim", highlight=False)
     outcomes: dict[str, Outcome] = {}
-    for name in args.names or BENCHMARKS:
-        outcomes[name] = importlib.import_module(BENCHMARKS[name]).measure()
-        show(outcomes[name], console)
+    failed: dict[str, str] = {}
+    try:
+        with nothing_behind() as left:
+            for name in args.names or BENCHMARKS:
+                _measure(name, outcomes, failed, console)
+    except KeyboardInterrupt:
+        console.print("interrupted", style="bold")
+        return 130
+    for process in left:
+        console.print(f"left behind and ended: {process}", style="bold")
     if args.json:
-        print(as_json(outcomes))
-    return 0
+        print(as_json(outcomes, failed))
+    return 1 if failed or left else 0
+
+
+def _measure(name: str, outcomes: dict[str, Outcome], failed: dict[str, str], console: Console) -> None:
+    """One that fails does not take the figures of the others with it."""
+    began = time.monotonic()
+    try:
+        outcomes[name] = importlib.import_module(BENCHMARKS[name]).measure()
+    except Exception as broken:
+        failed[name] = f"{type(broken).__name__}: {broken}"
+        logging.exception("the benchmark %s failed", name)
+        return
+    outcomes[name].took_s = round(time.monotonic() - began, 1)
+    show(outcomes[name], console)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Outcome:
     title: str
     lines: list[Line] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    took_s: float = 0.0
 
     def faster(self, what: str, value: float, unit: str, peer: str, peer_value: float, by: float = 0.0) -> None:
         """Less is better: the ratio says how many times longer the peer takes; 0 sets no aim."""
@@ -91,8 +92,9 @@ def show(outcome: Outcome, console: Console) -> None:
         console.print(f"  {note}", style="dim", highlight=False)
 
 
-def as_json(outcomes: dict[str, Outcome]) -> str:
-    return json.dumps({"machine": machine(), "benchmarks": {n: asdict(o) for n, o in outcomes.items()}}, indent=1)
+def as_json(outcomes: dict[str, Outcome], failed: dict[str, str]) -> str:
+    benchmarks = {name: asdict(outcome) for name, outcome in outcomes.items()}
+    return json.dumps({"machine": machine(), "benchmarks": benchmarks, "failed": failed}, indent=1)
 
 
 def machine() -> dict[str, Any]:
