@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from agentrl import __version__
+from agentrl.client import find
 from agentrl.errors import ExitCode
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
@@ -252,8 +253,10 @@ def test_what_still_holds_the_node_after_the_end_is_named_and_removed(
     run: Run, stray: subprocess.Popen[bytes], mark: dict[str, str]
 ) -> None:
     """The last test of this run: it ends it."""
+    sockets = Path(find(state_dir=run.state_dir).address.removeprefix("ipc://")).parent
     ended = run.cli("down", "--yes")
     assert ended["proven"]
+    assert not sockets.exists()
     said = " ".join(ended["lines"])
     assert f"{stray.pid} (sleep 3333), mark" in said
     eventually(lambda: stray.poll() is not None, what="the stray to be gone")
