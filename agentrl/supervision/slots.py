@@ -107,6 +107,8 @@ class Slot(msgspec.Struct):
     """Deaths while ready, inside the restart window."""
     failed_starts: int = 0
     """Deaths before it ever was ready, one after another."""
+    refused_starts: int = 0
+    """Starts that its host could not even make, one after another."""
     oom_deaths: list[float] = []
     asked: list[float] = []
     """When it asked to be started again (exit 75), of late."""

@@ -192,6 +192,7 @@ class Supervisor:
     def _spawned(self, event: events.Spawned, now: float) -> None:
         if slot := self._present(event):
             slot.pid, slot.start_ticks, slot.spawned = event.pid, event.start_ticks, True
+            slot.refused_starts = 0
             self._ready_without_words(slot, False, now)
             self._life.touch(slot)
 
