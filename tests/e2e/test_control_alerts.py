@@ -25,7 +25,7 @@ ILL = {"judge": "reward_mean 0.0625\n", "queue": "depth 500\n"}
 PINGS_EVERY_S = 0.2
 STEP_S = 0.05
 QUIET_STEPS = round(15 / STEP_S)
-REPEAT_S = 2.0
+REPEAT_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +189,19 @@ def test_what_nobody_has_cannot_be_acknowledged_and_leaves_no_trace(run: Run) ->
         assert code == ExitCode.UNKNOWN
         assert f"did you mean '{REWARD}'" in said["error"]["message"]
     assert len(run.cli("events", "--kind", "operation")) == before
+
+
+def test_a_new_coordinator_knows_what_fired_and_who_is_on_it(run: Run) -> None:
+    before = {each["id"]: each for each in run.cli("alerts", "list")}
+    assert {id: each["state"] for id, each in before.items()} == {REWARD: "acknowledged", QUEUE: "firing"}
+    heard = len(pages(run, "repeated", QUEUE))
+    run.kill(run.coordinator_pid())
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard, within_s=40, what="the new one to go on")
+    after = {each["id"]: each for each in run.cli("alerts", "list")}
+    for same in ("state", "since_at", "acknowledged_by", "sentence"):
+        assert {id: each[same] for id, each in after.items()} == {id: each[same] for id, each in before.items()}
+    assert len(pages(run, "firing", REWARD)) == len(pages(run, "firing", QUEUE)) == 1, "nothing was paged anew"
+    assert not pages(run, "resolved", REWARD)
 
 
 def test_when_it_is_well_again_those_who_were_told_are_told(run: Run) -> None:
