@@ -55,10 +55,6 @@ class Rule(Section):
                 raise ValueError(f"clear must be at least below, {self.below:g}, not {self.clear:g}")
         return self
 
-    @property
-    def threshold(self) -> float:
-        return self.above if self.above is not None else self.below or 0.0
-
 
 class FileSink(Section):
     path: Annotated[str, Field(min_length=1)]

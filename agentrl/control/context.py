@@ -1,4 +1,4 @@
-"""What the parts of a coordinator share. Made once, by `coordinator.build`.
+"""What the parts of a coordinator share. Made once, by the `Coordinator`.
 
 Invariant: a part knows this and nothing of the other parts; whatever one needs of another is bound in `coordinator`.
 """

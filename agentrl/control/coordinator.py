@@ -37,6 +37,7 @@ from agentrl.control.desks.queries import Queries
 from agentrl.control.desks.units import UnitsDesk
 from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
+from agentrl.control.lasting import lasting
 from agentrl.control.listening import Listening
 from agentrl.control.performing import Performer
 from agentrl.control.records import whereabouts
@@ -47,6 +48,7 @@ from agentrl.control.switchboard import Switchboard
 from agentrl.control.turning import Turning
 from agentrl.control.vitals import Vitals
 from agentrl.errors import ConfigError
+from agentrl.protocol.danger import Effect
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
@@ -130,7 +132,7 @@ class Coordinator:
         self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
         ending = Ending(context, asks, self._over.set)
-        self._performer = Performer(context, hosts.incident, ending.all_stopped)
+        self._performer = Performer(context, hosts.incident, hosts.forgotten, ending.all_stopped)
         knob_acts = KnobActs(context, self._settings, asks)
         acts = self._acts(knob_acts, Stacks(context, asks))
         previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
@@ -154,7 +156,7 @@ class Coordinator:
             **KeyActs(self._context, self._rebind).table,
             "acknowledge": Act(alerting.preview_acknowledge, alerting.acknowledge),
             "silence": Act(alerting.preview_silence, alerting.silence),
-            "test_alert": Act(lambda args: stacks.preview(args), alerting.test),
+            "test_alert": Act(lambda args: Effect(), alerting.test),
             "stacks": Act(stacks.preview, stacks.collect),
         }
 
@@ -170,10 +172,7 @@ class Coordinator:
         vitals = Vitals(self._context, self._metrics_out.publish)
         turning = Turning(self._context, self._sign, vitals, self._alerting.tick)
         watch = AgentWatch(self._context, self._state_dir)
-        tasks = [
-            asyncio.create_task(turning.run(), name="turning"),
-            asyncio.create_task(watch.run(), name="agent watch"),
-        ]
+        tasks = [lasting("turning", turning.run), lasting("agent watch", watch.run)]
         try:
             await self._over.wait()
         finally:

@@ -21,10 +21,15 @@ SECOND_CHANCE_S = 1.0
 
 class Performer:
     def __init__(
-        self, context: Context, incident: Callable[[do.Report], None], all_stopped: Callable[[], None]
+        self,
+        context: Context,
+        incident: Callable[[do.Report], None],
+        forgotten: Callable[[str, int], None],
+        all_stopped: Callable[[], None],
     ) -> None:
         self._context = context
         self._incident = incident
+        self._forgotten = forgotten
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.hub_address = ""
@@ -42,6 +47,7 @@ class Performer:
                 context.peers.tell_host(host, messages.KillTree(unit, incarnation))
             case do.Forget(host, unit, incarnation):
                 context.peers.tell_host(host, messages.Forget((f"{unit}.{incarnation}",)))
+                self._forgotten(unit, incarnation)
             case do.Tell(unit, incarnation, message):
                 context.peers.tell_unit(unit, incarnation, message)
             case do.StartTimer(unit, at):

@@ -106,5 +106,7 @@ class Switchboard:
         if host is not None and not host.connected:
             # Its connection outlived the silence, but meanwhile much may have happened: only its ledger tells.
             context.peers.ask_who(peer, now)
-        if isinstance(message, messages.FromHost) and not isinstance(message, messages.HostBeat):
+        if isinstance(message, messages.HostBeat):
+            context.peers.send(peer, messages.BeatAck(message.seq, now))
+        elif isinstance(message, messages.FromHost):
             self._hosts.message(known, message)

@@ -103,7 +103,6 @@ class Down(Args, frozen=True):
     """Stop everything, scan every host, end the coordinator."""
 
     now: bool = False
-    keep_coordinator: bool = False
 
 
 class Scale(Args, frozen=True):

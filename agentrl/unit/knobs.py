@@ -7,7 +7,7 @@ Invariant: a new value comes into force at the knob's own boundary and at no oth
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
@@ -146,10 +146,6 @@ class KnobSet:
         knob = self._knobs.get(name)
         if knob is not None:
             knob.offer(value)
-
-    def offer_all(self, values: Mapping[str, KnobValue]) -> None:
-        for name, value in values.items():
-            self.offer(name, value)
 
     def preview(self, name: str, value: KnobValue) -> Preview:
         knob = self._knobs.get(name)

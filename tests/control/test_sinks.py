@@ -281,7 +281,7 @@ def test_sinks_come_from_the_configuration(tmp_path: Path) -> None:
 
 
 def dead_man(tmp_path: Path, **declared: object) -> SignOfLife:
-    return SignOfLife(DeadMan.model_validate({"every_s": 0.05, **declared}), tmp_path, lambda: 1234.5)
+    return SignOfLife(DeadMan.model_validate({"every_s": 0.4, **declared}), tmp_path, lambda: 1234.5)
 
 
 async def test_the_dead_man_ping_goes_on_until_it_is_stopped(tmp_path: Path, http: HttpServer) -> None:

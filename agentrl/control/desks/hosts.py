@@ -39,7 +39,7 @@ class HostsDesk:
         self._metrics_out = metrics_out
         self._shown: deque[str] = deque()
         self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
-        """Last log lines of incarnations that ended, until their incident is written."""
+        """Last log lines of incarnations that ended, until they are forgotten."""
 
     def hello(self, peer: Peer, hello: messages.HostHello) -> None:
         context = self._context
@@ -155,7 +155,7 @@ class HostsDesk:
             host=report.host,
             phase=last.phase,
             status=last.status,
-            tail=self._tails.pop((report.unit, report.incarnation), ()),
+            tail=self._tails.get((report.unit, report.incarnation), ()),
             versions={"agentrl": __version__},
             done=report.done,
             stacks=self._stacks_of(report),
@@ -167,6 +167,10 @@ class HostsDesk:
         self._shown.append(row.id)
         if len(self._shown) > INCIDENTS_SHOWN:
             context.feed.remove(f"incident/{self._shown.popleft()}")
+
+    def forgotten(self, unit: str, incarnation: int) -> None:
+        """Everything about the end of this incarnation is written down."""
+        self._tails.pop((unit, incarnation), None)
 
     def _stacks_of(self, report: do.Report) -> str:
         """The file with the stacks of a life that speaks, if it ended by a signal that makes it write them."""
