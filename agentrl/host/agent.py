@@ -8,6 +8,7 @@ live on whatever happens to the agent, and the agent lives on while units do.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable, Coroutine
@@ -24,7 +25,7 @@ from agentrl.host.lives import Life, Services
 from agentrl.host.logs import Logs
 from agentrl.host.processes import Processes
 from agentrl.host.rounds import Rounds, Times
-from agentrl.host.trees import Attribution, Sweeper
+from agentrl.host.trees import Attribution, Sweeper, Tree
 from agentrl.protocol import messages, wire
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -66,6 +67,8 @@ class Agent:
         self._greeted = False
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sought: set[str] = set()
+        """Incarnations that are looked for by their mark."""
         attribution = Attribution(home.run, self.processes.own_pids, self._could_be_another)
         self.services = Services(
             home=home,
@@ -216,12 +219,11 @@ class Agent:
             return
         try:
             life.start(command, env, cwd)
-        except OSError as failed:
+        except (OSError, ValueError) as failed:
             # Nothing runs, so nothing has to be remembered: the same Spawn may come again.
             self.ledger.forget(life.name)
             life.tree.group.remove()
-            # ENOEXEC and EACCES are properties of the file; everything else may be better next time.
-            self._failed(spawn, f"{command[0]}: {failed.strerror}.", final=failed.errno in (8, 13))
+            self._failed(spawn, f"{command[0]}: {_why(failed)}.", final=_is_final(failed))
             return
         self.lives[life.name] = life
         self.services.logs.prune(spawn.unit)
@@ -250,11 +252,25 @@ class Agent:
     def _kill_tree(self, unit: str, incarnation: int) -> None:
         life = self._life(unit, incarnation)
         if life is None:
-            log.warning("%s.%d is to be killed, but was never here.", unit, incarnation)
+            name = incarnation_name(unit, incarnation)
+            if name not in self._sought:
+                self._sought.add(name)
+                self.run_task(self._kill_by_mark(unit, incarnation), f"look for {name}")
         elif life.over:
             self._tell(life)
         else:
             life.kill_tree()
+
+    async def _kill_by_mark(self, unit: str, incarnation: int) -> None:
+        """What is not in the ledger may be here all the same. Whoever asked has to hear when it is not."""
+        name = incarnation_name(unit, incarnation)
+        try:
+            tree = Tree(name, leader=None, log=self.services.logs.path(unit, incarnation))
+            swept = await self.services.sweeper.empty(tree)
+        finally:
+            self._sought.discard(name)
+        log.warning("%s was to be killed and is not in the ledger; %d processes had its mark.", name, len(swept))
+        self.send(messages.GroupEmpty(unit, incarnation, swept))
 
     def _forget(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -306,6 +322,15 @@ class Agent:
             life.name != name and not life.over and life.entry.start_ticks <= start_ticks
             for life in self.lives.values()
         )
+
+
+def _why(failed: OSError | ValueError) -> str:
+    return (isinstance(failed, OSError) and failed.strerror) or str(failed)
+
+
+def _is_final(failed: OSError | ValueError) -> bool:
+    """Whether trying again cannot help: a property of the command or of the program's file."""
+    return isinstance(failed, ValueError) or failed.errno in (errno.ENOEXEC, errno.EACCES, errno.E2BIG)
 
 
 def _without_tail(unit: UnitOnHost) -> UnitOnHost:

@@ -92,7 +92,7 @@ class Life:
         return self.prober.ready if self.prober is not None else None
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> None:
-        """Start the process of an intent that is in the ledger. Raises OSError."""
+        """Start the process of an intent that is in the ledger. Raises OSError, ValueError for no possible command."""
         services, entry = self.services, self.entry
         output = services.logs.open(entry.unit, entry.incarnation)
         try:

@@ -320,3 +320,21 @@ def test_any_shape_of_values_is_a_configuration_or_a_config_error(plain):
     if isinstance(plain, dict):
         with contextlib.suppress(ConfigError):
             config_from_plain(plain)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'command: ["ls", "a\0b"]',
+        r'command: "ls a\0b"',
+        r'env: {A: "a\0b"}',
+        r'cwd: "a\0b"',
+        r'ready: {http: "http://a\0b"}',
+        r'live: {exec: ["ls", "\ud800"]}',
+    ],
+)
+def test_what_no_process_could_be_given_is_refused(mistakes, line):
+    command = "" if line.startswith("command") else "    command: ls\n"
+    (mistake,) = mistakes(f"name: demo\nsidecars:\n  web:\n{command}    {line}\n")
+    assert "without NUL" in mistake
+    assert "sidecars.web" in mistake

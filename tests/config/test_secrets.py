@@ -45,6 +45,9 @@ def test_a_missing_secret_names_the_reference_and_the_cure(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not text"):
         resolve_secret(f"file:{tmp_path}/binary")
+    (tmp_path / "zero").write_bytes(b"a\0b")
+    with pytest.raises(ConfigError, match="NUL"):
+        resolve_secret(f"file:{tmp_path}/zero")
 
 
 def _written(tmp_path, text):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from agentrl.host import proc
+from agentrl.host import environment, proc
 from agentrl.protocol.messages import (
     Exited,
     Forget,
@@ -209,3 +210,34 @@ async def test_what_ends_while_nobody_listens_is_in_the_next_hello(bench: Bench)
         assert inventory[0].exit is not None
         assert inventory[0].exit.signal == signal.SIGKILL
         assert inventory[0].group_empty
+
+
+@pytest.mark.parametrize(("argument", "reason"), [("a\0b", "null byte"), ("x" * (1 << 20), "Argument list too long")])
+async def test_what_can_be_no_command_has_failed_for_good(bench: Bench, argument: str, reason: str) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", "ls", argument))
+        failed = await bench.sent.one(SpawnFailed)
+        assert failed.final
+        assert reason in failed.reason
+        assert list((bench.home.state_dir / "hosts/h1/ledger").iterdir()) == []
+
+
+async def test_whoever_wants_something_killed_that_is_not_here_hears_so(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(KillTree("web-0", 7))
+        assert (await bench.sent.one(GroupEmpty, "web-0", 7)).swept == ()
+
+
+async def test_what_has_the_mark_of_a_life_that_is_in_no_ledger_is_killed_all_the_same(bench: Bench) -> None:
+    stray = _marked_as(bench, "web-0", 7)
+    async with bench.tidy_agent() as agent:
+        agent.receive(KillTree("web-0", 7))
+        agent.receive(KillTree("web-0", 7))
+        empty = await bench.sent.one(GroupEmpty, "web-0", 7)
+        assert [(each.pid, each.why) for each in empty.swept] == [(stray.pid, "mark")]
+    assert stray.wait(20) is not None
+
+
+def _marked_as(bench: Bench, unit: str, incarnation: int) -> subprocess.Popen[bytes]:
+    marks = environment.identity_marks(bench.home, unit, incarnation)
+    return subprocess.Popen(["sleep", "1000"], env={**os.environ, **marks}, start_new_session=True)
