@@ -2,7 +2,8 @@
 
 Invariants: rows are whole, so the newest one of a key is all that anybody needs; a row is encoded once per change that
 is sent; every published row raises `seq` by one, and the beat carries it, so a subscriber sees any gap; a snapshot is
-never behind its sequence number (it may be ahead of it, which whole rows make harmless).
+never behind its sequence number (it may be ahead of it, which whole rows make harmless); what is not urgent keeps to
+a budget of bytes, however many units there are, and nobody's news waits for ever.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from agentrl.protocol.rows import AnyRow
 MIN_GAP_S = 0.5
 """At most two rows per second and key, but for those that are urgent."""
 BEAT_S = 1.0
+BUDGET_BYTES_PER_S = 15_000
+"""For all rows that are not urgent. Where hundreds of units change all the time, each is shown less often."""
+BURST_S = 1.0
+"""What a quiet feed has saved up may go out at once."""
 
 
 class _Entry:
@@ -53,6 +58,8 @@ class Feed:
         self._held: list[tuple[float, str]] = []
         self._now = float("-inf")
         self._next_beat = float("-inf")
+        self._spent_until = float("-inf")
+        """The budget of the time up to here has been spent."""
 
     def set(self, key: str, row: AnyRow, *, urgent: bool = False) -> bool:
         """Say how a row is now; True if that is news. Urgent news (a state, an alert) goes out at once."""
@@ -101,10 +108,14 @@ class Feed:
             entry = self._entry(key)
             if entry is not None and entry.held:
                 entry.held = False
-                self._send_or_hold(key, entry, now)
+                self._changed[key] = entry
+        self._spent_until = max(self._spent_until, now - BURST_S)
         changed, self._changed = self._changed, {}
         for key, entry in changed.items():
-            self._send_or_hold(key, entry, now)
+            if self._spent_until < now:
+                self._send_or_hold(key, entry, now)
+            else:
+                self._changed[key] = entry  # among the first at the next look
         if now >= self._next_beat:
             self.beat(now, at)
 
@@ -127,21 +138,24 @@ class Feed:
 
     def _send_or_hold(self, key: str, entry: _Entry, now: float) -> None:
         if entry.due <= now:
-            self._send(key, entry)
+            self._spent_until += self._send(key, entry) / BUDGET_BYTES_PER_S
         elif entry.dirty and not entry.held:
             entry.held = True
             heapq.heappush(self._held, (entry.due, key))
 
-    def _send(self, key: str, entry: _Entry) -> None:
+    def _send(self, key: str, entry: _Entry) -> int:
+        """The number of bytes that it took."""
         if not entry.dirty:
-            return
+            return 0
         entry.dirty = False
         entry.due = self._now + MIN_GAP_S
         self.seq += 1
         value = wire.raw(None) if entry.row is None else entry.encoded()
-        self._publish(wire.encode(FeedRow(self.epoch, self.seq, key, value)))
+        frame = wire.encode(FeedRow(self.epoch, self.seq, key, value))
+        self._publish(frame)
         if entry.row is None:
             self._forget(key, entry)
+        return len(frame)
 
     def _forget(self, key: str, entry: _Entry) -> None:
         rows = self._kinds[kind_of(key)]
