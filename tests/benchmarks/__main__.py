@@ -10,7 +10,7 @@ import time
 
 from rich.console import Console
 
-from tests.benchmarks.figures import Outcome, as_json, machine, show
+from tests.benchmarks.figures import Outcome, as_json, as_markdown, machine, show
 from tests.benchmarks.leaving import nothing_behind
 
 BENCHMARKS = {
@@ -28,10 +28,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--json", action="store_true", help="one document on stdout; tables go to stderr")
+    parser.add_argument("--markdown", action="store_true", help="the figures of docs/benchmarks.md on stdout")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
-    console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 130)
+    console = Console(stderr=args.json or args.markdown, width=None if sys.stdout.isatty() else 130)
     console.print(" · ".join(f"{key} {value}" for key, value in machine().items()), style="dim", highlight=False)
     outcomes: dict[str, Outcome] = {}
     failed: dict[str, str] = {}
@@ -46,6 +47,8 @@ def main() -> int:
         console.print(f"left behind and ended: {process}", style="bold")
     if args.json:
         print(as_json(outcomes, failed))
+    if args.markdown:
+        print(as_markdown(outcomes))
     return 1 if failed or left else 0
 
 
