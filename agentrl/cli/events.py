@@ -143,7 +143,8 @@ def sentence(row: AnyRow) -> str:
             exit_ = f" [{row.exit}]" if row.exit else ""
             done = f"; {row.done}" if row.done and row.done not in row.what else ""
             stacks = f"; stacks in {row.stacks}" if row.stacks else ""
-            return f"{row.unit}.{row.incarnation}{exit_}: {row.what}{done}{stacks}"
+            whose = f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+            return f"{whose}{exit_}: {row.what}{done}{stacks}"
         case rows.AuditRow():
             note = f" ({row.note})" if row.note else ""
             return f"{row.who}: {row.what or row.command}{note}"

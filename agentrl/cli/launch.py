@@ -14,9 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.client.living import boot_id, read_json
+from agentrl.client.living import boot_id, coordinator_of, read_json
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError
 
 START_WITHIN_S = 40.0
@@ -68,11 +69,21 @@ async def answers(name: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
-async def ensure_coordinator(place: Place, progress: Progress, within_s: float = START_WITHIN_S) -> None:
-    """Start the host agent if no coordinator answers, and wait until one does."""
+async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:
+    """Start the host agent if no coordinator answers, and wait until one does.
+
+    A coordinator that lives and is silent is replaced by the agent after `silent_s`; that is waited for.
+    """
     if await answers(place.name):
         return
+    silent = coordinator_of(place.state_dir)
+    within_s = within_s or START_WITHIN_S + (silent_s if silent else 0.0)
     deadline = time.monotonic() + within_s
+    if silent is not None:
+        output.note(
+            f"The coordinator (process {silent.pid}) {silent.condition} and does not answer: "
+            f"its host agent replaces it after {silent_s:g} s of silence. The units go on."
+        )
     progress.step(f"starting the host agent {place.host}")
     said = await _start_agent(place)
     while not await answers(place.name, timeout_s=1.0):

@@ -61,7 +61,8 @@ async def up(
         there = False
         try:
             with Progress(cli) as progress:
-                await launch.ensure_coordinator(place, progress, cli.timeout_s or launch.START_WITHIN_S)
+                silent_s = config.supervision.coordinator_silent_s
+                await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
             launch.remember(place, loaded.path, chosen_sets)
             there = True
         finally:

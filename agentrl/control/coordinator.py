@@ -127,12 +127,12 @@ class Coordinator:
         context = self._context
         asks = Asks(context.peers)
         units = UnitsDesk(context, asks, self._metrics_out)
-        hosts = HostsDesk(context, asks, self._metrics_out)
+        hosts = self._hosts = HostsDesk(context, asks, self._metrics_out)
         self._settings = Settings(context, self._state_dir)
         self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
         ending = Ending(context, asks, self._over.set)
-        self._performer = Performer(context, hosts.incident, hosts.forgotten, ending.all_stopped)
+        self._performer = Performer(context, hosts.incident, hosts.forgotten, hosts.was_stopped, ending.all_stopped)
         knob_acts = KnobActs(context, self._settings, asks)
         acts = self._acts(knob_acts, Stacks(context, asks))
         previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
@@ -171,7 +171,7 @@ class Coordinator:
         self._open()
         vitals = Vitals(self._context, self._metrics_out.publish)
         turning = Turning(self._context, self._sign, vitals, self._alerting.tick)
-        watch = AgentWatch(self._context, self._state_dir)
+        watch = AgentWatch(self._context, self._state_dir, self._hosts.agent_died)
         tasks = [lasting("turning", turning.run), lasting("agent watch", watch.run)]
         try:
             await self._over.wait()

@@ -7,6 +7,7 @@ they come back, and the supervisor instructs anew.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 
 from agentrl.control.context import Context
@@ -25,11 +26,13 @@ class Performer:
         context: Context,
         incident: Callable[[do.Report], None],
         forgotten: Callable[[str, int], None],
+        was_stopped: Callable[[str, str, int], None],
         all_stopped: Callable[[], None],
     ) -> None:
         self._context = context
         self._incident = incident
         self._forgotten = forgotten
+        self._was_stopped = was_stopped
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.hub_address = ""
@@ -43,6 +46,8 @@ class Performer:
                 self._spawn(host, unit, incarnation)
             case do.Signal(host, unit, incarnation, number, leader_only):
                 context.peers.tell_host(host, messages.SignalUnit(unit, incarnation, number, leader_only))
+                if number == signal.SIGCONT:
+                    self._was_stopped(host, unit, incarnation)
             case do.KillTree(host, unit, incarnation):
                 context.peers.tell_host(host, messages.KillTree(unit, incarnation))
             case do.Forget(host, unit, incarnation):

@@ -172,6 +172,8 @@ class Agent:
 
     def receive(self, message: ToHost) -> None:
         """Act on one message. Never raises for anything that a coordinator may say."""
+        if self.guardian is not None:
+            self.guardian.heard(message, self.send)
         match message:
             case messages.Spawn():
                 self._spawn(message)

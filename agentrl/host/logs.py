@@ -113,18 +113,22 @@ class Logs:
 
     def tail(self, unit: str, incarnation: int) -> tuple[str, ...]:
         """The last lines, fit for a message and a terminal."""
-        path = self.path(unit, incarnation)
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(0, size - _TAIL_BYTES))
-                body = file.read(_TAIL_BYTES)
-        except OSError:
-            return ()
-        lines = body.decode(errors="replace").splitlines()
-        if size > _TAIL_BYTES:
-            lines = lines[1:] or lines  # the first one is cut somewhere
-        return tuple(clean(line) for line in lines[-TAIL_LINES:])
+        return tail_of(self.path(unit, incarnation))
+
+
+def tail_of(path: Path) -> tuple[str, ...]:
+    """The last lines of a log, fit for a message and a terminal."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL_BYTES))
+            body = file.read(_TAIL_BYTES)
+    except OSError:
+        return ()
+    lines = body.decode(errors="replace").splitlines()
+    if size > _TAIL_BYTES:
+        lines = lines[1:] or lines  # the first one is cut somewhere
+    return tuple(clean(line) for line in lines[-TAIL_LINES:])
 
 
 def clean(line: str) -> str:

@@ -221,6 +221,8 @@ class Welcome(Message, tag="welcome", frozen=True):
     heartbeat_s: float = 2.0
     stats_every_s: float = 0.0
     """How often a host agent measures its units; 0 leaves it to the agent."""
+    coordinator_silent_s: float = 0.0
+    """Silence after which a host agent replaces a coordinator of its own; 0 leaves it to the agent."""
     orphan_lease_s: float = 600.0
     permission: Permission = Permission.UNIT
     server_version: str = ""
@@ -355,6 +357,19 @@ class ProcessState(Message, tag="process_state", frozen=True):
     unit: str
     incarnation: int
     stopped: bool
+
+
+class CoordinatorTrouble(Message, tag="coordinator_trouble", frozen=True):
+    """What a host agent saw happen to the coordinator that it guards; told to whoever is the coordinator then."""
+
+    pid: int
+    what: str
+    done: str
+    age_s: float = 0.0
+    exit: ExitStatus | None = None
+    tail: tuple[str, ...] = ()
+    """The last lines of its log."""
+    log: str = ""
 
 
 class Scraped(Message, tag="scraped", frozen=True):
@@ -563,6 +578,7 @@ FromHost = (
     | GroupEmpty
     | Probed
     | ProcessState
+    | CoordinatorTrouble
     | Scraped
     | Answer
 )

@@ -63,7 +63,7 @@ class GroupRow(Row, tag="group", frozen=True):
     desired: int
     ready: int = 0
     other: dict[str, int] = {}
-    """Units by state, those that are not ready."""
+    """Units by state, those that are not ready; jobs that came to their end are `completed`."""
     paused: bool = False
     command: str = ""
 
@@ -90,6 +90,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     """Unplanned deaths since the run was created."""
     deaths_in_window: int = 0
     last_exit: ExitStatus | None = None
+    done: bool = False
+    """A job that came to its end."""
     status: str = ""
     """The unit's own sentence."""
     phase: str = ""
@@ -223,11 +225,13 @@ class AlertRow(Row, tag="alert", frozen=True):
 
 
 class IncidentRow(Row, tag="incident", frozen=True):
-    """Key `incident/ID`: a unit's unplanned end with all evidence."""
+    """Key `incident/ID`: a unit's unplanned end with all evidence, or what befell coordinator or host agent."""
 
     id: str
     unit: str
+    """The unit, `coordinator` or `host agent`."""
     incarnation: int
+    """0 where there are none."""
     at: float
     what: str
     """One sentence: what happened, and what was done about it."""

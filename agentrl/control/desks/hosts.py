@@ -61,6 +61,7 @@ class HostsDesk:
                 now_ct=context.clock.now(),
                 heartbeat_s=times.heartbeat_s,
                 stats_every_s=times.stats_every_s,
+                coordinator_silent_s=times.coordinator_silent_s,
                 server_version=__version__,
             ),
         )
@@ -111,6 +112,8 @@ class HostsDesk:
                 )
             case messages.ProcessState(unit, incarnation, stopped):
                 context.happened(events.ProcessStopped(unit=unit, incarnation=incarnation, stopped=stopped))
+            case messages.CoordinatorTrouble():
+                self._coordinator_trouble(known.name, message)
             case messages.HostStats():
                 self._stats(known.name, message)
             case messages.Scraped(unit, incarnation, values):
@@ -161,8 +164,62 @@ class HostsDesk:
             stacks=self._stacks_of(report),
             swept=report.swept,
         )
+        self._write(row)
+
+    def was_stopped(self, host: str, unit: str, incarnation: int) -> None:
+        """Somebody stopped a unit by a signal, and it is continued: no end, but nothing that goes unsaid."""
+        now = self._context.clock.now()
+        self._write(
+            IncidentRow(
+                id=f"{unit}.{incarnation}-stopped-{now:.0f}",
+                unit=unit,
+                incarnation=incarnation,
+                at=now,
+                what=f"{unit}.{incarnation} was stopped by a signal",
+                host=host,
+                done="it was continued (SIGCONT)",
+            )
+        )
+
+    def agent_died(self, host: str, pid: int, done: str) -> None:
+        """The agent of the coordinator's own host."""
+        now = self._context.clock.now()
+        self._write(
+            IncidentRow(
+                id=f"agent-{host}-{pid}-{now:.0f}",
+                unit="host agent",
+                incarnation=0,
+                at=now,
+                what=f"the host agent of {host} (process {pid}) ended",
+                host=host,
+                done=done,
+                versions={"agentrl": __version__},
+            )
+        )
+
+    def _coordinator_trouble(self, host: str, trouble: messages.CoordinatorTrouble) -> None:
+        at = self._context.clock.now() - trouble.age_s
+        aborted = trouble.exit is not None and trouble.exit.signal in _WRITES_STACKS
+        self._write(
+            IncidentRow(
+                id=f"coordinator-{trouble.pid}-{at:.0f}",
+                unit="coordinator",
+                incarnation=0,
+                at=at,
+                what=f"the coordinator (process {trouble.pid}) {trouble.what}",
+                exit=trouble.exit,
+                host=host,
+                tail=trouble.tail,
+                versions={"agentrl": __version__},
+                done=trouble.done,
+                stacks=trouble.log if aborted else "",
+            )
+        )
+
+    def _write(self, row: IncidentRow) -> None:
+        context = self._context
         log.warning("%s; %s", row.what, row.done)
-        context.executor.event("incident", row.id, now, encode(row))
+        context.executor.event("incident", row.id, row.at, encode(row))
         context.feed.set(f"incident/{row.id}", row, urgent=True)
         self._shown.append(row.id)
         if len(self._shown) > INCIDENTS_SHOWN:
