@@ -18,6 +18,7 @@ from agentrl.cli.acts import agreed, consented, report_accepted, report_preview
 from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import RUN_VARIABLE, Cli
 from agentrl.client import Client
+from agentrl.client.discovery import forget_dead
 from agentrl.client.living import Living, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
@@ -189,6 +190,8 @@ async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
     found = await proof.scan(run.uuid)
     keepers = keepers_of(paths.state_dir(run.name))
     if not found.found and not keepers:
+        if not cli.dry_run:
+            forget_dead(paths.state_dir(run.name), run.uuid)
         return _was_not_up(cli, run, found)
     listed = {one.pid for one in found.found}
     names = [_named(one) for one in found.found]
@@ -206,6 +209,8 @@ async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
     killed = await proof.scan(run.uuid, kill=True)
     after = await proof.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
     after = msgspec.structs.replace(after, killed=killed.killed or found.found)
+    if not after.found:
+        forget_dead(paths.state_dir(run.name), run.uuid)
     return _tell(cli, run.name, None, after, left)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from agentrl.client.living import coordinator_of, keepers_of
 from agentrl.config import paths
 from agentrl.errors import ConfigError, NoCoordinatorError, UnknownNameError, UsageError
-from agentrl.transport.addresses import tcp_triplet
+from agentrl.transport.addresses import remove_sockets, tcp_triplet
 from agentrl.transport.keys import ClientKey
 
 COORDINATOR_FILE = "coordinator.json"
@@ -132,6 +132,13 @@ def refuse_if_dead(target: Target) -> None:
         f"The coordinator of {target.what} is dead, and so is the host agent that would start it again.",
         hint="agentrl up starts both and keeps the units that run.",
     )
+
+
+def forget_dead(state_dir: Path, run_uuid: str) -> None:
+    """After a proven end: nobody shall look any more for a coordinator that died and could not clean up."""
+    if not keepers_of(state_dir):
+        (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)
+        remove_sockets(run_uuid)
 
 
 def _is_listened_at(address: str) -> bool:
