@@ -25,6 +25,8 @@ STOPPED_S = 4.0
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("time"), f"t-{uuid.uuid4().hex[:8]}"):
+        # A coordinator that never answers again is another matter, and another test.
+        run.config["supervision"]["coordinator_silent_s"] = 60.0
         run.unit("step", "ticker", "--every", "0.05", count=3)
         run.sidecar("web", ["sleep", "1000"], count=3, ready={"exec": ["true"], "interval_s": 0.2})
         run.up()
