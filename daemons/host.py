@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from agentrl.config.paths import read_run
+from agentrl.config.paths import make_run_dir, read_run
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host.agent import Agent
 from agentrl.host.claim import Claim
@@ -79,7 +79,7 @@ def home_of(args: argparse.Namespace, uuid: str) -> Home:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m daemons.host", description=__doc__)
+    parser = argparse.ArgumentParser(prog="agentrl daemon host", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--name", required=True, help="name of this host in the run")
@@ -100,7 +100,7 @@ def main() -> int:
                 {**os.environ, "AGENTRL_RUN": uuid},
             )
         home = home_of(args, uuid)
-        home.run_dir.mkdir(parents=True, exist_ok=True)
+        make_run_dir(home.run_dir)
         return asyncio.run(run(args, home))
     except AgentrlError as failed:
         print(f"host agent: {failed}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from agentrl.cli.settings import RunFile, usual_file
 from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import ExitCode, UnknownNameError
 
@@ -61,11 +62,13 @@ def runs(cli: Cli) -> ExitCode:
     return ExitCode.OK
 
 
-def doctor(cli: Cli) -> ExitCode:
+def doctor(cli: Cli, file: RunFile = None) -> ExitCode:
     """Check the environment; each line says what to do."""
     import subprocess
 
+    chosen = file or usual_file()
     command = [sys.executable, "-m", "agentrl.doctor", *(["--json"] if cli.json else [])]
+    command += ["--", str(chosen)] if chosen else []
     sys.stdout.flush()
     code = subprocess.run(command, check=False).returncode
     try:
@@ -84,7 +87,7 @@ def daemon(
         ),
     ] = None,
 ) -> ExitCode:
-    """Run a daemon in the foreground, for systemd, Slurm and Kubernetes."""
+    """Run a daemon in the foreground (systemd, Slurm, ...)."""
     if role not in DAEMONS:
         import difflib
 

@@ -23,8 +23,10 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
     r"|\x1b[ -/]*[0-~]?"
 )
-# C0, DEL and C1 but tab and newline; bidirectional overrides and isolates, which can make text read as another.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0, DEL and C1 but tab and newline; what takes no room or turns the direction, and makes text read as another.
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 _LINES = re.compile(r"[\t\n\u2028\u2029]+")
 
 

@@ -36,7 +36,7 @@ async def up(
     sets: Sets = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Then show what changes, until Ctrl-C.")] = False,
 ) -> ExitCode:
-    """Start the run, or make it equal to its file: units are kept, started, stopped, changed."""
+    """Start the run, or make it equal to its file."""
     from agentrl.cli import launch
     from agentrl.config import paths
 

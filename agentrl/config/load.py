@@ -90,7 +90,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"There is no run file {file}.", hint="Try `agentrl up RUN.yaml`.") from None
+        raise ConfigError(f"There is no run file {file}.", hint="Is the path right?") from None
     except OSError as broken:
         raise ConfigError(f"The run file {file} cannot be read: {broken.strerror}.") from broken
     except UnicodeDecodeError as broken:
