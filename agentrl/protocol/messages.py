@@ -27,10 +27,12 @@ class Permission(enum.StrEnum):
     UNIT = "unit"
 
     def allows(self, needed: Permission) -> bool:
-        order = [Permission.VIEWER, Permission.OPERATOR, Permission.ADMIN]
         if self is Permission.UNIT or needed is Permission.UNIT:
             return self is needed
-        return order.index(self) >= order.index(needed)
+        return _RANK[self] >= _RANK[needed]
+
+
+_RANK = {Permission.VIEWER: 0, Permission.OPERATOR: 1, Permission.ADMIN: 2}
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,6 @@ it is answered; an id is executed once; a request always gets one answer.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -154,7 +153,7 @@ class ClientsDesk:
             raise _error(ExitCode.USAGE, f"The arguments of {spec.name} are wrong: {broken.message}", "") from broken
 
     def _answer(self, peer: Peer, id: str, result: Any) -> None:
-        if inspect.isawaitable(result):
+        if asyncio.iscoroutine(result):
             self._later(peer, id, result)
         else:
             self._context.peers.send(peer, Reply(id, raw(result)))
