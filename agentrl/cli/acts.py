@@ -158,8 +158,4 @@ async def aimed(client: Client, target: str) -> tuple[str, int]:
 
 async def unit_rows(client: Client) -> dict[str, UnitRow]:
     """All units by name."""
-    from agentrl.protocol.wire import decode_as
-
-    report = await client.status()
-    rows = (decode_as(UnitRow, body) for body in report.units)
-    return {row.unit: row for row in rows}
+    return {row.unit: row for row in (await client.status()).units}

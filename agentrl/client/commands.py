@@ -104,8 +104,8 @@ class CommandMethods(ABC):
     async def scale(
         self,
         group: str,
-        *,
         to: int | None = None,
+        *,
         by: int | None = None,
         request_id: str | None = None,
         deadline_s: float | None = None,

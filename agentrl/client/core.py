@@ -21,7 +21,7 @@ from agentrl.client.commands import CommandMethods
 from agentrl.client.discovery import Target, find, refuse_if_dead
 from agentrl.client.session import Answer, Session
 from agentrl.client.tail import FeedTail
-from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, WaitTimeoutError
+from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS, Accepted, Args, ShowOperation, Snapshot
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
@@ -88,6 +88,7 @@ class Client(CommandMethods):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened.close()
+        self._session = None
 
     @property
     def connected(self) -> bool:
@@ -250,7 +251,7 @@ class Client(CommandMethods):
     @property
     def _opened(self) -> Session:
         if self._session is None:
-            raise RuntimeError("a client is used inside `async with`")
+            raise UsageError("A client is used inside `async with`, not before it and not after it.")
         return self._session
 
 

@@ -14,7 +14,18 @@ import msgspec
 
 from agentrl.protocol.danger import Effect, Tier, harmless, tier_of
 from agentrl.protocol.messages import LogChunk, Permission
-from agentrl.protocol.rows import AlertRow, AuditRow, IncidentRow, KnobRow, KnobValue, OperationRow
+from agentrl.protocol.rows import (
+    AlertRow,
+    AuditRow,
+    GroupRow,
+    HostRow,
+    IncidentRow,
+    KnobRow,
+    KnobValue,
+    OperationRow,
+    RunRow,
+    UnitRow,
+)
 
 
 class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -216,12 +227,12 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
 class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """All rows of the run at one moment, by kind; what `agentrl status --json` prints."""
 
-    run: msgspec.Raw
-    groups: tuple[msgspec.Raw, ...] = ()
-    units: tuple[msgspec.Raw, ...] = ()
-    hosts: tuple[msgspec.Raw, ...] = ()
-    alerts: tuple[msgspec.Raw, ...] = ()
-    operations: tuple[msgspec.Raw, ...] = ()
+    run: RunRow
+    groups: tuple[GroupRow, ...] = ()
+    units: tuple[UnitRow, ...] = ()
+    hosts: tuple[HostRow, ...] = ()
+    alerts: tuple[AlertRow, ...] = ()
+    operations: tuple[OperationRow, ...] = ()
     """Those that have not ended."""
 
 

@@ -144,12 +144,12 @@ def test_events_are_followed_by_the_feed(
 
 def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) -> None:
     row = rows.AlertRow(
-        "m:web-0", "m", "web-0", rows.Severity.WARNING, rows.AlertState.FIRING, "memory grows", time.time() - 60,
+        "m:web-0", "m", "web-0", rows.Severity.WARNING, rows.AlertState.FIRING, "memory grows", time.time() - 630,
         evidence=("2 GiB/h", HOSTILE), suggest="agentrl restart web-0",
     )  # fmt: skip
     coordinator.answers["alerts"] = lambda args: [row]
     said = shell("alerts", "list").out
-    for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "60 s"):
+    for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "10 min"):
         assert needed in said
     assert "\x1b" not in said
     shell("alerts", "silence", "m", "--for", "2h", "--why", "known")

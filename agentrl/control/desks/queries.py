@@ -6,9 +6,7 @@ Invariant: a viewer may ask all of them but for the list of keys; answers fit in
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.knobs import KnobChange
@@ -18,10 +16,11 @@ from agentrl.control.records.journal import JournalEvent
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, KnobRow, OperationRow
-from agentrl.protocol.wire import decode_row, raw
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, GroupRow, HostRow, KnobRow, OperationRow, RunRow, UnitRow
+from agentrl.protocol.wire import decode_row
 from agentrl.supervision.waits import explain
 
+R = TypeVar("R", bound=AnyRow)
 Handler = Callable[[Any], Any | Awaitable[Any]]
 
 MOST_EVENTS = 2000
@@ -48,14 +47,15 @@ class Queries:
 
     def _status(self, args: commands.Status) -> StatusReport:
         rows = self._context.feed.rows
-        live = [row for row in rows(("op",)).values() if isinstance(row, OperationRow) and not row.state.ended]
+        run = self._context.feed.get("run")
+        assert isinstance(run, RunRow)
         return StatusReport(
-            run=raw(self._context.feed.get("run")),
-            groups=_raws(rows(("group",))),
-            units=_raws(dict(sorted(rows(("unit",)).items(), key=_natural))),
-            hosts=_raws(rows(("host",))),
-            alerts=tuple(raw(row) for row in self._alerts(False)),
-            operations=tuple(raw(row) for row in live),
+            run=run,
+            groups=_all_of(GroupRow, rows(("group",))),
+            units=_all_of(UnitRow, dict(sorted(rows(("unit",)).items(), key=_natural))),
+            hosts=_all_of(HostRow, rows(("host",))),
+            alerts=tuple(self._alerts(False)),
+            operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
 
     def chains(self) -> list[WaitChain]:
@@ -106,8 +106,8 @@ def _row_of(event: JournalEvent) -> AnyRow:
     return decode_row(event.body)
 
 
-def _raws(rows: dict[str, AnyRow]) -> tuple[msgspec.Raw, ...]:
-    return tuple(raw(row) for row in rows.values())
+def _all_of(kind: type[R], rows: dict[str, AnyRow]) -> tuple[R, ...]:
+    return tuple(row for row in rows.values() if isinstance(row, kind))
 
 
 def _natural(item: tuple[str, AnyRow]) -> tuple[str, int]:
