@@ -43,7 +43,8 @@ async def ask(probe: Probe, processes: Processes, env: Mapping[str, str], cwd: s
         return Answer(False, f"no answer within {probe.timeout_s:g} s")
     except OSError as failed:
         # asyncio puts "Connect call failed" in the place of the reason; the errors of name look-ups are negative.
-        reason = os.strerror(failed.errno) if (failed.errno or 0) > 0 else failed.strerror
+        number = failed.errno or 0
+        reason = os.strerror(number) if number > 0 else failed.strerror
         return Answer(False, reason or str(failed))
     except ValueError as wrong:
         return Answer(False, str(wrong))

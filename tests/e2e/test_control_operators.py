@@ -95,12 +95,13 @@ def test_who_is_dead_since_when_and_what_is_being_done(run: Run) -> None:
         assert "collector-0" in status["run"]["reason"]
 
         def is_blamed(found: Any) -> None:
-            assert [c for c in found["chains"] if c["culprit"] == "collector-0" and c["links"][0]["who"] == "rollout-0"]
+            blamed = [each for each in found["chains"] if each["culprit"] == "collector-0"]
+            assert [each["links"][0]["who"] for each in blamed] == ["rollout-0"]
+            assert blamed[0]["links"][0]["age_s"] > 0
+            # Now and then it is being started for a moment.
+            assert "exit 3" in blamed[0]["because"]
 
-        why = answer(run, is_blamed, "why", what="the collector to be the culprit")
-        (chain,) = [each for each in why["chains"] if each["culprit"] == "collector-0"]
-        assert "exit 3" in chain["because"]
-        assert all(link["age_s"] >= 0 for link in chain["links"])
+        answer(run, is_blamed, "why", what="the collector to be the culprit")
 
         def is_alerted(found: Any) -> None:
             assert [each for each in found if each["id"] == "unit-restarting:collector-0"]
