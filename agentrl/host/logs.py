@@ -1,8 +1,9 @@
 """Logs of incarnations: `run_dir/logs/UNIT/N.log`.
 
 Invariants: a process writes to a file that was opened for appending, so it survives the death of its agent and the
-cutting of the file under its hands; a log never grows much beyond its limit; what is shown of a log to a person
-carries no control codes. Cutting loses at most the lines that were written in the moment of the cut.
+cutting of the file under its hands; a log never grows much beyond its limit, and nobody else may read it; what is
+shown of a log to a person carries no control codes. Cutting loses at most the lines that were written in the moment of
+the cut.
 """
 
 from __future__ import annotations
@@ -41,14 +42,12 @@ class Logs:
     def open(self, unit: str, incarnation: int) -> int:
         """A descriptor for the stdout and stderr of a new process. Raises OSError on a full disk."""
         path = self.path(unit, incarnation)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        for folder in (self._folder, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def size(self, unit: str, incarnation: int) -> int:
-        try:
-            return self.path(unit, incarnation).stat().st_size
-        except OSError:
-            return 0
+        return _size(self.path(unit, incarnation))
 
     def incarnations(self, unit: str) -> list[int]:
         """Those that have a log, oldest first."""
@@ -66,28 +65,8 @@ class Logs:
             _cut_part(path).unlink(missing_ok=True)
 
     def cut_if_large(self, unit: str, incarnation: int, max_bytes: int) -> bool:
-        """Copy the last half aside and begin anew, under the hands of the writer. Blocks: call it in a thread."""
-        path = self.path(unit, incarnation)
-        if max_bytes <= 0 or self.size(unit, incarnation) <= max_bytes:
-            return False
-        number = self.cuts(unit, incarnation) + 1
-        try:
-            _copy_end(path, _cut_part(path), max_bytes // 2, number)
-        except OSError as failed:
-            # A disk that is full is not helped by a log that goes on growing: cut it without a copy.
-            log.warning("The older part of %s is lost: %s.", path, failed)
-            _note_cut(_cut_part(path), number)
-        os.truncate(path, 0)
-        return True
-
-    def cuts(self, unit: str, incarnation: int) -> int:
-        """How often the log was cut; stands in the first line of the part that was put aside."""
-        try:
-            with open(_cut_part(self.path(unit, incarnation)), "rb") as file:
-                found = _CUT_LINE.match(file.read(64))
-        except OSError:
-            return 0
-        return int(found[1]) if found else 0
+        """As `cut_if_large`, for the log of an incarnation."""
+        return cut_if_large(self.path(unit, incarnation), max_bytes)
 
     def read(self, unit: str, incarnation: int, offset: int, limit: int) -> LogChunk:
         """A range. Incarnation 0 is the newest that has a log, -1 the one before. Raises FileNotFoundError."""
@@ -108,7 +87,7 @@ class Logs:
             offset=start,
             data=data,
             size=size,
-            rotation=self.cuts(unit, incarnation),
+            rotation=cuts(path),
         )
 
     def tail(self, unit: str, incarnation: int) -> tuple[str, ...]:
@@ -131,10 +110,47 @@ def tail_of(path: Path) -> tuple[str, ...]:
     return tuple(clean(line) for line in lines[-TAIL_LINES:])
 
 
+def cut_if_large(path: Path, max_bytes: int) -> bool:
+    """Copy the last half aside and begin anew, under the hands of the writer. Blocks: call it in a thread."""
+    if max_bytes <= 0 or _size(path) <= max_bytes:
+        return False
+    number = cuts(path) + 1
+    try:
+        _copy_end(path, _cut_part(path), max_bytes // 2, number)
+    except OSError as failed:
+        # A disk that is full is not helped by a log that goes on growing: cut it without a copy.
+        log.warning("The older part of %s is lost: %s.", path, failed)
+        _note_cut(_cut_part(path), number)
+    os.truncate(path, 0)
+    return True
+
+
 def clean(line: str) -> str:
     """A line without control codes, not longer than a message should carry."""
     shown = _CONTROLS.sub("", _ESCAPES.sub("", line)).rstrip()
     return shown if len(shown) <= TAIL_LINE_CHARS else shown[: TAIL_LINE_CHARS - 1] + "…"
+
+
+def private(path: str | Path, flags: int) -> int:
+    """For `open(..., opener=private)`: units print prompts, and agents what units say."""
+    return os.open(path, flags, 0o600)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def cuts(path: Path) -> int:
+    """How often the log was cut; stands in the first line of the part that was put aside."""
+    try:
+        with open(_cut_part(path), "rb") as file:
+            found = _CUT_LINE.match(file.read(64))
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 def _cut_part(path: Path) -> Path:
@@ -147,7 +163,8 @@ def _cut_line(number: int) -> bytes:
 
 def _note_cut(path: Path, number: int) -> None:
     try:
-        path.write_bytes(_cut_line(number))
+        with open(path, "wb", opener=private) as file:
+            file.write(_cut_line(number))
     except OSError as failed:
         log.warning("%s cannot be written: %s.", path, failed)
 
@@ -156,7 +173,7 @@ def _copy_end(source: Path, target: Path, most_bytes: int, number: int) -> None:
     """The last part of a file, from the begin of a line on."""
     fresh = target.with_name(f"{target.name}.new")
     try:
-        with open(source, "rb") as old, open(fresh, "wb") as new:
+        with open(source, "rb") as old, open(fresh, "wb", opener=private) as new:
             old.seek(max(0, os.fstat(old.fileno()).st_size - most_bytes))
             old.readline(1 << 16)
             new.write(_cut_line(number))

@@ -232,7 +232,9 @@ def test_ranges_of_knobs_in_words() -> None:
     assert allowed(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
 
 
-def test_keys_new_writes_a_file_that_only_the_owner_reads(shell: Shell, tmp_path: Path) -> None:
+def test_keys_new_writes_a_file_that_only_the_owner_reads(
+    shell: Shell, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
     with Scripted(shell.home) as coordinator:
         said = shell("keys", "new", "ann", expect=ExitCode.CONFIG)
         assert "coordinator.listen" in said.err
@@ -252,3 +254,11 @@ def test_keys_new_writes_a_file_that_only_the_owner_reads(shell: Shell, tmp_path
         coordinator.ends_as = rows.OperationState.FAILED
         shell("keys", "new", "bob", expect=ExitCode.FAILED)
         assert not (tmp_path / "bob.key").exists(), "a key that opens nothing is not left behind"
+        coordinator.ends_as = rows.OperationState.RUNNING
+        said = shell("keys", "new", "eve", "--timeout", "0.5", expect=ExitCode.TIMEOUT)
+        assert "eve.key is kept" in said.err
+        assert (tmp_path / "eve.key").exists(), "a key that may be admitted is not thrown away"
+        waiting = shell.start("keys", "new", "zoe")
+        eventually(lambda: len(coordinator.sent("add_key")) == 4, what="the key to be sent")
+        assert "zoe.key is kept" in interrupted(waiting).err
+        assert (tmp_path / "zoe.key").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from agentrl.protocol.messages import (
     SpawnFailed,
 )
 from agentrl.protocol.specs import Resources
-from tests.host.harness import SLEEP, Bench, python, spawn
+from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
 from tests.waiting import aeventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
@@ -107,7 +106,6 @@ async def test_the_process_finds_its_marks_secrets_and_placeholders(
 ) -> None:
     monkeypatch.setenv("DEEP_SECRET", "swordfish")
     monkeypatch.setenv("AGENTRL_KEY", "of somebody else")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     async with bench.tidy_agent() as agent:
         agent.receive(
             spawn(
@@ -129,10 +127,23 @@ async def test_the_process_finds_its_marks_secrets_and_placeholders(
         assert env["AGENTRL_INCARNATION"] == "web-3.7"
         assert env["AGENTRL_RUN"] == bench.home.run
         assert env["AGENTRL_TOKEN"] == "token"
-        assert env["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
         assert "AGENTRL_KEY" not in env
         ledger = (bench.home.state_dir / "hosts/h1/ledger/web-3.7.json").read_text()
         assert "swordfish" not in ledger
+
+
+@pytest.mark.parametrize(
+    ("cpus", "env", "expected"), [(0.0, {}, "1"), (2.5, {}, "3"), (2.5, {"OMP_NUM_THREADS": "16"}, "16")]
+)
+def test_a_unit_computes_with_as_many_threads_as_it_reserves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cpus: float, env: dict[str, str], expected: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    order = spawn("web-0", "true", env=env, resources=Resources(cpus=cpus))
+    found = environment.of_unit(order, bench.home, heartbeat_s=1.0)
+    assert found["OMP_NUM_THREADS"] == expected
+    assert found["MALLOC_TRIM_THRESHOLD_"] == "131072"
 
 
 @both
@@ -229,15 +240,10 @@ async def test_whoever_wants_something_killed_that_is_not_here_hears_so(bench: B
 
 
 async def test_what_has_the_mark_of_a_life_that_is_in_no_ledger_is_killed_all_the_same(bench: Bench) -> None:
-    stray = _marked_as(bench, "web-0", 7)
+    stray = marked_sleeper(bench.home, "web-0.7")
     async with bench.tidy_agent() as agent:
         agent.receive(KillTree("web-0", 7))
         agent.receive(KillTree("web-0", 7))
         empty = await bench.sent.one(GroupEmpty, "web-0", 7)
         assert [(each.pid, each.why) for each in empty.swept] == [(stray.pid, "mark")]
     assert stray.wait(20) is not None
-
-
-def _marked_as(bench: Bench, unit: str, incarnation: int) -> subprocess.Popen[bytes]:
-    marks = environment.identity_marks(bench.home, unit, incarnation)
-    return subprocess.Popen(["sleep", "1000"], env={**os.environ, **marks}, start_new_session=True)

@@ -55,7 +55,7 @@ class Stacks:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock.now()))
         path = Path(self._context.run.run_dir) / "stacks" / f"all-{stamp}.txt"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(path, text.encode(errors="replace"), mode=0o600, durable=False)
         except (AgentrlError, OSError) as failed:
             operations.finish(operation, OperationState.FAILED, clock.now(), str(failed))
