@@ -27,6 +27,10 @@ PROGRESS_NEWS = 5
 """Measurements after which progress alone is shown anew: heartbeats tell it, and they are too many for the feed."""
 
 
+COMMAND_CHARS = 500
+"""Of a group's command line in its row."""
+
+
 @dataclass(slots=True)
 class Facts:
     """The newest account and measurements of one incarnation."""
@@ -155,7 +159,7 @@ class Board:
             ready=ready,
             other=dict(sorted(states.items())),
             paused=group.paused or self.state.run.paused,
-            command=" ".join(group.spec.command),
+            command=" ".join(group.spec.command)[:COMMAND_CHARS],
         )
 
     def host_row(self, host: HostState) -> rows.HostRow:

@@ -9,12 +9,13 @@ a budget of bytes, however many units there are, and nobody's news waits for eve
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from agentrl.protocol import wire
-from agentrl.protocol.messages import FeedBeat, FeedRow
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES, FeedBeat, FeedRow
 from agentrl.protocol.rows import AnyRow
 
 MIN_GAP_S = 0.5
@@ -24,6 +25,11 @@ BUDGET_BYTES_PER_S = 15_000
 """For all rows that are not urgent. Where hundreds of units change all the time, each is shown less often."""
 BURST_S = 1.0
 """What a quiet feed has saved up may go out at once."""
+
+
+MOST_ROW_BYTES = MAX_MESSAGE_BYTES - 4096
+"""A message holds a row, and a little about it."""
+log = logging.getLogger(__name__)
 
 
 class _Entry:
@@ -56,6 +62,7 @@ class Feed:
         self._changed: dict[str, _Entry] = {}
         self._later: dict[str, Callable[[], AnyRow]] = {}
         self._held: list[tuple[float, str]] = []
+        self._too_large: set[str] = set()
         self._now = float("-inf")
         self._next_beat = float("-inf")
         self._spent_until = float("-inf")
@@ -97,7 +104,8 @@ class Feed:
     def snapshot(self, kinds: Iterable[str] = ()) -> tuple[list[tuple[str, msgspec.Raw]], int]:
         """All rows, and the sequence number after which the feed is to be applied to them."""
         self._make_later()
-        return [(key, entry.encoded()) for key, entry in self._entries(kinds) if entry.row is not None], self.seq
+        there = ((key, entry) for key, entry in self._entries(kinds) if entry.row is not None)
+        return [(key, entry.encoded()) for key, entry in there if self._fits(key, entry)], self.seq
 
     def tick(self, now: float, at: float) -> None:
         """Publish what is due, and the beat; call it several times a second."""
@@ -148,6 +156,8 @@ class Feed:
         if not entry.dirty:
             return 0
         entry.dirty = False
+        if entry.row is not None and not self._fits(key, entry):
+            return 0
         entry.due = self._now + MIN_GAP_S
         self.seq += 1
         value = wire.raw(None) if entry.row is None else entry.encoded()
@@ -156,6 +166,17 @@ class Feed:
         if entry.row is None:
             self._forget(key, entry)
         return len(frame)
+
+    def _fits(self, key: str, entry: _Entry) -> bool:
+        """Whether the row can be sent at all. What cannot is left as it was shown last, and that is said once."""
+        size = len(entry.encoded())
+        if size <= MOST_ROW_BYTES:
+            self._too_large.discard(key)
+            return True
+        if key not in self._too_large:
+            self._too_large.add(key)
+            log.error("the row %s has %d bytes and cannot be shown: no message is so large", key, size)
+        return False
 
     def _forget(self, key: str, entry: _Entry) -> None:
         rows = self._kinds[kind_of(key)]

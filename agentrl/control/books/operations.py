@@ -16,6 +16,9 @@ from agentrl.protocol.danger import Effect
 from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState
 from agentrl.supervision.slots import Slot, State
 
+WAITING_SHOWN = 200
+REASON_CHARS = 4000
+"""A row says no more of an operation on thousands of units."""
 KEEP_ENDED = 200
 """Ended operations that are remembered, so that a repeated id is known."""
 
@@ -67,8 +70,8 @@ class Operation(msgspec.Struct):
             state=self.state,
             accepted_at=self.accepted_at,
             ended_at=self.ended_at,
-            reason=self.reason,
-            waiting_for=self.waiting_for,
+            reason=self.reason[:REASON_CHARS],
+            waiting_for=self.waiting_for[:WAITING_SHOWN],
             result=self.result,
             lines=tuple(self.lines),
         )

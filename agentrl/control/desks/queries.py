@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.knobs import KnobChange
 from agentrl.control.commands import effects
@@ -17,13 +19,16 @@ from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, GroupRow, HostRow, KnobRow, OperationRow, RunRow, UnitRow
-from agentrl.protocol.wire import decode_row
+from agentrl.protocol.wire import decode_row, raw
 from agentrl.supervision.waits import explain
 
 R = TypeVar("R", bound=AnyRow)
 Handler = Callable[[Any], Any | Awaitable[Any]]
 
 MOST_EVENTS = 2000
+MOST_ALERTS = 200
+ANSWER_BYTES = 3 << 20
+"""A message may have 4 MiB."""
 _KINDS = {"knob": "audit"}
 """Knob changes are audit rows of the command `tune`."""
 
@@ -49,7 +54,7 @@ class Queries:
         rows = self._context.feed.rows
         run = self._context.feed.get("run")
         assert isinstance(run, RunRow)
-        return StatusReport(
+        report = StatusReport(
             run=run,
             groups=_all_of(GroupRow, rows(("group",))),
             units=_all_of(UnitRow, dict(sorted(rows(("unit",)).items(), key=_natural))),
@@ -57,6 +62,7 @@ class Queries:
             alerts=tuple(self._alerts(False)),
             operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
+        return sendable(report)
 
     def chains(self) -> list[WaitChain]:
         context = self._context
@@ -77,10 +83,14 @@ class Queries:
     def _events(self, args: commands.Events) -> list[AnyRow]:
         self._context.executor.flush()
         kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
-        found = self._context.journal.events(kinds, args.after_at, min(args.limit, MOST_EVENTS))
-        rows = [_row_of(event) for event in found]
+        found = self._context.journal.events(kinds, args.after_at, max(0, min(args.limit, MOST_EVENTS)))
+        kept = newest(found, ANSWER_BYTES)
+        rows = [_row_of(event) for event in kept]
         if args.kinds and "audit" not in args.kinds:
             rows = [r for r in rows if not isinstance(r, AuditRow) or r.command in ("tune", "undo_tune")]
+        if len(kept) < len(found) or len(found) == MOST_EVENTS < args.limit:
+            left_out = f"older events are left out: an answer holds {len(kept)} of these"
+            rows.insert(0, AuditRow(0, kept[0].at if kept else 0.0, "coordinator", "events", left_out))
         return rows
 
     async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
@@ -100,6 +110,27 @@ class Queries:
 
 def audit_of(change: KnobChange) -> AuditRow:
     return AuditRow(change.revision, change.at, change.who, change.how, change.sentence(), note=change.note)
+
+
+def newest(events: list[JournalEvent], most_bytes: int) -> list[JournalEvent]:
+    """As many of the last ones as fit."""
+    size = 0
+    for number, event in enumerate(reversed(events)):
+        size += len(event.body)
+        if size > most_bytes:
+            return events[len(events) - number :]
+    return events
+
+
+def sendable(report: StatusReport) -> StatusReport:
+    """Less of each unit if there are so many: what they wait for and measure is in the rows of the feed."""
+    if len(raw(report)) <= ANSWER_BYTES:
+        return report
+    units = tuple(
+        replace(row, status=row.status[:60], reason=row.reason[:60], waits=(), metrics={}, rss_over_time=())
+        for row in report.units
+    )
+    return replace(report, units=units, alerts=report.alerts[:MOST_ALERTS], operations=report.operations[:MOST_ALERTS])
 
 
 def _row_of(event: JournalEvent) -> AnyRow:
