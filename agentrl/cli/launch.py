@@ -17,7 +17,8 @@ from pathlib import Path
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.client.living import boot_id, coordinator_of, read_json
+from agentrl.client.living import boot_id, coordinator_of, keepers_of, read_json
+from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError
 
 START_WITHIN_S = 40.0
@@ -42,18 +43,33 @@ class Place:
         return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0]) or "local"
 
 
-def refuse_if_up_elsewhere(place: Place) -> None:
-    """ConflictError if another host coordinates this run directory, and was seen doing so just now."""
+def refuse_if_in_use(place: Place) -> None:
+    """ConflictError if another host, or another run of this one, uses this run directory."""
     sign_file = place.run_dir / "coordinator.json"
     sign = read_json(sign_file)
     age_s = time.time() - _number(sign.get("heartbeat_at"))
     # A heartbeat from the future is fresh: clocks differ, and two coordinators on one run cannot be undone.
-    if not sign or age_s > _SIGN_IS_FRESH_S or sign.get("boot_id") == boot_id():
+    fresh = bool(sign) and age_s <= _SIGN_IS_FRESH_S
+    seen = f"seen {max(0.0, age_s):.0f} s ago"
+    name, uuid = sign.get("name", place.name), sign.get("uuid")
+    if sign.get("boot_id") != boot_id():
+        if fresh:
+            raise ConflictError(
+                f"The run {name} is up on host {sign.get('host')}, {seen}.",
+                hint=f"Say `agentrl down` there; if that host is gone, remove {sign_file}.",
+            )
         return
-    raise ConflictError(
-        f"The run {sign.get('name', place.name)} is up on host {sign.get('host')}, seen {max(0.0, age_s):.0f} s ago.",
-        hint=f"Say `agentrl down` there; if that host is gone, remove {sign_file}.",
-    )
+    own = next((run for run in paths.list_runs() if run.name == place.name), None)
+    if (own is None or own.uuid != uuid) and (fresh or _is_up(uuid)):
+        raise ConflictError(
+            f"The directory {place.run_dir} is in use by another run of this host, {name} ({uuid}), {seen}.",
+            hint=f"Give this run a `dir` of its own, or say `agentrl down --run {name}` first.",
+        )
+
+
+def _is_up(uuid: object) -> bool:
+    """Whether something keeps the run of that uuid alive here."""
+    return any(run.uuid == uuid and keepers_of(paths.state_dir(run.name)) for run in paths.list_runs())
 
 
 def _number(value: object) -> float:

@@ -13,7 +13,7 @@ from rich.text import Text
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
-from agentrl.protocol.rows import GroupRow, HostRow, RunRow, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow, UnitState
 
 _WIDE = 120
 _STYLE = {
@@ -83,7 +83,8 @@ def _groups(groups: list[GroupRow]) -> RenderableType:
     rows = []
     for row in groups:
         others = ", ".join(f"{count} {state}" for state, count in sorted(row.other.items()) if count)
-        style = "green" if row.ready == row.desired and not others else "yellow"
+        as_wanted = row.ready + row.other.get(COMPLETED, 0) == row.desired
+        style = "green" if as_wanted and not {*row.other} - {COMPLETED} else "yellow"
         rows.append(
             (
                 row.name,
@@ -109,7 +110,8 @@ def _units(units: list[UnitRow], now: float, *, wide: bool) -> RenderableType:
             output.size(row.rss_bytes) if row.rss_bytes else "",
         ]
         place: list[object] = [row.host, str(row.pid or "")] if wide else []
-        cells: list[object] = [row.unit, _state(row.state), output.since(row.since_at, now), *place, *numbers]
+        cells: list[object] = [row.unit, _state(COMPLETED if row.done else row.state), output.since(row.since_at, now)]
+        cells += [*place, *numbers]
         rows.append([*cells, story(row, now)])
     return output.table([*names, "what"], rows, right=("since", "life", "died", "cpu", "memory", "pid"))
 

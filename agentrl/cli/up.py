@@ -47,7 +47,7 @@ async def up(
     if cli.remote:
         with _Terminal() as terminal:
             return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
-    launch.refuse_if_up_elsewhere(place)
+    launch.refuse_if_in_use(place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     paths.create_run(

@@ -1,7 +1,8 @@
 """Readiness, liveness and numbers of one foreign process.
 
 Invariants: only changes are reported; one failure is no answer, `failures` of them in a row are; liveness is not held
-against a process that has not come up yet; a probe that ends (with its process) leaves no child and no task behind.
+against a process that has not come up yet, and nobody else's answer makes one ready that ends; a probe that ends (with
+its process) leaves no child and no task behind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from agentrl.protocol.specs import Probe
 _FIRST_INTERVAL_S = 0.05
 _GROWTH = 1.6
 _MOST_METRICS = 256
+_SETTLE_S = 0.3
+"""A yes is believed if the process lives still after this: it may be a stranger who answers at its port."""
 
 
 @dataclass
@@ -95,6 +98,9 @@ class Prober:
         pause_s = min(_FIRST_INTERVAL_S, probe.interval_s)
         while True:
             answer = await questions.ask(probe, self.processes, self.env, self.cwd)
+            if kind == "ready" and answer.ok and verdict.ok is not True:
+                # Ends here, with all probes, if the process does.
+                await asyncio.sleep(_SETTLE_S)
             too_early = verdict.ok is None and loop.time() < patient_until
             if (answer.ok or not too_early) and verdict.changed_by(answer.ok):
                 self._report(kind, answer)

@@ -28,6 +28,10 @@ class UnitState(enum.StrEnum):
     FATAL = "fatal"
 
 
+COMPLETED = "completed"
+"""What a job that came to its end is called beside the states of units."""
+
+
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all rows."""
 
@@ -145,6 +149,11 @@ class OperationState(enum.StrEnum):
     @property
     def ended(self) -> bool:
         return self not in (OperationState.ACCEPTED, OperationState.RUNNING)
+
+
+def short(id: str) -> str:
+    """An operation's id as people see it: enough of it to know it by."""
+    return id[:8]
 
 
 class OperationRow(Row, tag="operation", frozen=True):

@@ -147,3 +147,16 @@ def test_watch_gives_every_change_as_a_line(
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
     assert not said.err
+
+
+def test_a_finished_job_is_completed() -> None:
+    picture = painted(
+        view_of(
+            rows.GroupRow("job", "sidecar", 1, other={"completed": 1}),
+            unit("job-0", group="job", state=rows.UnitState.STOPPED, done=True, reason="done"),
+        ),
+        80,
+    )
+    assert "1 completed" in picture
+    assert "completed" in picture.partition("job-0")[2]
+    assert "stopped" not in picture

@@ -23,6 +23,7 @@ class Level:
     name: str = "level"
     severity: Severity = Severity.PAGE
     for_s: float = 0.0
+    certain: bool = False
     levels: dict[str, float] = field(default_factory=dict)
 
     def check(self, world: World, alerting: Collection[str], now: float) -> Iterable[Finding]:

@@ -89,3 +89,11 @@ def test_progress_that_only_heartbeats_tell_is_shown_now_and_then() -> None:
     assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_NEWS, 2 * PROGRESS_NEWS]
     assert board.measured(slot, stats, MemoryStory()), "what moved since is told once more"
     assert not any(board.measured(slot, stats, MemoryStory()) for _ in range(2 * PROGRESS_NEWS)), "it stands"
+
+
+def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
+    board = board_of(("job", ()), members=2)
+    slot = board.state.slots["job-0"]
+    slot.state, slot.done = UnitState.STOPPED, True
+    assert board.unit_row(slot, paused=False).done
+    assert board.group_row(board.state.groups["job"]).other == {"completed": 1}

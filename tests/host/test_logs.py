@@ -13,7 +13,7 @@ import pytest
 from agentrl.host.logs import Logs, clean, cuts
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, LogChunk, ReadLog, Spawned
-from tests.host.harness import QUICK, Bench, python, spawn
+from tests.host.harness import QUICK, SLEEP, Bench, python, spawn
 from tests.waiting import aeventually
 
 COUNTER = """
@@ -87,6 +87,17 @@ async def test_a_log_is_read_by_a_question_and_a_missing_one_is_said(bench: Benc
         assert wire.decode_as(LogChunk, answers["now"].body).data == b"life 2\n"
         assert wire.decode_as(LogChunk, answers["before"].body).data == b"life 1\n"
         assert "web-7 has no such log" in answers["none"].error
+
+
+async def test_a_log_that_was_removed_under_its_process_is_said_with_what_helps(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP))
+        await bench.sent.one(Spawned)
+        agent.services.logs.path("web-0", 1).unlink()
+        agent.receive(Ask("now", ReadLog("web-0", 1, 0, 100)))
+        told = (await bench.sent.one(Answer)).error
+        assert "was removed while it runs" in told
+        assert "agentrl restart web-0" in told
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:

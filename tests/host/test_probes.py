@@ -180,3 +180,15 @@ def test_failures_count_only_in_a_row() -> None:
 def test_metrics_lines() -> None:
     text = b'# TYPE a counter\na 1\nb{x="1"} 2.5 123\n\nbroken\nc abc\nd +Inf\ne 1e3\n'
     assert parse_metrics(text) == {"a": 1.0, 'b{x="1"}': 2.5, "e": 1000.0}
+
+
+async def test_the_answer_of_a_stranger_at_its_port_makes_no_unit_ready_that_ends(bench: Bench) -> None:
+    """The port is taken: the unit dies of it, while somebody else answers the probe."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        async with bench.tidy_agent() as agent:
+            agent.receive(
+                spawn("web-0", "sh", "-c", "sleep 0.1; exit 1", ready=Probe(tcp=f"127.0.0.1:{port}", **QUICK))
+            )
+            await bench.sent.one(Exited)
+            assert [told for told in bench.sent.all(Probed) if told.ok] == []

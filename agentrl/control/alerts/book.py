@@ -58,6 +58,11 @@ class Rule(Protocol):
         """How long it must last before the alert fires."""
         ...
 
+    @property
+    def certain(self) -> bool:
+        """What it says does not waver: an alert ends at the first look that does not find it."""
+        ...
+
     def check(self, world: World, alerting: Collection[str], now: float) -> Iterable[Finding]:
         """What is wrong. Subjects in `alerting` are judged by the value that ends an alert, not by the one that begins
         it."""
@@ -261,10 +266,14 @@ class AlertEngine:
             if ended_for_s >= self.times.keep_resolved_s:
                 del self._lives[id]
                 outcome.gone.append(id)
-        elif now - life.seen >= self.times.hold_s and now >= self._settled:
+        elif self._is_certain(life) or (now - life.seen >= self.times.hold_s and now >= self._settled):
             life.row = replace(life.row, state=AlertState.RESOLVED, resolved_at=at)
             life.resolved = now
             self._note(life, outcome, moved=True)
+
+    def _is_certain(self, life: _Life) -> bool:
+        rule = self._rules.get(life.row.rule)
+        return rule is not None and rule.certain
 
     def _tell(self, life: _Life, world: World, outcome: Outcome, now: float, at: float) -> None:
         row = life.row

@@ -129,6 +129,7 @@ class Board:
             restarts=slot.restarts,
             deaths_in_window=len(slot.deaths),
             last_exit=slot.last_exit,
+            done=slot.done,
             status=report.status if alive else "",
             phase=report.phase if alive else "",
             phase_since_at=lease.phase_began if lease is not None and alive and report.phase else 0.0,
@@ -150,7 +151,7 @@ class Board:
 
     def group_row(self, group: GroupState) -> rows.GroupRow:
         wanted = [s for s in self.state.of_group(group.spec.name) if s.wanted]
-        states = Counter(s.state.value for s in wanted)
+        states = Counter(rows.COMPLETED if s.done else s.state.value for s in wanted)
         ready = states.pop(UnitState.READY.value, 0)
         return rows.GroupRow(
             name=group.spec.name,
