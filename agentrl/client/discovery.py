@@ -15,7 +15,7 @@ import msgspec
 
 from agentrl.client.living import coordinator_of, keepers_of
 from agentrl.config import paths
-from agentrl.errors import ConfigError, NoCoordinatorError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import remove_sockets, tcp_triplet
 from agentrl.transport.keys import ClientKey
 
@@ -34,6 +34,11 @@ class Target(msgspec.Struct, frozen=True):
     """The run's uuid; empty where it is not known beforehand."""
     key: ClientKey | None = None
     state_dir: Path | None = None
+
+    def refused(self, sentence: str) -> KeyRefusedError:
+        """The error of who is not admitted there."""
+        hint = "agentrl keys new NAME, by somebody who is admin, makes a key."
+        return KeyRefusedError(f"{sentence} The key is {self.key.name!r}." if self.key else sentence, hint=hint)
 
 
 class CoordinatorFile(msgspec.Struct, frozen=True):
@@ -64,7 +69,7 @@ def find(
     if state_dir is not None:
         return _by_state(state_dir)
     if run:
-        return _by_state(_state_of(run, env))
+        return _by_state(state_of(run, env))
     return _by_state(_only_one(env))
 
 
@@ -100,7 +105,8 @@ def _by_state(state_dir: Path) -> Target:
     return Target(name, found.address, found.feed, found.metrics, run.uuid if run else "", state_dir=state_dir)
 
 
-def _state_of(run: str, env: Mapping[str, str]) -> Path:
+def state_of(run: str, env: Mapping[str, str] | None = None) -> Path:
+    """The state directory of a run that there is. Raises UnknownNameError."""
     state = paths.state_dir(run, env)
     if not state.is_dir():
         known = ", ".join(each.name for each in paths.list_runs(env))

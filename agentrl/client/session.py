@@ -20,7 +20,6 @@ from agentrl.client.discovery import Target
 from agentrl.client.living import coordinator_of
 from agentrl.errors import (
     AgentrlError,
-    KeyRefusedError,
     NoCoordinatorError,
     ProtocolError,
     VersionMismatchError,
@@ -28,6 +27,7 @@ from agentrl.errors import (
     error_for,
 )
 from agentrl.protocol import wire
+from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -157,9 +157,7 @@ class Session:
         self._changed.set()
 
     def _on_key_refused(self, sentence: str) -> None:
-        key = self.target.key
-        hint = "agentrl keys new NAME, by somebody who is admin, makes a key."
-        self._refuse(KeyRefusedError(f"{sentence} The key is {key.name!r}." if key else sentence, hint=hint))
+        self._refuse(self.target.refused(sentence))
 
     def _refuse(self, why: AgentrlError) -> None:
         self._greeted = False
@@ -232,7 +230,9 @@ class Session:
 
     def _nobody(self, timeout_s: float) -> NoCoordinatorError:
         silent = coordinator_of(self.target.state_dir) if self.target.state_dir is not None else None
-        if silent is None:
+        if self.target.state_dir is None:
+            hint = f"Is the run up there, and can {self.target.address} be reached from here?"
+        elif silent is None:
             hint = "agentrl up starts it again and keeps the units that run."
         else:
             hint = (
@@ -246,9 +246,10 @@ class Session:
     def _too_late(self, pending: _Pending, timeout_s: float) -> AgentrlError:
         if not pending.sent or not self._greeted:
             return self._nobody(timeout_s)
+        verb = COMMANDS[pending.request.name].cli
         return WaitTimeoutError(
-            f"The coordinator did not answer {pending.request.name!r} within {timeout_s:g} s; it may still do it.",
-            hint="agentrl events shows what it did.",
+            f"The coordinator did not answer `agentrl {verb}` within {timeout_s:g} s; it may still do it.",
+            hint="`agentrl events` shows what it did.",
         )
 
     def _strange(self, broken: ProtocolError) -> VersionMismatchError:

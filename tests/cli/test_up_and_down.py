@@ -239,5 +239,16 @@ def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_
     code, document = a_run.cli("keys", "revoke", "eve", check=False)
     assert code == ExitCode.REFUSED
     assert "--yes" in document["error"]["hint"]
+    watching = subprocess.Popen(
+        [PYTHON, "-m", "agentrl", "status", "--watch", "--json", "--key", file],
+        env={**a_run.environ, "AGENTRL_HOME": str(tmp_path / "far")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert any("~caught-up" in line for line in watching.stdout)
     a_run.cli("keys", "revoke", "eve", "--yes")
     assert by_key("status").code == ExitCode.KEY_REFUSED
+    *_, last = watching.communicate(timeout=60)[0].splitlines()
+    assert watching.returncode == ExitCode.KEY_REFUSED
+    assert "revoked" in json.loads(last)["error"]["message"]
