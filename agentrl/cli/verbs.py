@@ -10,14 +10,15 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import shlex
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from agentrl.errors import ExitCode, UsageError
+from agentrl.errors import AgentrlError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -97,6 +98,23 @@ class Cli:
             return Client.connect(key_file=self.key, timeout_s=timeout_s)
         return Client.connect(self.run or os.environ.get(RUN_VARIABLE), timeout_s=timeout_s)
 
+    def aimed(self, text: str) -> str:
+        """The text, with the commands in it aimed at the same run as this one."""
+        if self.key is None and not self.run:
+            return text
+        from agentrl.cli.hints import aimed
+
+        return aimed(text, f"--key {shlex.quote(str(self.key))}" if self.key is not None else f"--run {self.run}")
+
+    @contextmanager
+    def hinting(self) -> Iterator[None]:
+        """What an error suggests is aimed at the run that is meant."""
+        try:
+            yield
+        except AgentrlError as error:
+            error.hint = self.aimed(error.hint)
+            raise
+
 
 def root_options(
     context: typer.Context,
@@ -135,10 +153,10 @@ def verb(
         @functools.wraps(function)
         def run(context: typer.Context, **values: Any) -> ExitCode:
             given = {option: values.pop(option, None) for option in (*_SHARED, *_ACTING)}
-            outcome = function(_merged(context.obj, given), **values)
-            if inspect.isawaitable(outcome):
-                return _finish(outcome)
-            return outcome
+            cli = _merged(context.obj, given)
+            with cli.hinting():
+                outcome = function(cli, **values)
+                return _finish(outcome) if inspect.isawaitable(outcome) else outcome
 
         parameters = [
             inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),

@@ -25,7 +25,7 @@ from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, 
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS, Accepted, Args, ShowOperation, Snapshot
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
-from agentrl.protocol.rows import AnyRow, OperationRow
+from agentrl.protocol.rows import AnyRow, OperationRow, short
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -276,6 +276,6 @@ def _is_gone(news: tuple[int, msgspec.Raw] | None) -> bool:
 
 def _unfinished(operation_id: str, timeout_s: float | None) -> WaitTimeoutError:
     return WaitTimeoutError(
-        f"The operation {operation_id} was accepted but has not ended within {timeout_s:g} s; it goes on.",
-        hint="agentrl events --follow shows how it goes on.",
+        f"The operation {short(operation_id)} was accepted but has not ended within {timeout_s:g} s; it goes on.",
+        hint="`agentrl events --follow` shows how it goes on.",
     )

@@ -230,7 +230,7 @@ class Session:
 
     def _nobody(self, timeout_s: float) -> NoCoordinatorError:
         silent = coordinator_of(self.target.state_dir) if self.target.state_dir is not None else None
-        if self.target.state_dir is None:
+        if self.target.key is not None:
             hint = f"Is the run up there, and can {self.target.address} be reached from here?"
         elif silent is None:
             hint = "agentrl up starts it again and keeps the units that run."

@@ -48,7 +48,6 @@ from agentrl.control.switchboard import Switchboard
 from agentrl.control.turning import Turning
 from agentrl.control.vitals import Vitals
 from agentrl.errors import ConfigError
-from agentrl.protocol.danger import Effect
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
@@ -156,7 +155,7 @@ class Coordinator:
             **KeyActs(self._context, self._rebind).table,
             "acknowledge": Act(alerting.preview_acknowledge, alerting.acknowledge),
             "silence": Act(alerting.preview_silence, alerting.silence),
-            "test_alert": Act(lambda args: Effect(), alerting.test),
+            "test_alert": Act(alerting.preview_test, alerting.test),
             "stacks": Act(stacks.preview, stacks.collect),
         }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.errors import AgentrlError, ConfigError, ProtocolError
+from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
 from agentrl.host import adoption, cgroups, environment, lives, stats
 from agentrl.host.answers import Answers
 from agentrl.host.guardian import Guardian
@@ -313,7 +313,8 @@ class Agent:
             body = wire.raw(await self._answers.to(ask.what))
             self.send(messages.Answer(ask.ask, body=body))
         except (AgentrlError, OSError) as failed:
-            self.send(messages.Answer(ask.ask, error=str(failed)))
+            code = failed.exit_code if isinstance(failed, AgentrlError) else ExitCode.FAILED
+            self.send(messages.Answer(ask.ask, error=str(failed), code=int(code)))
         except Exception as broken:  # a request boundary: whoever asked must not wait for ever
             log.exception("The question %s could not be answered.", ask.what)
             self.send(messages.Answer(ask.ask, error=f"The host agent failed to answer: {broken!r}."))

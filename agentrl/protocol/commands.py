@@ -299,8 +299,9 @@ def _act(
     help: str,
     reverse: str = "",
     permission: Permission = Permission.OPERATOR,
+    tier: Callable[[Effect], Tier] = tier_of,
 ) -> CommandSpec:
-    return CommandSpec(name, args, permission, cli, True, help, reverse=reverse)
+    return CommandSpec(name, args, permission, cli, True, help, tier=tier, reverse=reverse)
 
 
 COMMANDS: dict[str, CommandSpec] = {
@@ -334,8 +335,8 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("undo_tune", UndoTune, "tune --undo", "Take back the last change of a knob.", "tune"),
         _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
-        _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink."),
-        _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file."),
+        _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
+        _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),
         _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),

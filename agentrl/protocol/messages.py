@@ -388,6 +388,8 @@ class Answer(Message, tag="answer", frozen=True):
     ask: str
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
+    code: int = 0
+    """The exit code of the error's kind."""
 
 
 # ---- coordinator -> host agent ----

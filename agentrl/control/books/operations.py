@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from agentrl.protocol.danger import Effect
-from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState
+from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState, short
 from agentrl.supervision.slots import Slot, State
 
 WAITING_SHOWN = 200
@@ -140,7 +140,7 @@ class Operations:
         for unit, goal in operation.goals.items():
             slot = self._state.slots.get(unit)
             if slot is not None and _superseded(operation.id, slot, goal):
-                reason = f"{unit} was given another aim by operation {slot.desired_by}"
+                reason = f"{unit} was given another aim by operation {short(slot.desired_by)}"
                 self.finish(operation, OperationState.SUPERSEDED, now, reason)
                 return
             verdict = _compare(slot, goal)

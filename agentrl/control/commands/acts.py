@@ -20,7 +20,7 @@ from agentrl.errors import ConflictError
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobValue, OperationState, UnitState
+from agentrl.protocol.rows import KnobValue, OperationState, UnitState, short
 from agentrl.supervision import events
 from agentrl.supervision.slots import Slot
 from agentrl.supervision.transitions import MAY_STAY, WITH_PROCESS
@@ -88,7 +88,7 @@ class Acts:
         context = self._context
         for other in context.operations.live():
             if other.command == "down":
-                reason = f"{operation.who} brought the run up again ({operation.id})"
+                reason = f"{operation.who} brought the run up again ({short(operation.id)})"
                 context.operations.finish(other, OperationState.SUPERSEDED, context.clock.now(), reason)
 
     def _down(self, operation: Operation, args: commands.Down) -> None:

@@ -29,8 +29,8 @@ class Stacks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def preview(self, args: commands.CollectStacks) -> Effect:
-        self._named(args)
-        return Effect()
+        named = self._named(args)
+        return Effect(changes=(f"the stacks of {', '.join(named) or 'all units'} go into one file",))
 
     def _named(self, args: commands.CollectStacks) -> tuple[str, ...]:
         """Units, the units of a group, or one life (`web-0.7`). UnknownNameError, ConflictError."""

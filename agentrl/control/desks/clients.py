@@ -134,14 +134,14 @@ class ClientsDesk:
         if not may.allows(spec.permission):
             raise _error(
                 ExitCode.REFUSED,
-                f"{spec.name} needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
+                f"`agentrl {spec.cli}` needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
                 f"Ask an admin for a key: `agentrl keys new NAME --permission {spec.permission}`.",
             )
         late = self._context.clock.now() - request.deadline_ct if request.deadline_ct is not None else 0.0
         if late > 0:
             raise _error(
                 ExitCode.REFUSED,
-                f"The command {spec.name} came {late:.1f} s after its deadline; nothing was done.",
+                f"The command {spec.cli} came {late:.1f} s after its deadline; nothing was done.",
                 "Send it again if you still want it.",
             )
         return spec
@@ -150,7 +150,7 @@ class ClientsDesk:
         try:
             return decode_as(spec.args, request.args)
         except ProtocolError as broken:
-            raise _error(ExitCode.USAGE, f"The arguments of {spec.name} are wrong: {broken.message}", "") from broken
+            raise _error(ExitCode.USAGE, f"The arguments of {spec.cli} are wrong: {broken.message}", "") from broken
 
     def _answer(self, peer: Peer, id: str, result: Any) -> None:
         if asyncio.iscoroutine(result):
@@ -258,7 +258,7 @@ class ClientsDesk:
 
 
 def summary_of(spec: CommandSpec, effect: Effect) -> str:
-    text = f"{spec.name}: {effect.sentence()}"
+    text = f"{spec.cli}: {effect.sentence()}"
     return text if len(text) <= 300 else text[:299] + "…"
 
 

@@ -14,7 +14,7 @@ from agentrl.control.books.asks import Asks
 from agentrl.control.books.knobs import KnobChange
 from agentrl.control.commands import effects
 from agentrl.control.context import Context
-from agentrl.control.records.journal import JournalEvent
+from agentrl.control.records.journal import Journal, JournalEvent
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
@@ -82,21 +82,12 @@ class Queries:
 
     def _events(self, args: commands.Events) -> list[AnyRow]:
         self._context.executor.flush()
-        kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
-        found = self._context.journal.events(kinds, args.after_at, max(0, min(args.limit, MOST_EVENTS)))
-        kept = newest(found, ANSWER_BYTES)
-        rows = [_row_of(event) for event in kept]
-        if args.kinds and "audit" not in args.kinds:
-            rows = [r for r in rows if not isinstance(r, AuditRow) or r.command in ("tune", "undo_tune")]
-        if len(kept) < len(found) or len(found) == MOST_EVENTS < args.limit:
-            left_out = f"older events are left out: an answer holds {len(kept)} of these"
-            rows.insert(0, AuditRow(0, kept[0].at if kept else 0.0, "coordinator", "events", left_out))
-        return rows
+        return happenings(self._context.journal, args)
 
     async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
         slot = effects.present(self._context.state, args.unit, 0)
         incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
-        if incarnation < 1 or not slot.host:
+        if not 1 <= incarnation <= slot.incarnation or not slot.host:
             raise UnknownNameError(f"{args.unit} has had no such life yet, so there is no log of it.")
         question = messages.ReadLog(args.unit, incarnation, args.offset, min(args.limit, 1 << 20))
         return await self._asks.host(slot.host, question, messages.LogChunk)
@@ -110,6 +101,20 @@ class Queries:
 
 def audit_of(change: KnobChange) -> AuditRow:
     return AuditRow(change.revision, change.at, change.who, change.how, change.sentence(), note=change.note)
+
+
+def happenings(journal: Journal, args: commands.Events) -> list[AnyRow]:
+    """What the journal knows to have happened, oldest first."""
+    kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
+    found = journal.events(kinds, args.after_at, max(0, min(args.limit, MOST_EVENTS)))
+    kept = newest(found, ANSWER_BYTES)
+    rows = [_row_of(event) for event in kept]
+    if args.kinds and "audit" not in args.kinds:
+        rows = [r for r in rows if not isinstance(r, AuditRow) or r.command in ("tune", "undo_tune")]
+    if len(kept) < len(found) or len(found) == MOST_EVENTS < args.limit:
+        left_out = f"older events are left out: an answer holds {len(kept)} of these"
+        rows.insert(0, AuditRow(0, kept[0].at if kept else 0.0, "coordinator", "events", left_out))
+    return rows
 
 
 def newest(events: list[JournalEvent], most_bytes: int) -> list[JournalEvent]:
