@@ -140,7 +140,7 @@ class UnitsDesk:
         if report.extend_stop_s is not None and report.extend_stop_s != was.extend_stop_s:
             context.happened(events.StopExtended(unit=unit, incarnation=incarnation, by_s=report.extend_stop_s))
         for name, value in report.knobs.items():
-            if context.knobs.report(name, value):
+            if context.knobs.report(name, value, slot.group):
                 context.show_knob(name)
         context.show_unit(known.name, urgent=False)
 
