@@ -28,6 +28,11 @@ log = logging.getLogger("host")
 
 
 async def run(args: argparse.Namespace, home: Home) -> int:
+    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    # Before the claim: whoever reads there which process this is may end it at once, and it shall end in order.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, finished.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
     folder = home.state_dir / "hosts" / home.host
     claim = Claim(folder, home.run, home.host)
     dealer = Dealer(
@@ -38,11 +43,12 @@ async def run(args: argparse.Namespace, home: Home) -> int:
         on_disconnected=lambda: agent.disconnected(),
         on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
     )
-    agent = Agent(home, lambda message: dealer.send(wire.encode(message)), use_cgroups=args.cgroups == "auto")
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.finished.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
+    agent = Agent(
+        home,
+        lambda message: dealer.send(wire.encode(message)),
+        use_cgroups=args.cgroups == "auto",
+        finished=finished,
+    )
     agent.start()
     dealer.start()
     if args.with_coordinator:
@@ -51,7 +57,7 @@ async def run(args: argparse.Namespace, home: Home) -> int:
         agent.guard(Guardian(agent.processes, home.state_dir, output, home.run, on_given_up=given_up))
     log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
     try:
-        await agent.finished.wait()
+        await finished.wait()
     finally:
         dealer.close()
         await agent.close()

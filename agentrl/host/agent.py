@@ -54,13 +54,14 @@ class Agent:
         *,
         use_cgroups: bool = True,
         times: Times | None = None,
+        finished: asyncio.Event | None = None,
     ) -> None:
         self.home = home
         self.processes = Processes()
         self.lives: dict[str, Life] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
-        self.finished = asyncio.Event()
+        self.finished = finished or asyncio.Event()
         """Set when the agent has nothing more to do."""
         self.guardian: Guardian | None = None
         self._send = send
