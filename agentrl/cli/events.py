@@ -43,18 +43,20 @@ async def events(
     import time
 
     from agentrl.cli import output
+    from agentrl.cli.afterwards import living, reader
 
     kinds = tuple(str(chosen) for chosen in kind or ())
     after_at = time.time() - seconds(since) if since else 0.0
-    async with cli.connect() as client:
+    async with reader(cli) as client:
+        live = living(client) if follow else None
         found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=limit), key=when)
         if cli.json and not follow:
             output.emit(found)
             return ExitCode.OK
         for row in found:
             show(cli, row)
-        if follow:
-            await _follow(cli, client, kinds or tuple(Kind), found)
+        if live is not None:
+            await _follow(cli, live, kinds or tuple(Kind), found)
         elif not found:
             output.note("Nothing happened yet.")
     return ExitCode.OK

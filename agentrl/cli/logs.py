@@ -12,6 +12,7 @@ from agentrl.cli.verbs import Cli, seconds, verb
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from agentrl.cli.afterwards import Reader
     from agentrl.cli.logtext import Choice
     from agentrl.client import Client
     from agentrl.protocol.messages import LogChunk
@@ -51,6 +52,7 @@ async def logs(
     """Show what a unit wrote."""
     import time
 
+    from agentrl.cli.afterwards import living, reader
     from agentrl.cli.logtext import Choice
 
     if follow and previous:
@@ -58,14 +60,15 @@ async def logs(
     name, incarnation = _which(unit, previous)
     choice = Choice(grep, time.time() - seconds(since) if since else None)
     printed: Printed = print if raw else _print_safely
-    async with cli.connect() as client:
+    async with reader(cli) as client:
+        live = living(client) if follow else None
         # A filter looks at the whole log: what is sought may be far back.
         whole = bool(grep or since or not lines)
         chunk = await _show_past(cli, client, name, incarnation, choice, lines, printed, whole=whole)
         if since and not choice.saw_time and chunk.size:
             output_note("The lines carry no time, so --since left nothing out.")
-        if follow:
-            await _follow(cli, client, chunk, choice, printed, pinned=incarnation > 0)
+        if live is not None:
+            await _follow(cli, live, chunk, choice, printed, pinned=incarnation > 0)
     return ExitCode.OK
 
 
@@ -85,7 +88,7 @@ def _which(unit: str, previous: bool) -> tuple[str, int]:
 
 
 async def _show_past(
-    cli: Cli, client: Client, unit: str, incarnation: int, choice: Choice, count: int, printed: Printed, *, whole: bool
+    cli: Cli, client: Reader, unit: str, incarnation: int, choice: Choice, count: int, printed: Printed, *, whole: bool
 ) -> LogChunk:
     """Print what is there already; the last chunk says where following begins."""
     from agentrl.cli import output
@@ -115,7 +118,7 @@ async def _show_past(
     return chunk
 
 
-async def _rest_of(client: Client, chunk: LogChunk) -> AsyncIterator[LogChunk]:
+async def _rest_of(client: Reader, chunk: LogChunk) -> AsyncIterator[LogChunk]:
     """The chunks of the same incarnation after this one, up to the end that the log has when it is reached."""
     while chunk.data and chunk.offset + len(chunk.data) < chunk.size:
         following = await client.read_logs(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from agentrl.errors import AgentrlError, ExitCode, UsageError
 
@@ -199,9 +200,15 @@ def _finish(outcome: Awaitable[ExitCode]) -> ExitCode:
     return asyncio.run(whole())
 
 
-def group(app: typer.Typer, name: str, help: str) -> typer.Typer:
-    """A verb that has verbs of its own (`alerts list`)."""
-    sub = typer.Typer(help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
+def group(app: typer.Typer, name: str, help: str, *, default: str = "") -> typer.Typer:
+    """A verb that has verbs of its own (`alerts list`); `default` is the one that is meant where none is named."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            named = any(not arg.startswith("-") or arg in ("-h", "--help") for arg in args)
+            return super().parse_args(ctx, args if named or not default else [default, *args])
+
+    sub = typer.Typer(cls=Group, help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
     app.add_typer(sub, name=name)
     return sub
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host.logs import Logs, clean, cuts
+from agentrl.config.logfiles import cuts
+from agentrl.host.logs import Logs, clean
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, LogChunk, ReadLog, Spawned
 from tests.host.harness import QUICK, SLEEP, Bench, python, spawn
