@@ -34,6 +34,8 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sentences: what else happens, such as settings that change, with old and new value."""
     loses: tuple[str, ...] = ()
     """Sentences: what cannot be taken back."""
+    notes: tuple[str, ...] = ()
+    """Sentences: what stays as it is, though one might expect otherwise."""
     scientific: bool = False
     """Starts a new segment on all curves and wants a note."""
 
@@ -66,7 +68,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
             if (chosen := tuple(name for name in names if (name in again) is returning))
         ]
         parts += [*self.changes, *self.loses]
-        return "; ".join(parts) or "changes nothing"
+        return "; ".join([*(parts or ["changes nothing"]), *self.notes])
 
 
 def tier_of(effect: Effect) -> Tier:

@@ -45,7 +45,8 @@ def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
         members = [s for s in state.of_group(spec.name) if s.wanted]
         count = count_after(group, spec)
         if group is not None and count != spec.count:
-            notes.append(f"{spec.name} stays at {count}, set by scale (the run file says {spec.count})")
+            back = f"agentrl scale {spec.name} {spec.count}"
+            notes.append(f"{spec.name} stays at {count}, as it was scaled; back to the run file's number: {back}")
         leaving = {s.unit for s in victims(members, len(members) - count, ())}
         stopped += sorted(leaving)
         same = group is not None and group.spec.fingerprint() == spec.fingerprint()

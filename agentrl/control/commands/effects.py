@@ -25,7 +25,8 @@ def of_plan(plan: Plan) -> Effect:
     return Effect(
         starts=(*plan.started, *plan.changed),
         drains=(*plan.stopped, *plan.changed),
-        changes=tuple(f"{unit} is replaced: its definition changed" for unit in plan.changed) + plan.notes,
+        changes=tuple(f"{unit} is replaced: its definition changed" for unit in plan.changed),
+        notes=plan.notes,
     )
 
 
