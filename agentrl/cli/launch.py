@@ -19,7 +19,7 @@ from agentrl.cli.progress import Progress
 from agentrl.client import Client
 from agentrl.client.living import boot_id, coordinator_of, keepers_of, read_json
 from agentrl.config import paths
-from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError
+from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 
 START_WITHIN_S = 40.0
 _SIGN_IS_FRESH_S = 30.0
@@ -72,6 +72,11 @@ def _is_up(uuid: object) -> bool:
     return any(run.uuid == uuid and keepers_of(paths.state_dir(run.name)) for run in paths.list_runs())
 
 
+def others_are_up(name: str) -> bool:
+    """Whether a command that names no run could mean another one than this."""
+    return any(coordinator_of(paths.state_dir(run.name)) for run in paths.list_runs() if run.name != name)
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -88,13 +93,14 @@ async def answers(name: str, timeout_s: float = 2.0) -> bool:
 async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:
     """Start the host agent if no coordinator answers, and wait until one does.
 
-    A coordinator that lives and is silent is replaced by the agent after `silent_s`; that is waited for.
+    A coordinator that lives and is silent is replaced by the agent after `silent_s`; that is waited for, but no longer
+    than `within_s` where a person said so.
     """
     if await answers(place.name):
         return
     silent = coordinator_of(place.state_dir)
-    within_s = within_s or START_WITHIN_S + (silent_s if silent else 0.0)
-    deadline = time.monotonic() + within_s
+    patience_s = START_WITHIN_S + (silent_s if silent else 0.0) if within_s is None else within_s
+    deadline = time.monotonic() + patience_s
     if silent is not None:
         output.note(
             f"The coordinator (process {silent.pid}) {silent.condition} and does not answer: "
@@ -110,10 +116,10 @@ async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, 
                 hint=f"Then `agentrl down --run {place.name}`, and up again.",
             )
         if time.monotonic() > deadline:
-            raise NoCoordinatorError(
-                f"The coordinator of {place.name} did not answer within {within_s:.0f} s.{_evidence(place, said)}",
-                hint="`agentrl doctor` checks this host.",
-            )
+            late = f"The coordinator of {place.name} did not answer within {patience_s:g} s."
+            if within_s is not None:
+                raise WaitTimeoutError(late, hint="It goes on starting; say `agentrl up` again.")
+            raise NoCoordinatorError(f"{late}{_evidence(place, said)}", hint="`agentrl doctor` checks this host.")
         await asyncio.sleep(0.05)
 
 
