@@ -315,7 +315,7 @@ def test_a_key_may_do_what_its_permission_says(talking: Run, keys: dict[str, Pat
     assert "tick-0" in said
     code, said = with_key("viewer", "scale", "web", "3")
     assert code == ExitCode.REFUSED
-    assert "scale needs the permission operator; the key a-viewer is viewer." in said
+    assert "`agentrl scale` needs the permission operator; the key a-viewer is viewer." in said
     code, said = with_key("operator", "scale", "web", "3")
     assert code == 0, said
     code, said = with_key("operator", "scale", "web", "2")
