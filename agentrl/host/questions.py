@@ -74,6 +74,16 @@ async def _exec(command: tuple[str, ...], processes: Processes, env: Mapping[str
     return Answer(False, f"{status}: {clean(lines[-1])}" if lines else str(status), body)
 
 
+def port_here(probe: Probe) -> int:
+    """The port of this host that a probe asks at; 0 where it asks elsewhere, or in another way."""
+    try:
+        parts = urlsplit(probe.http) if probe.http else urlsplit(f"//{probe.tcp}")
+        local = (parts.hostname or "127.0.0.1") in ("127.0.0.1", "localhost", "::1")
+        return (parts.port or (80 if probe.http else 0)) if local else 0
+    except ValueError:
+        return 0
+
+
 async def _tcp(address: str) -> Answer:
     host, _, port = address.rpartition(":")
     _, writer = await asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
