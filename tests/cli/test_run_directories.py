@@ -13,6 +13,7 @@ from agentrl.cli.launch import Place, refuse_if_in_use
 from agentrl.client.living import boot_id, start_ticks
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode
+from tests.e2e.running import running
 
 STALE_S = 3600.0
 
@@ -64,3 +65,17 @@ def test_a_fresh_sign_of_another_host_refuses_and_so_does_one_from_the_future(mi
         refuse_if_in_use(mine)
     sign(mine, "mine", age_s=STALE_S, boot="boot-far")
     refuse_if_in_use(mine)
+
+
+def test_up_refuses_the_directory_of_a_run_that_is_up(tmp_path: Path) -> None:
+    for first in running(tmp_path, "first"):
+        first.sidecar("web", ["sleep", "1000"])
+        first.up()
+        for second in running(tmp_path, "second"):
+            second.dir = first.dir
+            second.config["dir"] = str(first.dir)
+            second.write()
+            code, document = second.cli("up", str(second.file), check=False)
+            assert code == ExitCode.CONFLICT
+            assert "another run of this host, first" in document["error"]["message"]
+            assert not second.state_dir.exists(), "nothing was begun"

@@ -25,3 +25,17 @@ def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
     assert run.cli("events", "--kind", "incident") == living
     assert any(row["command"] == "down" for row in run.cli("events", "--kind", "operation"))
     assert run.raw("events", "--follow").returncode == ExitCode.NO_COORDINATOR
+
+
+def test_what_was_killed_altogether_is_read_too(run: Run) -> None:
+    run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
+    run.up()
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
+    keepers = (run.agent_pid(), run.coordinator_pid())
+    for pid in keepers:
+        run.kill(pid)
+    eventually(lambda: not any(run.alive(pid) for pid in keepers), what="the end of both")
+    said = run.raw("logs", "web-0")
+    assert (said.returncode, said.stdout) == (0, "a last word\n")
+    assert "is dead, and so is the host agent" in said.stderr
+    assert [row["command"] for row in run.cli("events", "--kind", "operation")] == ["apply"]
