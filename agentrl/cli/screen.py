@@ -1,6 +1,7 @@
 """The picture that `status` paints: alerts on top, then groups, units and hosts.
 
-Invariant: it fits 80 columns; more columns show more, none of it matters for knowing whether all is well.
+Invariant: it fits 80 columns, and fewer with less in it; more columns show more, none of it matters for knowing whether
+all is well.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def screen(view: View, width: int) -> RenderableType:
     if view.groups:
         parts += [Text(), _groups(view.groups)]
     if view.units:
-        parts += [Text(), _units(view.units, now, wide=width >= _WIDE)]
+        parts += [Text(), _units(view.units, now, width)]
     if view.hosts:
-        parts += [Text(), _hosts(view.hosts, now)]
+        parts += [Text(), _hosts(view.hosts, now, width)]
     return Group(*parts)
 
 
@@ -97,13 +98,13 @@ def _groups(groups: list[GroupRow]) -> RenderableType:
     return output.table(("group", "role", "ready", "others", ""), rows)
 
 
-def _units(units: list[UnitRow], now: float, *, wide: bool) -> RenderableType:
+def _units(units: list[UnitRow], now: float, width: int) -> RenderableType:
     names = ["unit", "state", "since", "life", "died", "cpu", "memory"]
-    if wide:
+    if wide := width >= _WIDE:
         names[3:3] = ["host", "pid"]
     rows = []
     for row in units:
-        numbers: list[object] = [
+        measured: list[object] = [
             str(row.incarnation or ""),
             str(row.restarts or ""),
             f"{row.cpu_percent:.0f} %" if row.pid else "",
@@ -111,9 +112,10 @@ def _units(units: list[UnitRow], now: float, *, wide: bool) -> RenderableType:
         ]
         place: list[object] = [row.host, str(row.pid or "")] if wide else []
         cells: list[object] = [row.unit, _state(COMPLETED if row.done else row.state), output.since(row.since_at, now)]
-        cells += [*place, *numbers]
+        cells += [*place, *measured]
         rows.append([*cells, story(row, now)])
-    return output.table([*names, "what"], rows, right=("since", "life", "died", "cpu", "memory", "pid"))
+    numbers = ("since", "life", "died", "cpu", "memory", "pid")
+    return output.table([*names, "what"], rows, right=numbers, width=width, spare=("cpu", "life", "memory", "since"))
 
 
 def story(row: UnitRow, now: float) -> str:
@@ -136,7 +138,7 @@ def story(row: UnitRow, now: float) -> str:
     return " · ".join(parts)
 
 
-def _hosts(hosts: list[HostRow], now: float) -> RenderableType:
+def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
     rows = []
     for row in hosts:
         used = (
@@ -159,4 +161,5 @@ def _hosts(hosts: list[HostRow], now: float) -> RenderableType:
             )
         )
     right = ("since", "units", "cpu", "memory", "disk free")
-    return output.table(("host", "state", "since", "units", "cpu", "memory", "disk free", ""), rows, right=right)
+    names = ("host", "state", "since", "units", "cpu", "memory", "disk free", "")
+    return output.table(names, rows, right=right, width=width, spare=("since", "cpu", "units"))

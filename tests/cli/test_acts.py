@@ -222,7 +222,15 @@ def test_tune_without_value_shows_knob_and_history(shell: Shell, coordinator: Sc
     coordinator.answers["knobs"] = lambda args: [KNOB]
     coordinator.answers["knob_history"] = lambda args: [rows.AuditRow(1, time.time(), "ann", "tune", "90 → 60")]
     assert "ann  90 → 60" in shell("tune", KNOB.name).out
-    assert "1 to 600" in shell("tune").out
+    assert "1 to 600" in shell("tune", KNOB.name).out
+    coordinator.answers["knob_history"] = lambda args: [
+        rows.AuditRow(number, time.time(), "ann", "tune", f"{90 - number} → {89 - number}") for number in range(3)
+    ]
+    assert "90 → 89" in shell("tune", KNOB.name, "--history").out
+    last = shell("tune", KNOB.name).out
+    assert "88 → 87" in last
+    assert "90 → 89" not in last
+    assert "--history" in last
     assert shell("tune", KNOB.name, "--json").json["history"][0]["who"] == "ann"
     near = shell("tune", "supervision.backof_max_s", expect=ExitCode.UNKNOWN)
     assert KNOB.name in near.err

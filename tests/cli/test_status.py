@@ -15,6 +15,7 @@ from agentrl.cli.screen import screen, story
 from agentrl.cli.view import View
 from agentrl.errors import ExitCode
 from agentrl.protocol import rows
+from agentrl.protocol.messages import HostFacts
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
 
@@ -78,6 +79,21 @@ def test_the_picture_fits_and_tells_what_matters(width: int) -> None:
         assert needed in picture
     assert ("4242" in picture) is (width >= 120)
     assert picture.index("gave up") < picture.index("serving"), "alerts stand on top"
+
+
+def test_a_narrow_terminal_shows_less_and_splits_no_word() -> None:
+    view = view_of(
+        rows.RunRow("demo", "u", "running", started_at=time.time()),
+        unit("worker-0", status="generalises", pid=1, cpu_percent=12.0, rss_bytes=512 << 20, incarnation=3, restarts=2),
+        unit("worker-1", status="generalises", pid=1, cpu_percent=99.0, rss_bytes=512 << 20, incarnation=3),
+        rows.HostRow("far-away", "up", memory_used_bytes=1 << 30, facts=HostFacts(memory_bytes=24 << 30), units=2),
+    )
+    for width in (44, 50, 60, 72):
+        picture = painted(view, width)
+        assert max(len(line) for line in picture.splitlines()) <= width
+        assert picture.count("generalises") == 2
+        assert "1 GiB of 24 GiB" in picture
+        assert ("512 MiB" in picture) is (width >= 60)
 
 
 def test_hostile_text_neither_styles_nor_controls() -> None:

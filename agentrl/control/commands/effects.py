@@ -25,7 +25,7 @@ def of_plan(plan: Plan) -> Effect:
     return Effect(
         starts=(*plan.started, *plan.changed),
         drains=(*plan.stopped, *plan.changed),
-        changes=tuple(f"{unit} is replaced: its definition changed" for unit in plan.changed),
+        changes=tuple(f"the definition of {unit} changed" for unit in plan.changed),
         notes=plan.notes,
     )
 
