@@ -7,8 +7,9 @@ all is well.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from agentrl.cli import output
@@ -36,15 +37,15 @@ _STYLE = {
 }
 
 
-def screen(view: View, width: int) -> RenderableType:
-    """The whole picture for a terminal of that width."""
+def screen(view: View, width: int, aimed: Callable[[str], str] = str) -> RenderableType:
+    """The whole picture for a terminal of that width; `aimed` makes suggested commands reach this run."""
     now = time.time()
     parts: list[RenderableType] = []
     if view.run is not None:
         parts.append(_head(view.run, now))
     if view.silent:
         parts.append(output.cell("The coordinator is not heard; this is what it last said.", "bold yellow"))
-    parts += [headline(row) for row in view.firing]
+    parts += [headline(row, aimed) for row in view.firing]
     parts += [
         output.cell(
             f"in progress: {row.summary or row.command}, {output.since(row.accepted_at, now)} ({row.who})", "cyan"
@@ -58,6 +59,16 @@ def screen(view: View, width: int) -> RenderableType:
     if view.hosts:
         parts += [Text(), _hosts(view.hosts, now, width)]
     return Group(*parts)
+
+
+def fitted(console: Console, picture: RenderableType) -> RenderableType:
+    """What there is room for, and how much is left out."""
+    lines = console.render_lines(picture, pad=False)
+    if len(lines) <= console.height:
+        return picture
+    shown = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines[: console.height - 1]]
+    left = len(lines) - len(shown)
+    return Group(*shown, Text(f"... {left} more lines; `agentrl status` shows all", style="dim"))
 
 
 def _head(run: RunRow, now: float) -> Text:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from agentrl.cli.screen import screen, story
+from agentrl.cli.screen import fitted, screen, story
 from agentrl.cli.view import View
 from agentrl.errors import ExitCode
 from agentrl.protocol import rows
@@ -146,6 +146,49 @@ def test_check_is_for_scripts(shell: Shell, coordinator: Scripted) -> None:
     coordinator.rows["run"] = rows.RunRow("demo", "u", "degraded")
     shell("status", "--check", expect=ExitCode.UNHEALTHY)
     assert shell("status", "--check", "--json", expect=ExitCode.UNHEALTHY).json["run"]["state"] == "degraded"
+
+
+def test_a_picture_that_is_too_high_says_how_much_is_missing() -> None:
+    console = Console(file=io.StringIO(), width=80, height=12, markup=False, highlight=False)
+    view = view_of(rows.RunRow("demo", "u", "running"), *(unit(f"web-{slot}") for slot in range(30)))
+    console.print(fitted(console, screen(view, 80)))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 12
+    assert lines[0].startswith("demo running")
+    shown = sum(line.startswith("web-") for line in lines)
+    assert lines[-1].startswith(f"... {30 - shown} more lines")
+    few = view_of(rows.RunRow("demo", "u", "running"), unit())
+    assert "more lines" not in painted(few, 80)
+
+
+def test_what_is_suggested_reaches_the_run_that_is_looked_at(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.rows["alert/x"] = alert()
+    coordinator.answers["alerts"] = lambda args: [alert()]
+    assert "\n    agentrl logs web-1 --previous\n" in shell("status").out
+    for verb in (["status"], ["alerts", "list"]):
+        assert "agentrl logs --run demo web-1 --previous" in shell(*verb, "--run", "demo").out
+
+
+@pytest.mark.parametrize("dumb", [False, True])
+def test_watch_prints_a_picture_per_change_where_nothing_can_be_repainted(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said], dumb: bool
+) -> None:
+    if dumb:
+        shell.env |= {"TERM": "dumb", "FORCE_COLOR": "1"}  # a terminal, as far as anybody can tell
+    coordinator.rows["unit/web-0"] = unit()
+    process = shell.start("status", "--watch", "--no-color")
+    assert process.stdout is not None
+
+    def next_line_of(unit: str) -> str:
+        assert process.stdout is not None
+        return next(line for line in iter(process.stdout.readline, "") if line.startswith(unit))
+
+    assert "ready" in next_line_of("web-0")
+    coordinator.publish("unit/web-0", unit(state=rows.UnitState.FATAL))
+    assert "fatal" in next_line_of("web-0")
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert "\x1b" not in said.out
 
 
 def test_watch_gives_every_change_as_a_line(
