@@ -25,7 +25,7 @@ from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 from agentrl.protocol.commands import Accepted, Down
 from agentrl.protocol.danger import Effect, tier_of
-from agentrl.protocol.messages import ProcessInfo, ScanReport
+from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
 
 _KEEPERS_END_WITHIN_S = 20.0
@@ -234,6 +234,8 @@ def _tell(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | Non
     lines = list(row.lines) if row is not None else []
     remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]
     if found is not None:
+        # This host was looked at once more since; one line about it is enough.
+        lines = [line for line in lines if not (line.startswith(f"{found.host}: ") and line.endswith(NONE_LEFT))]
         lines += [f"killed {_named(one)}" for one in found.killed]
         remaining += [f"{_named(one)} on {found.host}" for one in found.found]
     failed = f"{row.state}: {row.reason}" if row is not None and row.state is not OperationState.SUCCEEDED else ""

@@ -80,7 +80,7 @@ class Ending:
             return
         lines += [f"{host}: ended {_words(each)}" for each in first.killed]
         unproven += [f"host {host}: still there: {_words(each)}" for each in report.found if each not in first.killed]
-        lines.append(f"{host}: {report.examined} processes examined, none of the run is left")
+        lines.append(f"{host}: {report.examined} processes examined, {messages.NONE_LEFT}")
         if report.unproven:
             lines.append(f"{host}: not provable: {report.unproven}")
 

@@ -462,6 +462,10 @@ class ScanRun(msgspec.Struct, frozen=True, tag="scan_run", omit_defaults=True):
     kill: bool = False
 
 
+NONE_LEFT = "none of the run is left"
+"""How the line ends that `down` has about a host on which everything ended."""
+
+
 class ScanReport(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     examined: int

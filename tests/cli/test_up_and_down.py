@@ -90,6 +90,7 @@ def test_down_proves_that_nothing_is_left_and_up_comes_back(a_run: Run) -> None:
     keepers = [a_run.coordinator_pid(), a_run.agent_pid()]
     ended = a_run.cli("down")
     assert ended["proven"] is True
+    assert len(ended["lines"]) == 1, "one host is told of once"
     assert ended["scan"]["found"] == []
     assert not a_run.processes()
     assert not any(a_run.alive(pid) for pid in keepers)
