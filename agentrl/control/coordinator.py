@@ -144,6 +144,7 @@ class Coordinator:
         context.executor.on_full = context.show_run
         self._listening = Listening(self._hub, self._feed_out, self._metrics_out, self._listening_changed)
         self._settings.may_refuse = self._listening.check
+        self._settings.on_times = hosts.tell_times
         self._settings.on_config += [self._alerting.configure, self._listening.configure]
         self._sign = RunDirSign(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
 

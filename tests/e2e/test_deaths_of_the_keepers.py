@@ -96,9 +96,10 @@ def incidents(run: Run, whose: str) -> list[dict[str, Any]]:
 def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_not_notice(run: Run) -> None:
     run.unit("tick", "ticker", "--every", "0.05", count=2)
     run.sidecar("web", ["sleep", "1000"], count=2)
+    run.config["supervision"]["coordinator_silent_s"] = 60.0
     run.up()
-    before, pid = run.units(), run.coordinator_pid()
-    silent_s = run.config["supervision"]["coordinator_silent_s"]
+    before, pid, silent_s = run.units(), run.coordinator_pid(), 5.0
+    run.cli("tune", "supervision.coordinator_silent_s", str(silent_s))
 
     run.kill(pid, signal.SIGSTOP)
     stopped = time.monotonic()
@@ -125,3 +126,17 @@ def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_no
     assert {u: (r.incarnation, r.pid, r.state) for u, r in after.items()} == {
         u: (r.incarnation, r.pid, r.state) for u, r in before.items()
     }
+
+
+def test_a_phase_that_was_announced_to_a_dead_coordinator_is_respected_by_the_next(run: Run) -> None:
+    """Code that holds the GIL can say nothing to the new coordinator before its phase ends."""
+    dead_after_s = run.config["supervision"]["dead_after_s"]
+    run.unit("held", "blocker", "--for", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
+    run.up()
+    eventually(lambda: run.unit_row("held-0").phase == "native", what="its phase")
+    eventually(lambda: time.time() - run.unit_row("held-0").heard_at > dead_after_s / 2, what="silence")
+    pid = run.coordinator_pid()
+    run.kill(pid)
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=30)
+    eventually(lambda: run.unit_row("held-0").status == "blocked 1 times", within_s=60, what="the end of the phase")
+    assert run.unit_row("held-0").incarnation == 1

@@ -43,6 +43,7 @@ class Settings:
         self.state_dir = state_dir
         self.stored = StoredConfig({})
         self.on_config: list[Callable[[RunConfig], None]] = []
+        self.on_times: Callable[[], None] = lambda: None
         """Parts that want to know of a new configuration."""
         self.may_refuse: Callable[[RunConfig], None] = lambda config: None
         """Raises for a configuration that cannot be carried out here and now."""
@@ -121,6 +122,7 @@ class Settings:
         leases, hosts = self._context.leases, self._context.host_leases
         leases.suspect_after_s, leases.dead_after_s = times.suspect_after_s, times.dead_after_s
         hosts.suspect_after_s = hosts.dead_after_s = times.host_silent_after_s
+        self.on_times()
 
     def knob_changed(self, operation: Operation, name: str, change: KnobChange | None) -> dict[str, Goal]:
         """A knob was tuned or undone."""

@@ -51,20 +51,7 @@ class HostsDesk:
         context.board.hosts[hello.host] = HostFactsNow(
             agent_pid=hello.agent_pid, agent_start_ticks=hello.agent_start_ticks
         )
-        times = context.supervisor.times
-        context.peers.send(
-            peer,
-            Welcome(
-                epoch=context.epoch,
-                run=context.run.uuid,
-                run_name=context.run.name,
-                now_ct=context.clock.now(),
-                heartbeat_s=times.heartbeat_s,
-                stats_every_s=times.stats_every_s,
-                coordinator_silent_s=times.coordinator_silent_s,
-                server_version=__version__,
-            ),
-        )
+        context.peers.send(peer, self._welcome())
         for entry in hello.inventory:
             if entry.tail:
                 self._tails[entry.unit, entry.incarnation] = entry.tail
@@ -72,6 +59,24 @@ class HostsDesk:
                 self._lease_if_it_speaks(entry.unit)
         context.happened(events.HostConnected(host=hello.host, facts=hello.facts, inventory=hello.inventory))
         log.info("host %s is here with %d ledger entries", hello.host, len(hello.inventory))
+
+    def tell_times(self) -> None:
+        """The times by which host agents go are others now: an agent is often here before its first configuration."""
+        for host in self._context.peers.hosts():
+            self._context.peers.tell_host(host, self._welcome())
+
+    def _welcome(self) -> Welcome:
+        context, times = self._context, self._context.supervisor.times
+        return Welcome(
+            epoch=context.epoch,
+            run=context.run.uuid,
+            run_name=context.run.name,
+            now_ct=context.clock.now(),
+            heartbeat_s=times.heartbeat_s,
+            stats_every_s=times.stats_every_s,
+            coordinator_silent_s=times.coordinator_silent_s,
+            server_version=__version__,
+        )
 
     def _refusal(self, hello: messages.HostHello) -> Refused | None:
         run = self._context.run
