@@ -17,7 +17,7 @@ class Tier(enum.IntEnum):
     REVERSIBLE = 1
     """Can be taken back exactly."""
     DISRUPTIVE = 2
-    """Interrupts work that has to be done again, or that waits."""
+    """Ends living units, if only after they finished what is under way: less is done meanwhile."""
     DESTRUCTIVE = 3
     """Loses something for good."""
 
