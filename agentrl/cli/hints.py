@@ -9,7 +9,7 @@ import re
 
 _OF_A_RUN = re.compile(
     r"\bagentrl ((?:alerts|keys) [a-z]+"
-    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks)(?![\w-]))"
+    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks))(?![\w-])"
     r"(?! --(?:run|key)\b| RUN\.yaml)"
 )
 
