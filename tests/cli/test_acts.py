@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,26 @@ def test_ctrl_c_ends_the_waiting_and_says_so(
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
     assert "goes on" in said.err
+
+
+def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
+    shell: Shell, coordinator: Scripted, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slow(args: commands.Args) -> None:
+        asked.set()
+        may_answer.wait(30)
+
+    coordinator.answers["apply"] = slow
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: demo\ndir: {shell.home / 'dir'}\nsidecars: {{}}\n")
+    process = shell.start("up", str(file))
+    assert asked.wait(20)
+    said = interrupted(process)
+    may_answer.set()
+    assert said.code == ExitCode.INTERRUPTED
+    assert "Nothing was started or changed." in said.err
 
 
 def test_a_script_is_never_asked(shell: Shell, coordinator: Scripted) -> None:
