@@ -6,6 +6,8 @@ import json
 import os
 import pty
 import re
+import select
+import signal
 import subprocess
 import threading
 import time
@@ -152,9 +154,14 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
     if child == 0:
         os.chdir(shell.home.parent)
         os.execve(PROGRAM[0], [*PROGRAM, *arguments], {**shell.env, "TERM": "xterm"})
-    shown, deadline, answered = "", time.monotonic() + 30, False
+    shown, deadline, answered = "", time.monotonic() + 60, False
     try:
         while time.monotonic() < deadline:
+            if not select.select([terminal], [], [], 2.0)[0]:
+                # A Ctrl-C in the moment before the reading begins is kept until the next key: press it again.
+                if answered and typed == "\x03":
+                    os.write(terminal, typed.encode())
+                continue
             try:
                 shown += os.read(terminal, 4096).decode(errors="replace")
             except OSError:
@@ -162,6 +169,8 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
             if not answered and re.search(question, shown):
                 answered = True
                 os.write(terminal, typed.encode())
+        else:
+            os.kill(child, signal.SIGKILL)
     finally:
         os.waitpid(child, 0)
         os.close(terminal)
