@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from agentrl.client.blocking import connect as connect
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "connect"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,3 +18,7 @@ def __getattr__(name: str) -> object:
 
         return connect
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,7 +13,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from agentrl.control.records.lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host import cgroups
 from agentrl.store.binary import find_mongod, mongod_version
-from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet
+from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet, why_not_free
 
 PYTHON_AT_LEAST = (3, 11)
 FILES_AT_LEAST = 256
@@ -228,7 +227,7 @@ def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
 def check_ports(listen: str, coordinator_pid: int) -> Check:
     """The three ports of the coordinator, unless its own coordinator holds them."""
     addresses = tcp_triplet(listen)
-    taken = [address for address in addresses if not _can_listen(address)]
+    taken = [address for address in addresses if why_not_free(address)]
     if not taken:
         return Check("ports", "ok", f"Free: {', '.join(addresses)}.")
     if coordinator_pid and Path(f"/proc/{coordinator_pid}").exists():
@@ -323,21 +322,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()  # 28 and 28.0 are the same version
     return tuple(numbers)
-
-
-def _can_listen(address: str) -> bool:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        kind, _, _, _, place = socket.getaddrinfo(
-            host.strip("[]") if host != "*" else None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen()
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ async def run(state_dir: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m daemons.coordinator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="agentrl daemon coordinator", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     args = parser.parse_args()
     faulthandler.enable()

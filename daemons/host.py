@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from agentrl.config.paths import read_run
+from agentrl.config.paths import make_run_dir, read_run
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host.agent import Agent
 from agentrl.host.claim import Claim
@@ -28,6 +28,11 @@ log = logging.getLogger("host")
 
 
 async def run(args: argparse.Namespace, home: Home) -> int:
+    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    # Before the claim: whoever reads there which process this is may end it at once, and it shall end in order.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, finished.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
     folder = home.state_dir / "hosts" / home.host
     claim = Claim(folder, home.run, home.host)
     dealer = Dealer(
@@ -38,11 +43,12 @@ async def run(args: argparse.Namespace, home: Home) -> int:
         on_disconnected=lambda: agent.disconnected(),
         on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
     )
-    agent = Agent(home, lambda message: dealer.send(wire.encode(message)), use_cgroups=args.cgroups == "auto")
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.finished.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
+    agent = Agent(
+        home,
+        lambda message: dealer.send(wire.encode(message)),
+        use_cgroups=args.cgroups == "auto",
+        finished=finished,
+    )
     agent.start()
     dealer.start()
     if args.with_coordinator:
@@ -51,7 +57,7 @@ async def run(args: argparse.Namespace, home: Home) -> int:
         agent.guard(Guardian(agent.processes, home.state_dir, output, home.run, on_given_up=given_up))
     log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
     try:
-        await agent.finished.wait()
+        await finished.wait()
     finally:
         dealer.close()
         await agent.close()
@@ -79,7 +85,7 @@ def home_of(args: argparse.Namespace, uuid: str) -> Home:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m daemons.host", description=__doc__)
+    parser = argparse.ArgumentParser(prog="agentrl daemon host", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--name", required=True, help="name of this host in the run")
@@ -100,7 +106,7 @@ def main() -> int:
                 {**os.environ, "AGENTRL_RUN": uuid},
             )
         home = home_of(args, uuid)
-        home.run_dir.mkdir(parents=True, exist_ok=True)
+        make_run_dir(home.run_dir)
         return asyncio.run(run(args, home))
     except AgentrlError as failed:
         print(f"host agent: {failed}", file=sys.stderr)

@@ -60,7 +60,7 @@ def _shut_down(unit: Unit, server: Mongod) -> None:
 
 
 def _root(unit: Unit) -> Path:
-    parser = argparse.ArgumentParser(description="MongoDB as a unit of a run.")
+    parser = argparse.ArgumentParser(prog="agentrl daemon mongo", description="MongoDB as a unit of a run.")
     parser.add_argument("--state-dir", type=Path, default=unit.state_dir, help="default: $AGENTRL_STATE_DIR")
     state_dir: Path | None = parser.parse_args().state_dir
     if state_dir is None:

@@ -15,7 +15,7 @@ from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import Cli
 from agentrl.errors import ExitCode, RefusedError, UnknownNameError
 from agentrl.protocol.danger import Effect, Tier
-from agentrl.protocol.rows import OperationRow, OperationState, UnitRow
+from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -25,6 +25,8 @@ _EXIT = {
     OperationState.SUCCEEDED: ExitCode.OK,
     OperationState.SUPERSEDED: ExitCode.CONFLICT,
 }
+_TOLD_BY_ITS_EFFECT = ("tune", "undo_tune")
+"""Commands whose result says to programs what the effect says to people."""
 
 
 async def act(cli: Cli, name: str, args: Args) -> ExitCode:
@@ -93,7 +95,9 @@ async def finished(cli: Cli, client: Client, operation: str) -> OperationRow:
         with Progress(cli) as progress:
             return await client.wait(operation, on_change=progress.operation, timeout_s=cli.timeout_s)
     except asyncio.CancelledError:
-        output.note(f"No longer waiting. The operation goes on: agentrl events shows it as {operation}.")
+        output.note(
+            cli.aimed(f"No longer waiting. The operation goes on: `agentrl events` has it as {short(operation)}.")
+        )
         raise
 
 
@@ -109,7 +113,7 @@ def report_accepted(cli: Cli, accepted: Accepted) -> None:
     if cli.json:
         output.emit(accepted)
         return
-    output.say(f"Accepted as {accepted.operation}: {accepted.effect.sentence()}.")
+    output.say(f"Accepted as {short(accepted.operation)}: {accepted.effect.sentence()}.")
 
 
 def exit_code(row: OperationRow) -> ExitCode:
@@ -130,7 +134,7 @@ def tell(row: OperationRow, what: str) -> None:
     """How an operation ended, for a person."""
     for line in row.lines:
         output.say(line)
-    for name, value in row.result.items():
+    for name, value in row.result.items() if row.command not in _TOLD_BY_ITS_EFFECT else ():
         output.say(f"{name}: {value}")
     took = output.duration(row.ended_at - row.accepted_at)
     if exit_code(row) is ExitCode.OK:
@@ -158,8 +162,4 @@ async def aimed(client: Client, target: str) -> tuple[str, int]:
 
 async def unit_rows(client: Client) -> dict[str, UnitRow]:
     """All units by name."""
-    from agentrl.protocol.wire import decode_as
-
-    report = await client.status()
-    rows = (decode_as(UnitRow, body) for body in report.units)
-    return {row.unit: row for row in rows}
+    return {row.unit: row for row in (await client.status()).units}

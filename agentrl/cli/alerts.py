@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,14 +41,14 @@ async def list_alerts(
         output.say("No alert.")
     else:
         for row in found:
-            output.show(headline(row), cli.color)
+            output.show(headline(row, cli.aimed), cli.color)
             for line in row.evidence:
                 output.say(f"    {line}")
     return ExitCode.OK
 
 
-def headline(row: AlertRow) -> Text:
-    """One alert in a line or two: what, since when, what to do."""
+def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
+    """One alert in a line or two: what, since when, what to do about it in this run."""
     from rich.text import Text
 
     from agentrl.cli import output
@@ -62,7 +63,7 @@ def headline(row: AlertRow) -> Text:
     if row.silenced_until_at:
         text.append(output.sanitise(f" silenced until {output.moment(row.silenced_until_at)}"), style="dim")
     if row.suggest:
-        text.append("\n    ").append(output.sanitise(row.suggest), style="bold")
+        text.append("\n    ").append(output.sanitise(aimed(row.suggest)), style="bold")
     return text
 
 

@@ -72,6 +72,7 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Carry out one command line; its exit code."""
     as_json = "--json" in arguments
+    _be_ready_for_any_stream()
     try:
         _be_ready_for_any_text()
         _check_text(arguments)
@@ -97,6 +98,13 @@ def run(arguments: Sequence[str]) -> int:
         )
     except OSError as error:
         return _tell_system_error(error, as_json)
+
+
+def _be_ready_for_any_stream() -> None:
+    """What the caller closed leads nowhere. Otherwise the next file that is opened would take its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for as long as the process lives
 
 
 def _be_ready_for_any_text() -> None:
@@ -134,10 +142,14 @@ def _tell(error: AgentrlError, as_json: bool) -> int:
         import json
 
         told = {"code": int(code), "name": code.name.lower(), "message": error.message, "hint": error.hint}
-        print(json.dumps({"error": told}), flush=True)
-    else:
-        for number, line in enumerate(output.sanitise_lines(str(error)).splitlines() or [""]):
-            output.note(f"agentrl: {line}" if number == 0 else line)
+        try:
+            print(json.dumps({"error": told}), flush=True)
+            return code
+        except OSError:
+            # Nothing can be written there, which is perhaps the very error; the other stream is left.
+            _point_at_nothing(sys.stdout.fileno())
+    for number, line in enumerate(output.sanitise_lines(str(error)).splitlines() or [""]):
+        output.note(f"agentrl: {line}" if number == 0 else line)
     return code
 
 

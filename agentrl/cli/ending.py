@@ -18,13 +18,14 @@ from agentrl.cli.acts import agreed, consented, report_accepted, report_preview
 from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import RUN_VARIABLE, Cli
 from agentrl.client import Client
+from agentrl.client.discovery import forget_dead
 from agentrl.client.living import Living, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 from agentrl.protocol.commands import Accepted, Down
 from agentrl.protocol.danger import Effect, tier_of
-from agentrl.protocol.messages import ProcessInfo, ScanReport
+from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
 
 _KEEPERS_END_WITHIN_S = 20.0
@@ -189,6 +190,8 @@ async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
     found = await proof.scan(run.uuid)
     keepers = keepers_of(paths.state_dir(run.name))
     if not found.found and not keepers:
+        if not cli.dry_run:
+            forget_dead(paths.state_dir(run.name), run.uuid)
         return _was_not_up(cli, run, found)
     listed = {one.pid for one in found.found}
     names = [_named(one) for one in found.found]
@@ -206,6 +209,8 @@ async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
     killed = await proof.scan(run.uuid, kill=True)
     after = await proof.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
     after = msgspec.structs.replace(after, killed=killed.killed or found.found)
+    if not after.found:
+        forget_dead(paths.state_dir(run.name), run.uuid)
     return _tell(cli, run.name, None, after, left)
 
 
@@ -229,6 +234,8 @@ def _tell(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | Non
     lines = list(row.lines) if row is not None else []
     remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]
     if found is not None:
+        # This host was looked at once more since; one line about it is enough.
+        lines = [line for line in lines if not (line.startswith(f"{found.host}: ") and line.endswith(NONE_LEFT))]
         lines += [f"killed {_named(one)}" for one in found.killed]
         remaining += [f"{_named(one)} on {found.host}" for one in found.found]
     failed = f"{row.state}: {row.reason}" if row is not None and row.state is not OperationState.SUCCEEDED else ""

@@ -43,29 +43,50 @@ async def events(
     import time
 
     from agentrl.cli import output
+    from agentrl.cli.afterwards import living, reader
 
     kinds = tuple(str(chosen) for chosen in kind or ())
     after_at = time.time() - seconds(since) if since else 0.0
-    async with cli.connect() as client:
+    async with reader(cli) as client:
+        live = living(client) if follow else None
         found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=limit), key=when)
         if cli.json and not follow:
             output.emit(found)
             return ExitCode.OK
-        for row in found:
+        for row in found if cli.json else _told_once(found):
             show(cli, row)
-        if follow:
-            await _follow(cli, client, kinds or tuple(Kind), found)
+        if live is not None:
+            await _follow(cli, live, kinds or tuple(Kind), found)
         elif not found:
             output.note("Nothing happened yet.")
     return ExitCode.OK
 
 
+def _told_once(found: Sequence[AnyRow]) -> list[AnyRow]:
+    """What stands in the audit as well as among the operations is one thing that happened; its note is kept."""
+    import msgspec
+
+    from agentrl.protocol.rows import AuditRow, OperationRow
+
+    notes = {row.operation: row.note for row in found if isinstance(row, AuditRow)}
+    told = {row.id for row in found if isinstance(row, OperationRow)}
+    return [
+        msgspec.structs.replace(row, summary=f"{row.summary} ({notes[row.id]})")
+        if isinstance(row, OperationRow) and notes.get(row.id)
+        else row
+        for row in found
+        if not (isinstance(row, AuditRow) and row.operation in told)
+    ]
+
+
 async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
     """The feed says that something happened; the audit, which it does not carry, is asked for then."""
     from agentrl.client import CAUGHT_UP
+    from agentrl.protocol.rows import AuditRow
 
     shown = {identity(row) for row in found}
     audited = {"audit", "knob"} & set(kinds)
+    once = "operation" in kinds and not cli.json
     after_at = max((when(row) for row in found), default=0.0)
     began_at, caught_up = after_at, False
     async for key, row in client.follow(("op", "incident", "knob", "alert")):
@@ -79,7 +100,8 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
             if identity(new) not in shown:
                 shown.add(identity(new))
                 after_at = max(after_at, when(new)) if kind_of(new) == "audit" else after_at
-                show(cli, new)
+                if not (once and isinstance(new, AuditRow) and new.operation):
+                    show(cli, new)
 
 
 def kind_of(row: object) -> str:
@@ -133,7 +155,7 @@ def sentence(row: AnyRow) -> str:
     match row:
         case rows.OperationRow():
             why = f": {row.reason}" if row.reason else ""
-            return f"{row.id}  {row.summary or row.command} by {row.who}: {row.state}{why}"
+            return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
         case rows.AlertRow():
             return f"{row.severity} {row.id}: {row.sentence} ({row.state})"
         case rows.KnobRow():
@@ -143,7 +165,8 @@ def sentence(row: AnyRow) -> str:
             exit_ = f" [{row.exit}]" if row.exit else ""
             done = f"; {row.done}" if row.done and row.done not in row.what else ""
             stacks = f"; stacks in {row.stacks}" if row.stacks else ""
-            return f"{row.unit}.{row.incarnation}{exit_}: {row.what}{done}{stacks}"
+            whose = f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+            return f"{whose}{exit_}: {row.what}{done}{stacks}"
         case rows.AuditRow():
             note = f" ({row.note})" if row.note else ""
             return f"{row.who}: {row.what or row.command}{note}"

@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.forgetting import forget
+from agentrl.cli.settings import RunFile, usual_file
+from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode, UnknownNameError
 
 DAEMONS = ("host", "coordinator", "mongo")
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "runs")(runs)
+    runs_of_all = group(app, "runs", "The runs of this user on this host.", default="list")
+    verb(runs_of_all, "list")(runs)
+    verb(runs_of_all, "forget")(forget)
     verb(app, "doctor")(doctor)
     # Whatever follows the role is the daemon's own, also what is spelled as an option of all verbs (--run, --help).
     verb(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)
@@ -61,11 +65,13 @@ def runs(cli: Cli) -> ExitCode:
     return ExitCode.OK
 
 
-def doctor(cli: Cli) -> ExitCode:
+def doctor(cli: Cli, file: RunFile = None) -> ExitCode:
     """Check the environment; each line says what to do."""
     import subprocess
 
+    chosen = file or usual_file()
     command = [sys.executable, "-m", "agentrl.doctor", *(["--json"] if cli.json else [])]
+    command += ["--", str(chosen)] if chosen else []
     sys.stdout.flush()
     code = subprocess.run(command, check=False).returncode
     try:
@@ -84,7 +90,7 @@ def daemon(
         ),
     ] = None,
 ) -> ExitCode:
-    """Run a daemon in the foreground, for systemd, Slurm and Kubernetes."""
+    """Run a daemon in the foreground (systemd, Slurm, ...)."""
     if role not in DAEMONS:
         import difflib
 

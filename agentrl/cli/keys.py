@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.cli.verbs import Cli, group, verb
-from agentrl.errors import ConfigError, ConflictError, ExitCode, OperationFailedError, UsageError
+from agentrl.errors import (
+    AgentrlError,
+    ConfigError,
+    ConflictError,
+    ExitCode,
+    NoCoordinatorError,
+    OperationFailedError,
+    UsageError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -67,14 +78,11 @@ async def new(
             return ExitCode.OK
         # The file comes first: a key that was admitted and then could not be written would be of no use to anybody.
         key.save(file)
-        try:
+        with _kept_unless_refused(file):
             accepted = await client.call("add_key", args)
             row = await finished(cli, client, accepted.operation)
             if row.state is not OperationState.SUCCEEDED:
                 raise OperationFailedError(f"The key was not admitted: {row.reason or row.state}.")
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
     if cli.json:
         made = {"name": name, "permission": permission.value, "public": pair.public, "address": key.address}
         output.emit({**made, "file": str(file)})
@@ -82,6 +90,22 @@ async def new(
     output.say(f"{file} lets its holder reach {key.address} as {permission.value}; keep it secret (mode 0600).")
     output.say(f"Use it by `agentrl status --key {file.name}`, or set AGENTRL_KEY to its path.")
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def _kept_unless_refused(file: Path) -> Iterator[None]:
+    """Remove the key file if the key was not admitted. Where nobody can tell it stays: the key may be good."""
+    from agentrl.cli import output
+
+    try:
+        yield
+    except BaseException as failed:
+        unknown = not isinstance(failed, AgentrlError) or isinstance(failed, NoCoordinatorError | WaitTimeoutError)
+        if unknown:
+            output.note(f"{file} is kept: the key may have been admitted. `agentrl keys list` tells.")
+        else:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def _listening(client: Client) -> dict[str, str]:

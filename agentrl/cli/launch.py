@@ -14,10 +14,12 @@ import sys
 import time
 from pathlib import Path
 
+from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.client.living import boot_id, read_json
-from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError
+from agentrl.client.living import boot_id, coordinator_of, keepers_of, read_json
+from agentrl.config import paths
+from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 
 START_WITHIN_S = 40.0
 _SIGN_IS_FRESH_S = 30.0
@@ -41,18 +43,38 @@ class Place:
         return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0]) or "local"
 
 
-def refuse_if_up_elsewhere(place: Place) -> None:
-    """ConflictError if another host coordinates this run directory, and was seen doing so just now."""
+def refuse_if_in_use(place: Place) -> None:
+    """ConflictError if another host, or another run of this one, uses this run directory."""
     sign_file = place.run_dir / "coordinator.json"
     sign = read_json(sign_file)
     age_s = time.time() - _number(sign.get("heartbeat_at"))
     # A heartbeat from the future is fresh: clocks differ, and two coordinators on one run cannot be undone.
-    if not sign or age_s > _SIGN_IS_FRESH_S or sign.get("boot_id") == boot_id():
+    fresh = bool(sign) and age_s <= _SIGN_IS_FRESH_S
+    seen = f"seen {max(0.0, age_s):.0f} s ago"
+    name, uuid = sign.get("name", place.name), sign.get("uuid")
+    if sign.get("boot_id") != boot_id():
+        if fresh:
+            raise ConflictError(
+                f"The run {name} is up on host {sign.get('host')}, {seen}.",
+                hint=f"Say `agentrl down` there; if that host is gone, remove {sign_file}.",
+            )
         return
-    raise ConflictError(
-        f"The run {sign.get('name', place.name)} is up on host {sign.get('host')}, seen {max(0.0, age_s):.0f} s ago.",
-        hint=f"Say `agentrl down` there; if that host is gone, remove {sign_file}.",
-    )
+    own = next((run for run in paths.list_runs() if run.name == place.name), None)
+    if (own is None or own.uuid != uuid) and (fresh or _is_up(uuid)):
+        raise ConflictError(
+            f"The directory {place.run_dir} is in use by another run of this host, {name} ({uuid}), {seen}.",
+            hint=f"Give this run a `dir` of its own, or say `agentrl down --run {name}` first.",
+        )
+
+
+def _is_up(uuid: object) -> bool:
+    """Whether something keeps the run of that uuid alive here."""
+    return any(run.uuid == uuid and keepers_of(paths.state_dir(run.name)) for run in paths.list_runs())
+
+
+def others_are_up(name: str) -> bool:
+    """Whether a command that names no run could mean another one than this."""
+    return any(coordinator_of(paths.state_dir(run.name)) for run in paths.list_runs() if run.name != name)
 
 
 def _number(value: object) -> float:
@@ -68,11 +90,22 @@ async def answers(name: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
-async def ensure_coordinator(place: Place, progress: Progress, within_s: float = START_WITHIN_S) -> None:
-    """Start the host agent if no coordinator answers, and wait until one does."""
+async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:
+    """Start the host agent if no coordinator answers, and wait until one does.
+
+    A coordinator that lives and is silent is replaced by the agent after `silent_s`; that is waited for, but no longer
+    than `within_s` where a person said so.
+    """
     if await answers(place.name):
         return
-    deadline = time.monotonic() + within_s
+    silent = coordinator_of(place.state_dir)
+    patience_s = START_WITHIN_S + (silent_s if silent else 0.0) if within_s is None else within_s
+    deadline = time.monotonic() + patience_s
+    if silent is not None:
+        output.note(
+            f"The coordinator (process {silent.pid}) {silent.condition} and does not answer: "
+            f"its host agent replaces it after {silent_s:g} s of silence. The units go on."
+        )
     progress.step(f"starting the host agent {place.host}")
     said = await _start_agent(place)
     while not await answers(place.name, timeout_s=1.0):
@@ -83,10 +116,10 @@ async def ensure_coordinator(place: Place, progress: Progress, within_s: float =
                 hint=f"Then `agentrl down --run {place.name}`, and up again.",
             )
         if time.monotonic() > deadline:
-            raise NoCoordinatorError(
-                f"The coordinator of {place.name} did not answer within {within_s:.0f} s.{_evidence(place, said)}",
-                hint="`agentrl doctor` checks this host.",
-            )
+            late = f"The coordinator of {place.name} did not answer within {patience_s:g} s."
+            if within_s is not None:
+                raise WaitTimeoutError(late, hint="It goes on starting; say `agentrl up` again.")
+            raise NoCoordinatorError(f"{late}{_evidence(place, said)}", hint="`agentrl doctor` checks this host.")
         await asyncio.sleep(0.05)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,12 +12,16 @@ from agentrl.cli.verbs import Cli, seconds, verb
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from agentrl.cli.afterwards import Reader
     from agentrl.cli.logtext import Choice
     from agentrl.client import Client
     from agentrl.protocol.messages import LogChunk
 
 _CHUNK_BYTES = 256 << 10
 _POLL_S = 0.4
+
+Printed = Callable[[str], object]
+"""How a line reaches a person."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,24 +47,28 @@ async def logs(
         ),
     ] = "",
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many lines; 0 means all.")] = 200,
+    raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written, control codes and all.")] = False,
 ) -> ExitCode:
     """Show what a unit wrote."""
     import time
 
+    from agentrl.cli.afterwards import living, reader
     from agentrl.cli.logtext import Choice
 
     if follow and previous:
         raise UsageError("--previous has ended, so it cannot be followed.", hint="Give one of them.")
     name, incarnation = _which(unit, previous)
     choice = Choice(grep, time.time() - seconds(since) if since else None)
-    async with cli.connect() as client:
+    printed: Printed = print if raw else _print_safely
+    async with reader(cli) as client:
+        live = living(client) if follow else None
         # A filter looks at the whole log: what is sought may be far back.
         whole = bool(grep or since or not lines)
-        chunk = await _show_past(cli, client, name, incarnation, choice, lines, whole=whole)
+        chunk = await _show_past(cli, client, name, incarnation, choice, lines, printed, whole=whole)
         if since and not choice.saw_time and chunk.size:
             output_note("The lines carry no time, so --since left nothing out.")
-        if follow:
-            await _follow(cli, client, chunk, choice, pinned=incarnation > 0)
+        if live is not None:
+            await _follow(cli, live, chunk, choice, printed, pinned=incarnation > 0)
     return ExitCode.OK
 
 
@@ -80,7 +88,7 @@ def _which(unit: str, previous: bool) -> tuple[str, int]:
 
 
 async def _show_past(
-    cli: Cli, client: Client, unit: str, incarnation: int, choice: Choice, count: int, *, whole: bool
+    cli: Cli, client: Reader, unit: str, incarnation: int, choice: Choice, count: int, printed: Printed, *, whole: bool
 ) -> LogChunk:
     """Print what is there already; the last chunk says where following begins."""
     from agentrl.cli import output
@@ -106,11 +114,11 @@ async def _show_past(
         )
     else:
         for line in shown:
-            _print(line)
+            printed(line)
     return chunk
 
 
-async def _rest_of(client: Client, chunk: LogChunk) -> AsyncIterator[LogChunk]:
+async def _rest_of(client: Reader, chunk: LogChunk) -> AsyncIterator[LogChunk]:
     """The chunks of the same incarnation after this one, up to the end that the log has when it is reached."""
     while chunk.data and chunk.offset + len(chunk.data) < chunk.size:
         following = await client.read_logs(
@@ -122,7 +130,7 @@ async def _rest_of(client: Client, chunk: LogChunk) -> AsyncIterator[LogChunk]:
         yield chunk
 
 
-async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, *, pinned: bool) -> None:
+async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, printed: Printed, *, pinned: bool) -> None:
     import asyncio
 
     from agentrl.cli.logtext import Lines
@@ -133,16 +141,16 @@ async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, *, 
         following = await client.read_logs(chunk.unit, incarnation=chunk.incarnation, offset=offset, limit=_CHUNK_BYTES)
         if following.rotation != chunk.rotation or following.size < offset:
             output_note(f"The log of {chunk.unit}.{chunk.incarnation} was cut; what is left of it follows.")
-            _print_lines(cli, chunk, joined.end(), choice)
+            _print_lines(cli, chunk, joined.end(), choice, printed)
             chunk = _at(following, 0)
             continue
-        _print_lines(cli, following, joined.feed(following.data), choice)
+        _print_lines(cli, following, joined.feed(following.data), choice, printed)
         chunk = following
         if following.data:
             continue
         newest = chunk if pinned else await client.read_logs(chunk.unit, incarnation=0, offset=0, limit=1)
         if newest.incarnation != chunk.incarnation:
-            _print_lines(cli, chunk, joined.end(), choice)
+            _print_lines(cli, chunk, joined.end(), choice, printed)
             output_note(f"{chunk.unit}.{chunk.incarnation} ended; this is {newest.unit}.{newest.incarnation}.")
             chunk = _at(newest, 0)
             continue
@@ -155,7 +163,7 @@ def _at(chunk: LogChunk, offset: int) -> LogChunk:
     return msgspec.structs.replace(chunk, offset=offset, data=b"")
 
 
-def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice) -> None:
+def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice, printed: Printed) -> None:
     from agentrl.cli import output
 
     for line in lines:
@@ -164,15 +172,15 @@ def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice) ->
         if cli.json:
             output.emit_line({"unit": chunk.unit, "incarnation": chunk.incarnation, "line": line})
         else:
-            _print(line)
+            printed(line)
     sys.stdout.flush()
 
 
-def _print(line: str) -> None:
-    """A terminal is protected from control codes; a file or a pipe gets the line as it was written."""
+def _print_safely(line: str) -> None:
+    """Without control codes, also into a pipe: behind `less` or `grep` there is a terminal again."""
     from agentrl.cli import output
 
-    print(output.sanitise_lines(line) if sys.stdout.isatty() else line)
+    print(output.sanitise_lines(line))
 
 
 def output_note(text: str) -> None:

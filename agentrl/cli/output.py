@@ -23,9 +23,13 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
     r"|\x1b[ -/]*[0-~]?"
 )
-# C0, DEL and C1 but tab and newline; bidirectional overrides and isolates, which can make text read as another.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0, DEL and C1 but tab and newline; what takes no room or turns the direction, and makes text read as another.
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 _LINES = re.compile(r"[\t\n\u2028\u2029]+")
+_FOLDS_FROM = 24
+"""Cells of a column in which one is so long may take several lines."""
 
 
 def sanitise(text: object) -> str:
@@ -154,8 +158,18 @@ def cell(text: object, style: str = "") -> Text:
     return Text(sanitise(text), style=style)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> RenderableType:
-    """A table without lines; a cell is text, or something that is styled already."""
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    width: int = 0,
+    spare: Sequence[str] = (),
+) -> RenderableType:
+    """A table without lines; a cell is text, or something that is styled already.
+
+    Where a width is given and not enough, the spare columns are left out, the first of them first.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -163,12 +177,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Se
     cells = [[item if isinstance(item, Text) else Text(sanitise(item)) for item in row] for row in rows]
     # A column that nobody needs now takes no room.
     used = [place for place in range(len(columns)) if not cells or any(row[place].plain for row in cells)]
-    for place in used:
+    long = {place: max(len(columns[place]), *(row[place].cell_len for row in cells), 0) for place in used}
+    for name in spare:
+        if width and sum((min(most, _FOLDS_FROM) if place else most) + 2 for place, most in long.items()) > width:
+            long.pop(columns.index(name), None)
+    for place, most in long.items():
         name = columns[place]
-        # Names stay whole; what folds is the rest.
-        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=place == 0)
+        # Names and what is short stay whole; what folds is the rest.
+        whole = place == 0 or most < _FOLDS_FROM
+        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=whole)
     for row in cells:
-        made.add_row(*(row[place] for place in used))
+        made.add_row(*(row[place] for place in long))
     return made
 
 

@@ -1,19 +1,21 @@
 """The picture that `status` paints: alerts on top, then groups, units and hosts.
 
-Invariant: it fits 80 columns; more columns show more, none of it matters for knowing whether all is well.
+Invariant: it fits 80 columns, and fewer with less in it; more columns show more, none of it matters for knowing whether
+all is well.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
-from agentrl.protocol.rows import GroupRow, HostRow, RunRow, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow, UnitState
 
 _WIDE = 120
 _STYLE = {
@@ -35,15 +37,15 @@ _STYLE = {
 }
 
 
-def screen(view: View, width: int) -> RenderableType:
-    """The whole picture for a terminal of that width."""
+def screen(view: View, width: int, aimed: Callable[[str], str] = str) -> RenderableType:
+    """The whole picture for a terminal of that width; `aimed` makes suggested commands reach this run."""
     now = time.time()
     parts: list[RenderableType] = []
     if view.run is not None:
         parts.append(_head(view.run, now))
     if view.silent:
         parts.append(output.cell("The coordinator is not heard; this is what it last said.", "bold yellow"))
-    parts += [headline(row) for row in view.firing]
+    parts += [headline(row, aimed) for row in view.firing]
     parts += [
         output.cell(
             f"in progress: {row.summary or row.command}, {output.since(row.accepted_at, now)} ({row.who})", "cyan"
@@ -53,10 +55,20 @@ def screen(view: View, width: int) -> RenderableType:
     if view.groups:
         parts += [Text(), _groups(view.groups)]
     if view.units:
-        parts += [Text(), _units(view.units, now, wide=width >= _WIDE)]
+        parts += [Text(), _units(view.units, now, width)]
     if view.hosts:
-        parts += [Text(), _hosts(view.hosts, now)]
+        parts += [Text(), _hosts(view.hosts, now, width)]
     return Group(*parts)
+
+
+def fitted(console: Console, picture: RenderableType) -> RenderableType:
+    """What there is room for, and how much is left out."""
+    lines = console.render_lines(picture, pad=False)
+    if len(lines) <= console.height:
+        return picture
+    shown = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines[: console.height - 1]]
+    left = len(lines) - len(shown)
+    return Group(*shown, Text(f"... {left} more lines; `agentrl status` shows all", style="dim"))
 
 
 def _head(run: RunRow, now: float) -> Text:
@@ -69,8 +81,9 @@ def _head(run: RunRow, now: float) -> Text:
         f"up {output.since(run.started_at, now)}" if run.started_at else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
-    if run.journal_full:
-        text.append("\n").append(output.sanitise(run.journal_full), style="bold red")
+    for trouble in (run.journal_full, run.not_listening):
+        if trouble:
+            text.append("\n").append(output.sanitise(trouble), style="bold red")
     return text
 
 
@@ -82,7 +95,8 @@ def _groups(groups: list[GroupRow]) -> RenderableType:
     rows = []
     for row in groups:
         others = ", ".join(f"{count} {state}" for state, count in sorted(row.other.items()) if count)
-        style = "green" if row.ready == row.desired and not others else "yellow"
+        as_wanted = row.ready + row.other.get(COMPLETED, 0) == row.desired
+        style = "green" if as_wanted and not {*row.other} - {COMPLETED} else "yellow"
         rows.append(
             (
                 row.name,
@@ -95,22 +109,24 @@ def _groups(groups: list[GroupRow]) -> RenderableType:
     return output.table(("group", "role", "ready", "others", ""), rows)
 
 
-def _units(units: list[UnitRow], now: float, *, wide: bool) -> RenderableType:
+def _units(units: list[UnitRow], now: float, width: int) -> RenderableType:
     names = ["unit", "state", "since", "life", "died", "cpu", "memory"]
-    if wide:
+    if wide := width >= _WIDE:
         names[3:3] = ["host", "pid"]
     rows = []
     for row in units:
-        numbers: list[object] = [
+        measured: list[object] = [
             str(row.incarnation or ""),
             str(row.restarts or ""),
             f"{row.cpu_percent:.0f} %" if row.pid else "",
             output.size(row.rss_bytes) if row.rss_bytes else "",
         ]
         place: list[object] = [row.host, str(row.pid or "")] if wide else []
-        cells: list[object] = [row.unit, _state(row.state), output.since(row.since_at, now), *place, *numbers]
+        cells: list[object] = [row.unit, _state(COMPLETED if row.done else row.state), output.since(row.since_at, now)]
+        cells += [*place, *measured]
         rows.append([*cells, story(row, now)])
-    return output.table([*names, "what"], rows, right=("since", "life", "died", "cpu", "memory", "pid"))
+    numbers = ("since", "life", "died", "cpu", "memory", "pid")
+    return output.table([*names, "what"], rows, right=numbers, width=width, spare=("cpu", "life", "memory", "since"))
 
 
 def story(row: UnitRow, now: float) -> str:
@@ -133,7 +149,7 @@ def story(row: UnitRow, now: float) -> str:
     return " · ".join(parts)
 
 
-def _hosts(hosts: list[HostRow], now: float) -> RenderableType:
+def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
     rows = []
     for row in hosts:
         used = (
@@ -156,4 +172,5 @@ def _hosts(hosts: list[HostRow], now: float) -> RenderableType:
             )
         )
     right = ("since", "units", "cpu", "memory", "disk free")
-    return output.table(("host", "state", "since", "units", "cpu", "memory", "disk free", ""), rows, right=right)
+    names = ("host", "state", "since", "units", "cpu", "memory", "disk free", "")
+    return output.table(names, rows, right=right, width=width, spare=("since", "cpu", "units"))

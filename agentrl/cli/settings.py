@@ -26,7 +26,7 @@ Sets = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    config = group(app, "config", "The run file: what it says, where each value came from, what it may say.")
+    config = group(app, "config", "The run file: its values, their sources, its schema.")
     verb(config, "show")(show)
     verb(config, "check")(check)
     verb(config, "schema")(schema)

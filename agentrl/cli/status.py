@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
@@ -10,12 +12,16 @@ from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    import asyncio
+
+    from rich.console import Console, RenderableType
 
     from agentrl.cli.view import View
+    from agentrl.client import Client
 
 _HEALTHY = ("running", "completed")
 _REPAINT_EVERY_S = 0.25
+_LIST_EVERY_S = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -60,50 +66,54 @@ def _paint(cli: Cli, view: View) -> None:
     from agentrl.cli.screen import screen
 
     console = output.console(cli.color)
-    console.print(screen(view, console.width))
+    console.print(screen(view, console.width, cli.aimed))
 
 
 async def _watch(cli: Cli) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.cli.view import View
-    from agentrl.client import CAUGHT_UP, RESET
 
     async with cli.connect() as client:
         if cli.json:
             async for key, row in client.follow():
                 output.emit_line({"key": key, "row": row})
             return ExitCode.OK
-        view = shown = View()
-        with _Painter(cli) as painter:
-            async for key, row in client.follow():
-                if key == RESET:
-                    view = View()
-                view.put(key, row)
-                # A picture that is whole stays until the next one is.
-                if key == CAUGHT_UP:
-                    shown = view
-                painter.changed(shown)
+        console = output.console(cli.color)
+        alive = console.is_terminal and not console.is_dumb_terminal
+        with _Repainted(cli, console) if alive else _Listed(cli, console) as painter:
+            async for view in _pictures(client):
+                painter.changed(view)
     return ExitCode.OK
 
 
-class _Painter:
+async def _pictures(client: Client) -> AsyncIterator[View]:
+    """The view after each change. A picture that is whole stays until the next one is."""
+    from agentrl.cli.view import View
+    from agentrl.client import CAUGHT_UP, RESET
+
+    view, whole = View(), False
+    async for key, row in client.follow():
+        if key == RESET:
+            view, whole = View(), False
+        view.put(key, row)
+        whole = whole or key == CAUGHT_UP
+        if whole:
+            yield view
+
+
+class _Repainted:
     """Repaints at most a few times a second, however fast rows come; ages go on between rows."""
 
-    def __init__(self, cli: Cli) -> None:
+    def __init__(self, cli: Cli, console: Console) -> None:
         from rich.live import Live
 
-        from agentrl.cli import output
-
+        self._cli = cli
         self._view: View | None = None
-        self._console = output.console(cli.color)
+        self._console = console
         self._live = Live(
-            console=self._console,
-            screen=self._console.is_terminal,
-            refresh_per_second=1 / _REPAINT_EVERY_S,
-            get_renderable=self._render,
+            console=console, screen=True, refresh_per_second=1 / _REPAINT_EVERY_S, get_renderable=self._render
         )
 
-    def __enter__(self) -> _Painter:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -114,6 +124,47 @@ class _Painter:
         self._view = view
 
     def _render(self) -> RenderableType:
+        from agentrl.cli.screen import fitted, screen
+
+        if self._view is None:
+            return ""
+        return fitted(self._console, screen(self._view, self._console.width, self._cli.aimed))
+
+
+class _Listed:
+    """One picture after the other, at most one a second: for a pipe, a file, a terminal that cannot go back."""
+
+    def __init__(self, cli: Cli, console: Console) -> None:
+        self._cli = cli
+        self._console = console
+        self._view: View | None = None
+        self._painted_at = float("-inf")
+        self._next: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._next is not None:
+            self._next.cancel()
+
+    def changed(self, view: View) -> None:
+        import asyncio
+
+        self._view = view
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.call_at(max(loop.time(), self._painted_at + _LIST_EVERY_S), self._paint)
+
+    def _paint(self) -> None:
+        import asyncio
+        import time
+
+        from agentrl.cli import output
         from agentrl.cli.screen import screen
 
-        return screen(self._view, self._console.width) if self._view is not None else ""
+        assert self._view is not None
+        self._next, self._painted_at = None, asyncio.get_running_loop().time()
+        output.say(f"---- {output.moment(time.time())}")
+        self._console.print(screen(self._view, self._console.width, self._cli.aimed))
+        sys.stdout.flush()

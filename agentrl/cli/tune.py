@@ -15,7 +15,7 @@ from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.rows import AuditRow, KnobRow
+    from agentrl.protocol.rows import AuditRow, KnobRow, KnobValue
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +60,7 @@ async def tune(
         if undo:
             return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=revision))
         if value is None:
-            return _show_one(cli, row, await client.knob_history(row.name))
+            return _show_one(cli, row, await client.knob_history(row.name), history=history)
         wanted = knob_of(row).parse(value)
         args = Tune(name=row.name, value=wanted, seen_revision=revision, note=remark)
         return await act_with(cli, client, "tune", args)
@@ -115,24 +115,30 @@ def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
             row.name,
             _value(row),
             allowed(row),
-            row.boundary,
-            "scientific" if row.scientific else "",
-            f"{row.changed_by}, {output.since(row.changed_at)} ago" if row.changed_at else "",
+            f"{row.boundary}, scientific" if row.scientific else row.boundary,
+            f"{output.since(row.changed_at)} ago" if row.changed_at else "",
+            row.changed_by,
         )
         for row in found
     ]
-    output.show(output.table(("knob", "value", "allowed", "takes effect", "", "changed"), rows), cli.color)
+    columns = ("knob", "value", "allowed", "takes effect", "changed", "by")
+    width = output.console().width
+    output.show(output.table(columns, rows, width=width, spare=("allowed", "by")), cli.color)
     return ExitCode.OK
 
 
 def _value(row: KnobRow) -> str:
-    shown = f"{row.value}{' ' + row.unit if row.unit else ''}"
+    shown = f"{_plain(row.value)}{' ' + row.unit if row.unit else ''}"
     if row.in_force is not None and row.in_force != row.value:
-        shown += f" (in force: {row.in_force})"
+        shown += f" (in force: {_plain(row.in_force)})"
     return shown
 
 
-def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow]) -> ExitCode:
+def _plain(value: KnobValue) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
 
     if cli.json:
@@ -141,10 +147,14 @@ def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow]) -> ExitCode:
     output.say(f"{row.name} = {_value(row)}")
     if row.help:
         output.say(row.help)
-    output.say(f"allowed {allowed(row)}; default {row.default}; takes effect {row.boundary}; revision {row.revision}")
-    if row.note:
-        output.say(f"note: {row.note}")
-    for change in changes:
+    scientific = "; scientific: a change begins a new segment and wants a note" if row.scientific else ""
+    output.say(
+        f"allowed {allowed(row)}; default {_plain(row.default)}; takes effect {row.boundary}; "
+        f"revision {row.revision}{scientific}"
+    )
+    if len(changes) > 1 and not history:
+        output.say(f"changed {len(changes)} times, --history tells of all; last:")
+    for change in changes if history else changes[-1:]:
         remark = f" ({change.note})" if change.note else ""
         output.say(f"{output.moment(change.at)}  {change.who}  {change.what}{remark}")
     return ExitCode.OK

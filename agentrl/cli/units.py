@@ -52,7 +52,7 @@ async def drain(
     host: Annotated[str, typer.Option("--host", metavar="H", help="All units of this host.", show_default=False)] = "",
     cancel: Annotated[bool, typer.Option("--cancel", help="Take a drain back: the units work on.")] = False,
 ) -> ExitCode:
-    """Let a unit, or all units of a host, finish what is under way and stop."""
+    """Let a unit, or a whole host, finish its work and stop."""
     from agentrl.cli.acts import act_with, aimed
     from agentrl.protocol.commands import DrainUnits
 

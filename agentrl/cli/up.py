@@ -6,8 +6,12 @@ waiting and nothing else.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from agentrl.config.load import Loaded
     from agentrl.protocol.commands import Apply
     from agentrl.protocol.danger import Effect
-    from agentrl.protocol.rows import OperationRow
+    from agentrl.protocol.rows import AnyRow, OperationRow
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +40,7 @@ async def up(
     sets: Sets = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Then show what changes, until Ctrl-C.")] = False,
 ) -> ExitCode:
-    """Start the run, or make it equal to its file: units are kept, started, stopped, changed."""
+    """Start the run, or make it equal to its file."""
     from agentrl.cli import launch
     from agentrl.config import paths
 
@@ -47,7 +51,9 @@ async def up(
     if cli.remote:
         with _Terminal() as terminal:
             return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
-    launch.refuse_if_up_elsewhere(place)
+    if launch.others_are_up(config.name):
+        cli = dataclasses.replace(cli, run=config.name)
+    launch.refuse_if_in_use(place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     paths.create_run(
@@ -55,30 +61,26 @@ async def up(
         run_dir,
         elsewhere=Path(config.coordinator.state_dir) if config.coordinator.state_dir else None,
     )
-    with _Terminal() as terminal:
+    with _Terminal() as terminal, cli.hinting():
         from agentrl.cli.progress import Progress
 
-        there = False
-        try:
-            with Progress(cli) as progress:
-                await launch.ensure_coordinator(place, progress, cli.timeout_s or launch.START_WITHIN_S)
-            launch.remember(place, loaded.path, chosen_sets)
-            there = True
-        finally:
-            if not there:
-                _say_what_may_live(place)
+        with _if_it_fails(lambda: _what_lives(place)), Progress(cli) as progress:
+            silent_s = config.supervision.coordinator_silent_s
+            await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
+        launch.remember(place, loaded.path, chosen_sets)
         return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
     """The configuration that is meant: the file named, the one here, or the one of the run's last `up`."""
     from agentrl.cli import launch
-    from agentrl.config import paths
     from agentrl.config.load import load_config
 
     chosen, chosen_sets = file, tuple(sets or ())
     if chosen is None and cli.run:
-        before = launch.remembered(paths.state_dir(cli.run))
+        from agentrl.client.discovery import state_of
+
+        before = launch.remembered(state_of(cli.run))
         if before is None:
             raise ConfigError(
                 f"It is not known which file {cli.run} was started with.", hint="Name it: agentrl up RUN.yaml."
@@ -125,14 +127,25 @@ class _Terminal:
         os.close(nowhere)
 
 
-def _say_what_may_live(place: Place) -> None:
-    from agentrl.cli import output
+@contextlib.contextmanager
+def _if_it_fails(sentence: Callable[[], str]) -> Iterator[None]:
+    """However this ends before its end, by an error or by Ctrl-C, say how things stand."""
+    try:
+        yield
+    except BaseException:
+        from agentrl.cli import output
+
+        output.note(sentence())
+        raise
+
+
+def _what_lives(place: Place) -> str:
     from agentrl.client.living import keepers_of
 
-    living = keepers_of(place.state_dir)
-    if living:
-        names = ", ".join(f"{one.what} (pid {one.pid})" for one in living)
-        output.note(f"Still there: {names}. `agentrl down --run {place.name}` ends it.")
+    names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
+    if not names:
+        return "Nothing was started."
+    return f"No unit was started. Still there: {names}. `agentrl down --run {place.name}` ends it."
 
 
 def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
@@ -153,14 +166,15 @@ async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool, termin
     args = _arguments(loaded)
     connection = cli.connect() if cli.remote else Client.connect(run=place.name, timeout_s=5.0)
     async with connection as client:
-        if not await agreed(cli, client, "apply", args):
-            return ExitCode.OK
+        with _if_it_fails(lambda: "Nothing was started or changed."):
+            if not await agreed(cli, client, "apply", args):
+                return ExitCode.OK
         accepted = await client.call("apply", args)
         terminal.let_go()
         if terminal.closed:
             return ExitCode.OK
-        done = False
-        try:
+        goes_on = cli.aimed(f"The run {place.name} goes on. `agentrl status` shows it, `agentrl down` ends it.")
+        with _if_it_fails(lambda: goes_on):
             if cli.wait:
                 row = await finished(cli, client, accepted.operation)
                 code = await _report(cli, client, row, accepted.effect, line=follow)
@@ -169,12 +183,6 @@ async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool, termin
                 code = ExitCode.OK
             if follow and code is ExitCode.OK:
                 await _follow(cli, client)
-            done = True
-        finally:
-            if not done:
-                from agentrl.cli import output
-
-                output.note(f"The run {place.name} goes on. `agentrl status` shows it, `agentrl down` ends it.")
     return code
 
 
@@ -192,16 +200,16 @@ def _arguments(loaded: Loaded) -> Apply:
 
 
 async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
-    """Units kept, started, stopped; settings changed."""
+    """Units kept, started, replaced, stopped; settings changed."""
     from agentrl.cli import output
     from agentrl.cli.acts import exit_code, tell, unit_rows
 
     wanted = {name for name, unit in (await unit_rows(client)).items() if unit.desired}
-    stopped = {*effect.drains, *effect.kills}
     summary: dict[str, Any] = {
-        "kept": sorted(wanted - {*effect.starts} - stopped),
-        "started": list(effect.starts),
-        "stopped": sorted(stopped),
+        "kept": sorted(wanted - {*effect.starts, *effect.stops}),
+        "started": [name for name in effect.starts if name not in effect.restarts],
+        "replaced": sorted(effect.restarts),
+        "stopped": sorted(effect.stops),
         "changed": list(effect.changes),
     }
     if cli.json:
@@ -212,24 +220,40 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
     for word, names in summary.items():
         if names:
             output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")
+    for note in effect.notes:
+        output.say(note)
     return exit_code(row)
 
 
 async def _follow(cli: Cli, client: Client) -> None:
     """Show changes of state until the run ends."""
     from agentrl.cli import output
-    from agentrl.protocol.rows import AlertRow, IncidentRow, RunRow, UnitRow
+    from agentrl.protocol.rows import RunRow
 
     seen: dict[str, str] = {}
     async for key, row in client.follow():
         if cli.json:
             output.emit_line({"key": key, "row": row})
-        if isinstance(row, RunRow | UnitRow | AlertRow):
-            if seen.get(key) != row.state and not cli.json:
-                sentence = row.sentence if isinstance(row, AlertRow) else row.reason
-                output.say(f"{key}: {row.state}{f' ({sentence})' if sentence else ''}")
-            seen[key] = row.state
-        elif isinstance(row, IncidentRow) and not cli.json:
-            output.say(f"{key}: {row.what}")
+        elif (told := _told(row)) and seen.get(key) != (state := str(getattr(row, "state", told))):
+            seen[key] = state
+            output.say(told)
+            sys.stdout.flush()
         if isinstance(row, RunRow) and row.state in ("completed", "stopped"):
             return
+
+
+def _told(row: AnyRow | None) -> str:
+    """What came to a person's notice: a state of the run, of a unit or an alert, or an incident."""
+    from agentrl.protocol.rows import AlertRow, IncidentRow, RunRow, UnitRow
+
+    match row:
+        case RunRow():
+            return f"the run {row.name} is {row.state}{f': {row.reason}' if row.reason else ''}"
+        case UnitRow():
+            return f"{row.unit} is {row.state}{f': {row.reason}' if row.reason else ''}"
+        case AlertRow():
+            return f"alert {row.id} ({row.state}): {row.sentence}"
+        case IncidentRow():
+            return f"{row.what}{f'; {row.done}' if row.done and row.done not in row.what else ''}"
+        case _:
+            return ""

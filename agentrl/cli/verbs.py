@@ -10,14 +10,16 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import shlex
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
-from agentrl.errors import ExitCode, UsageError
+from agentrl.errors import AgentrlError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -97,6 +99,23 @@ class Cli:
             return Client.connect(key_file=self.key, timeout_s=timeout_s)
         return Client.connect(self.run or os.environ.get(RUN_VARIABLE), timeout_s=timeout_s)
 
+    def aimed(self, text: str) -> str:
+        """The text, with the commands in it aimed at the same run as this one."""
+        if self.key is None and not self.run:
+            return text
+        from agentrl.cli.hints import aimed
+
+        return aimed(text, f"--key {shlex.quote(str(self.key))}" if self.key is not None else f"--run {self.run}")
+
+    @contextmanager
+    def hinting(self) -> Iterator[None]:
+        """What an error suggests is aimed at the run that is meant."""
+        try:
+            yield
+        except AgentrlError as error:
+            error.hint = self.aimed(error.hint)
+            raise
+
 
 def root_options(
     context: typer.Context,
@@ -135,10 +154,10 @@ def verb(
         @functools.wraps(function)
         def run(context: typer.Context, **values: Any) -> ExitCode:
             given = {option: values.pop(option, None) for option in (*_SHARED, *_ACTING)}
-            outcome = function(_merged(context.obj, given), **values)
-            if inspect.isawaitable(outcome):
-                return _finish(outcome)
-            return outcome
+            cli = _merged(context.obj, given)
+            with cli.hinting():
+                outcome = function(cli, **values)
+                return _finish(outcome) if inspect.isawaitable(outcome) else outcome
 
         parameters = [
             inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
@@ -181,9 +200,15 @@ def _finish(outcome: Awaitable[ExitCode]) -> ExitCode:
     return asyncio.run(whole())
 
 
-def group(app: typer.Typer, name: str, help: str) -> typer.Typer:
-    """A verb that has verbs of its own (`alerts list`)."""
-    sub = typer.Typer(help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
+def group(app: typer.Typer, name: str, help: str, *, default: str = "") -> typer.Typer:
+    """A verb that has verbs of its own (`alerts list`); `default` is the one that is meant where none is named."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            named = any(not arg.startswith("-") or arg in ("-h", "--help") for arg in args)
+            return super().parse_args(ctx, args if named or not default else [default, *args])
+
+    sub = typer.Typer(cls=Group, help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
     app.add_typer(sub, name=name)
     return sub
 

@@ -17,7 +17,6 @@ from agentrl.protocol.rows import (
     Severity,
     UnitRow,
 )
-from agentrl.protocol.wire import decode_row
 
 if TYPE_CHECKING:
     from agentrl.protocol.commands import StatusReport
@@ -36,9 +35,15 @@ class View:
     @classmethod
     def of_report(cls, report: StatusReport) -> View:
         view = cls()
-        bodies = (report.run, *report.groups, *report.units, *report.hosts, *report.alerts, *report.operations)
-        for number, body in enumerate(bodies):
-            view.rows[str(number)] = decode_row(body)
+        rows: tuple[AnyRow, ...] = (
+            report.run,
+            *report.groups,
+            *report.units,
+            *report.hosts,
+            *report.alerts,
+            *report.operations,
+        )
+        view.rows.update((str(number), row) for number, row in enumerate(rows))
         return view
 
     def put(self, key: str, row: AnyRow | None) -> None:

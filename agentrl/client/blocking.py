@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrl.client.core import CONNECT_S, Client
+from agentrl.errors import UsageError
 from agentrl.protocol.rows import AnyRow
 
 T = TypeVar("T")
@@ -74,6 +75,9 @@ class BlockingClient:
             self._stop_loop()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise UsageError("This client was closed.", hint="Connect again: agentrl.connect(...).")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

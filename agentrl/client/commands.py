@@ -95,18 +95,17 @@ class CommandMethods(ABC):
         self,
         *,
         now: bool = False,
-        keep_coordinator: bool = False,
         request_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Accepted:
         """Stop everything and prove that nothing is left."""
-        return await self._act("down", commands.Down(now, keep_coordinator), request_id, deadline_s)
+        return await self._act("down", commands.Down(now), request_id, deadline_s)
 
     async def scale(
         self,
         group: str,
-        *,
         to: int | None = None,
+        *,
         by: int | None = None,
         request_id: str | None = None,
         deadline_s: float | None = None,

@@ -21,11 +21,11 @@ from agentrl.client.commands import CommandMethods
 from agentrl.client.discovery import Target, find, refuse_if_dead
 from agentrl.client.session import Answer, Session
 from agentrl.client.tail import FeedTail
-from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, WaitTimeoutError
+from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS, Accepted, Args, ShowOperation, Snapshot
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
-from agentrl.protocol.rows import AnyRow, OperationRow
+from agentrl.protocol.rows import AnyRow, OperationRow, short
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -88,6 +88,7 @@ class Client(CommandMethods):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened.close()
+        self._session = None
 
     @property
     def connected(self) -> bool:
@@ -250,7 +251,7 @@ class Client(CommandMethods):
     @property
     def _opened(self) -> Session:
         if self._session is None:
-            raise RuntimeError("a client is used inside `async with`")
+            raise UsageError("A client is used inside `async with`, not before it and not after it.")
         return self._session
 
 
@@ -275,6 +276,6 @@ def _is_gone(news: tuple[int, msgspec.Raw] | None) -> bool:
 
 def _unfinished(operation_id: str, timeout_s: float | None) -> WaitTimeoutError:
     return WaitTimeoutError(
-        f"The operation {operation_id} was accepted but has not ended within {timeout_s:g} s; it goes on.",
-        hint="agentrl events --follow shows how it goes on.",
+        f"The operation {short(operation_id)} was accepted but has not ended within {timeout_s:g} s; it goes on.",
+        hint="`agentrl events --follow` shows how it goes on.",
     )

@@ -15,8 +15,8 @@ import msgspec
 
 from agentrl.client.living import coordinator_of, keepers_of
 from agentrl.config import paths
-from agentrl.errors import ConfigError, NoCoordinatorError, UnknownNameError, UsageError
-from agentrl.transport.addresses import tcp_triplet
+from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
+from agentrl.transport.addresses import remove_sockets, tcp_triplet
 from agentrl.transport.keys import ClientKey
 
 COORDINATOR_FILE = "coordinator.json"
@@ -34,6 +34,11 @@ class Target(msgspec.Struct, frozen=True):
     """The run's uuid; empty where it is not known beforehand."""
     key: ClientKey | None = None
     state_dir: Path | None = None
+
+    def refused(self, sentence: str) -> KeyRefusedError:
+        """The error of who is not admitted there."""
+        hint = "agentrl keys new NAME, by somebody who is admin, makes a key."
+        return KeyRefusedError(f"{sentence} The key is {self.key.name!r}." if self.key else sentence, hint=hint)
 
 
 class CoordinatorFile(msgspec.Struct, frozen=True):
@@ -64,7 +69,7 @@ def find(
     if state_dir is not None:
         return _by_state(state_dir)
     if run:
-        return _by_state(_state_of(run, env))
+        return _by_state(state_of(run, env))
     return _by_state(_only_one(env))
 
 
@@ -100,7 +105,8 @@ def _by_state(state_dir: Path) -> Target:
     return Target(name, found.address, found.feed, found.metrics, run.uuid if run else "", state_dir=state_dir)
 
 
-def _state_of(run: str, env: Mapping[str, str]) -> Path:
+def state_of(run: str, env: Mapping[str, str] | None = None) -> Path:
+    """The state directory of a run that there is. Raises UnknownNameError."""
     state = paths.state_dir(run, env)
     if not state.is_dir():
         known = ", ".join(each.name for each in paths.list_runs(env))
@@ -132,6 +138,13 @@ def refuse_if_dead(target: Target) -> None:
         f"The coordinator of {target.what} is dead, and so is the host agent that would start it again.",
         hint="agentrl up starts both and keeps the units that run.",
     )
+
+
+def forget_dead(state_dir: Path, run_uuid: str) -> None:
+    """After a proven end: nobody shall look any more for a coordinator that died and could not clean up."""
+    if not keepers_of(state_dir):
+        (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)
+        remove_sockets(run_uuid)
 
 
 def _is_listened_at(address: str) -> bool:

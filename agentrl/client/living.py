@@ -24,14 +24,28 @@ class Living:
         ticks = start_ticks(self.pid)
         return ticks is not None and self.start_ticks in (0, ticks)
 
+    @property
+    def condition(self) -> str:
+        """What the kernel says of it."""
+        return "is stopped by a signal" if _state(self.pid) in (b"T", b"t") else "lives"
+
 
 def start_ticks(pid: int) -> int | None:
     """When a process started, in ticks since boot; None if there is no such process, or it is a zombie."""
+    fields = _stat(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _state(pid: int) -> bytes:
+    return next(iter(_stat(pid)), b"")
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name; none if there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+        return []
 
 
 def boot_id() -> str:

@@ -17,9 +17,9 @@ import msgspec
 
 from agentrl import __version__
 from agentrl.client.discovery import Target
+from agentrl.client.living import coordinator_of
 from agentrl.errors import (
     AgentrlError,
-    KeyRefusedError,
     NoCoordinatorError,
     ProtocolError,
     VersionMismatchError,
@@ -27,6 +27,7 @@ from agentrl.errors import (
     error_for,
 )
 from agentrl.protocol import wire
+from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -156,9 +157,7 @@ class Session:
         self._changed.set()
 
     def _on_key_refused(self, sentence: str) -> None:
-        key = self.target.key
-        hint = "agentrl keys new NAME, by somebody who is admin, makes a key."
-        self._refuse(KeyRefusedError(f"{sentence} The key is {key.name!r}." if key else sentence, hint=hint))
+        self._refuse(self.target.refused(sentence))
 
     def _refuse(self, why: AgentrlError) -> None:
         self._greeted = False
@@ -230,17 +229,27 @@ class Session:
     # ---- sentences ----
 
     def _nobody(self, timeout_s: float) -> NoCoordinatorError:
+        silent = coordinator_of(self.target.state_dir) if self.target.state_dir is not None else None
+        if self.target.key is not None:
+            hint = f"Is the run up there, and can {self.target.address} be reached from here?"
+        elif silent is None:
+            hint = "agentrl up starts it again and keeps the units that run."
+        else:
+            hint = (
+                f"Its process ({silent.pid}) {silent.condition}. The host agent replaces a coordinator that is silent "
+                "for supervision.coordinator_silent_s; `agentrl up` waits for that. The units go on."
+            )
         return NoCoordinatorError(
-            f"The coordinator of {self.target.what} does not answer within {timeout_s:g} s.",
-            hint="agentrl up starts it again and keeps the units that run.",
+            f"The coordinator of {self.target.what} does not answer within {timeout_s:g} s.", hint=hint
         )
 
     def _too_late(self, pending: _Pending, timeout_s: float) -> AgentrlError:
         if not pending.sent or not self._greeted:
             return self._nobody(timeout_s)
+        verb = COMMANDS[pending.request.name].cli
         return WaitTimeoutError(
-            f"The coordinator did not answer {pending.request.name!r} within {timeout_s:g} s; it may still do it.",
-            hint="agentrl events shows what it did.",
+            f"The coordinator did not answer `agentrl {verb}` within {timeout_s:g} s; it may still do it.",
+            hint="`agentrl events` shows what it did.",
         )
 
     def _strange(self, broken: ProtocolError) -> VersionMismatchError:

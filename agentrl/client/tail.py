@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from agentrl.client.discovery import Target
-from agentrl.errors import ProtocolError
+from agentrl.errors import KeyRefusedError, ProtocolError
 from agentrl.protocol import wire
 from agentrl.protocol.messages import FeedBeat, FeedRow
 from agentrl.transport.publisher import Subscriber
@@ -42,7 +42,11 @@ class FeedTail:
         self._wanted = wanted
         self._heard_at = time.monotonic()
         self._event = asyncio.Event()
-        self._subscriber = Subscriber(target.feed, key=target.key, on_message=self._on_message)
+        self._refusal: KeyRefusedError | None = None
+        self._target = target
+        self._subscriber = Subscriber(
+            target.feed, key=target.key, on_message=self._on_message, on_refused=self._on_refused
+        )
 
     async def __aenter__(self) -> Self:
         self._subscriber.start()
@@ -58,12 +62,17 @@ class FeedTail:
         return time.monotonic() - self._heard_at > SILENT_S
 
     async def changed(self, within_s: float) -> bool:
-        """Waits for anything on the feed, beats included; False if nothing came in time."""
+        """Waits for anything on the feed, beats included; False if nothing came in time.
+
+        Raises KeyRefusedError if the key is not admitted any more: nothing will ever come.
+        """
         try:
             async with asyncio.timeout(within_s):
                 await self._event.wait()
         except TimeoutError:
             return False
+        if self._refusal is not None:
+            raise self._refusal
         self._event.clear()
         return True
 
@@ -76,6 +85,10 @@ class FeedTail:
         """All news since the last look."""
         taken, self.news = self.news, {}
         return taken
+
+    def _on_refused(self, sentence: str) -> None:
+        self._refusal = self._target.refused(sentence)
+        self._event.set()
 
     def _on_message(self, frame: bytes) -> None:
         try:

@@ -15,7 +15,7 @@ from agentrl.protocol.rows import Severity
 BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending"),
     *("unit-memory-grows", "host-silent", "host-lost", "host-disk-low", "host-cannot-write", "host-strays"),
-    *("journal-full", "no-progress"),
+    *("journal-full", "not-listening", "no-progress"),
 )
 """What every run is watched for; `agentrl/control/alerts/rules.py` says how."""
 
@@ -54,10 +54,6 @@ class Rule(Section):
             if self.below is not None and self.clear < self.below:
                 raise ValueError(f"clear must be at least below, {self.below:g}, not {self.clear:g}")
         return self
-
-    @property
-    def threshold(self) -> float:
-        return self.above if self.above is not None else self.below or 0.0
 
 
 class FileSink(Section):

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+)
 
 from agentrl.config.secrets import SecretRef, parse_reference
 
@@ -27,6 +37,27 @@ class Section(BaseModel):
         serialize_by_alias=True,
         validate_by_name=False,
     )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _can_be_handed_on(cls, value: Any) -> Any:
+        """Nothing that is text may be such that no process, message or file could take it."""
+        if not all(map(_can_be_written, _texts(value))):
+            raise ValueError("must be text without NUL and without halves of characters: no process could be given it")
+        return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (each for each in value if isinstance(each, str))
+    elif isinstance(value, dict):
+        yield from (each for pair in value.items() for each in pair if isinstance(each, str))
+
+
+def _can_be_written(text: str) -> bool:
+    return not any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text)
 
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)

@@ -38,6 +38,8 @@ class Knob:
     def __post_init__(self) -> None:
         if (self.kind == "choice") != bool(self.choices):
             raise ValueError(f"knob {self.name}: choices belong to the kind choice")
+        if self.boundary not in get_args(Boundary):
+            raise ValueError(f"knob {self.name}: there is no boundary {self.boundary!r}")
         self.check(self.default)
 
     @property

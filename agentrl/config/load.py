@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agentrl.config import shape
 from agentrl.config.problems import combine, error_of, unknown_key
-from agentrl.config.run import RunConfig
+from agentrl.config.run import RunConfig, nearest
 from agentrl.config.yamltree import Tree, read_tree, read_value
 from agentrl.errors import ConfigError
 
@@ -67,6 +67,7 @@ def load_config(
     env = os.environ if environ is None else environ
     overrides = [*_from_environment(env, tree.value), *_from_sets(sets)]
     misspelt = [unknown_key(one.path, one.source) for one in overrides if _WHOLE.at(one.path) is None]
+    misspelt += _of_groups_that_are_not_there(overrides, tree.value)
     if misspelt:
         raise combine(misspelt)
 
@@ -79,7 +80,8 @@ def load_config(
     try:
         config = RunConfig.model_validate(value)
     except ValidationError as invalid:
-        raise error_of(invalid, lambda at: _source(written, at, nearest=True)) from None
+        default = file.name if file else ""
+        raise error_of(invalid, lambda at: _source(written, at, nearest=True) or default) from None
     config = _absolute(config, base)
     sources = {".".join(at): _source(written, at) or DEFAULT for at, _ in shape.leaves(config.model_dump(mode="json"))}
     given = tuple(key for key, source in sources.items() if source != DEFAULT)
@@ -90,7 +92,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"There is no run file {file}.", hint="Try `agentrl up RUN.yaml`.") from None
+        raise ConfigError(f"There is no run file {file}.", hint="Is the path right?") from None
     except OSError as broken:
         raise ConfigError(f"The run file {file} cannot be read: {broken.strerror}.") from broken
     except UnicodeDecodeError as broken:
@@ -140,6 +142,16 @@ def _from_sets(sets: Sequence[str]) -> Iterator[_Override]:
             raise ConfigError(f"--set {argument}: this is not KEY=VALUE.", hint="Try --set sidecars.web.count=3.")
         source = f"--set {key}"
         yield _Override(tuple(key.split(".")), read_value(text, source), source)
+
+
+def _of_groups_that_are_not_there(overrides: Sequence[_Override], file: Mapping[str, Any]) -> Iterator[str]:
+    """A single value cannot make a group; who gives one means a group of the file and did not hit it."""
+    there = file.get("sidecars")
+    known = {str(name) for name in there} if isinstance(there, Mapping) else set()
+    made = {one.path[1] for one in overrides if one.path[0] == "sidecars" and one.path[2:] in ((), ("command",))}
+    for one in overrides:
+        if one.path[0] == "sidecars" and len(one.path) > 2 and one.path[1] not in known | made:
+            yield f"{one.source}: there is no group {one.path[1]}; {nearest(one.path[1], tuple(sorted(known)))}"
 
 
 def _put(value: dict[str, Any], one: _Override, written: dict[tuple[str, ...], str]) -> None:

@@ -81,12 +81,24 @@ def read_run(state: Path) -> RunFile | None:
         ) from broken
 
 
+def make_run_dir(run_dir: Path) -> None:
+    """The directory of a run's logs and results. Raises DiskError if it cannot be made or written."""
+    hint = "Set `dir` in the run file to a directory of yours."
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as broken:
+        raise DiskError(f"The run's directory {run_dir} cannot be made: {broken.strerror}.", hint=hint) from broken
+    if not os.access(run_dir, os.W_OK | os.X_OK):
+        raise DiskError(f"The run's directory {run_dir} may not be written.", hint=hint)
+
+
 def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> RunFile:
     """The run of this name, made if there is none yet. Two callers at once get the same one.
 
     `elsewhere` is a state directory outside of `home`; a link from the usual place leads to it, so that the name alone
     finds it later. Raises ConflictError if the run exists with other directories.
     """
+    make_run_dir(run_dir)
     usual = state_dir(name)
     try:
         _make_private(usual.parent)

@@ -41,8 +41,12 @@ def combine(sentences: Sequence[str]) -> ConfigError:
 
 def unknown_key(path: Path, where: str) -> str:
     """The sentence about a key that does not exist."""
-    place = _WHOLE.at(path[:-1])
-    return _placed(where, f"unknown key {'.'.join(path)}; {nearest(path[-1], place.keys if place else ())}")
+    last = len(path) - 1
+    depth = next((depth for depth in range(last) if _WHOLE.at(path[: depth + 1]) is None), last)
+    place, wrong = _WHOLE.at(path[:depth]), ".".join(path[: depth + 1])
+    if place is not None and not place.keys:
+        return _placed(where, f"{'.'.join(path[:depth])} has no keys of its own, so there is no {wrong}")
+    return _placed(where, f"unknown key {wrong}; {nearest(path[depth], place.keys if place else ())}")
 
 
 def _sentences(details: ErrorDetails, where: Where) -> list[str]:

@@ -74,4 +74,6 @@ def _read(reference: str, path: Path) -> str:
     text = text.rstrip("\r\n")
     if not text:
         raise ConfigError(f"The secret {reference} is empty.", hint=f"Write it into {path}.")
+    if "\0" in text:
+        raise ConfigError(f"The secret {reference} holds a NUL, so no process can be given it.", hint=f"Check {path}.")
     return text

@@ -5,12 +5,15 @@ Invariant: a secret is shown as its reference; what looks like a secret and is w
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.config import shape
 from agentrl.config.load import DEFAULT, Loaded
+from agentrl.config.placeholders import unknown
 from agentrl.config.plain import config_to_plain
 from agentrl.config.secrets import is_reference, names_a_secret
 
@@ -48,11 +51,32 @@ def document(loaded: Loaded) -> dict[str, Any]:
 
 def advice(loaded: Loaded) -> list[str]:
     """What is allowed and yet unwise."""
-    return [
+    secrets = [
         f"{loaded.sources['.'.join(path)]}: {'.'.join(path)} looks like a secret that is written out; "
         "say where it is instead, env:NAME or file:PATH."
         for path in _bare_secrets(config_to_plain(loaded.config))
     ]
+    return [*secrets, *_odd_braces(loaded), *_missing_programs(loaded)]
+
+
+def _odd_braces(loaded: Loaded) -> Iterator[str]:
+    for name, sidecar in loaded.config.sidecars.items():
+        for key, texts in sidecar.with_placeholders():
+            if found := dict.fromkeys(each for text in texts for each in unknown(text)):
+                shown = ", ".join(f"{{{each}}}" for each in found)
+                yield f"sidecars.{name}.{key}: {shown} is no placeholder and stays as it is."
+
+
+def _missing_programs(loaded: Loaded) -> Iterator[str]:
+    """Programs that cannot be started on this host; of groups that go to named hosts nobody can tell here."""
+    for name, sidecar in loaded.config.sidecars.items():
+        program = sidecar.command[0]
+        if sidecar.hosts or "{" in program:
+            continue
+        where = sidecar.env.get("PATH")
+        if shutil.which(Path(sidecar.cwd, program) if "/" in program else program, path=where) is None:
+            source = loaded.sources[f"sidecars.{name}.command"]
+            yield f"{source}: sidecars.{name}.command: there is no program {program} on this host."
 
 
 def _bare_secrets(plain: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -5,11 +5,13 @@ Invariant: what stands here is complete; a unit can be started from it without a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from agentrl.config.base import Bytes, Command, Count, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
+from agentrl.config.placeholders import misspelt
 from agentrl.protocol.specs import Life
 
 _Grace = Annotated[float, Field(strict=True, ge=0, le=86_400)]
@@ -102,6 +104,9 @@ class Sidecar(Section):
     def _sensible(self) -> Sidecar:
         if not self.command or not self.command[0]:
             raise ValueError("command is empty")
+        for key, texts in self.with_placeholders():
+            if mistake := next(filter(None, map(misspelt, texts)), ""):
+                raise ValueError(f"{key} names a placeholder that does not exist: {mistake}")
         if self.metrics is not None and self.metrics.tcp:
             raise ValueError("metrics needs exec or http: a tcp connection shows no numbers")
         if self.speaks and self.ready is not None:
@@ -112,6 +117,16 @@ class Sidecar(Section):
             if name.startswith("AGENTRL_"):
                 raise ValueError(f"env may not set {name}: names that begin with AGENTRL_ are the run's own")
         return self
+
+    def with_placeholders(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Every text in which placeholders are replaced, by its key."""
+        yield "command", self.command
+        for name, value in self.env.items():
+            yield f"env.{name}", (value,)
+        for key in ("ready", "live", "metrics"):
+            probe: Probe | None = getattr(self, key)
+            if probe is not None:
+                yield key, (*probe.exec, probe.http, probe.tcp)
 
 
 def is_endpoint(text: str) -> bool:

@@ -51,7 +51,7 @@ class SupervisionTimes(Section):
     """How long an accepted command may take before it counts as failed."""
     no_progress_s: _Time = 300.0
     """How long nothing in the run may make progress before an alert says who waits for whom."""
-    stats_every_s: _Time = _at("restart", 2.0)
+    stats_every_s: _Time = 2.0
     """How often a host agent measures its units."""
     drain_patience_s: _Time = 3600.0
     """How long `drain` waits for a unit to finish before it is told to end; no wait is unbounded."""
@@ -61,8 +61,8 @@ class SupervisionTimes(Section):
     """How long a hung unit has to write its stacks before it is killed."""
     agent_restart_s: _Time = 1.0
     """Delay before a dead host agent is started again; it doubles up to `backoff_max_s`."""
-    coordinator_silent_s: _Time = _at("restart", 20.0)
-    """Silence of the coordinator after which its host agent replaces it."""
+    coordinator_silent_s: _Time = 60.0
+    """Silence of the coordinator after which its host agent replaces it; the units do not notice."""
     late_after_s: _Time = 1.0
     """A pause of the coordinator's own loop from which on it extends all leases by that pause."""
 
@@ -71,6 +71,7 @@ class SupervisionTimes(Section):
         for lower, upper, factor in (
             ("heartbeat_s", "suspect_after_s", 2.0),
             ("heartbeat_s", "host_silent_after_s", 2.0),
+            ("heartbeat_s", "coordinator_silent_s", 2.0),
             ("suspect_after_s", "dead_after_s", 1.0),
             ("backoff_first_s", "backoff_max_s", 1.0),
         ):

@@ -66,6 +66,8 @@ def read_tree(text: str, name: str) -> Tree:
         mark = broken.problem_mark or broken.context_mark
         line = f"{mark.line + 1}" if mark else "?"
         said = " ".join(part for part in (broken.context, broken.problem) if part)
+        if broken.problem and "'\\t'" in broken.problem:
+            said = "a tab stands where YAML wants spaces"
         raise ConfigError(f"{name}:{line}: this is not valid YAML: {said}.") from broken
     except yaml.YAMLError as broken:
         raise ConfigError(f"{name}: this is not valid YAML: {' '.join(str(broken).split())}.") from broken

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.control.context import Context
@@ -20,18 +21,24 @@ log = logging.getLogger(__name__)
 
 
 class AgentWatch:
-    def __init__(self, context: Context, state_dir: Path) -> None:
+    """`died(host, pid, done)` is called for each death, once it is known what was done about it."""
+
+    def __init__(self, context: Context, state_dir: Path, died: Callable[[str, int, str], None]) -> None:
         self._context = context
+        self._died = died
         self._state_dir = state_dir
         self._placement = LocalPlacement(state_dir, Path(context.run.run_dir), context.run.uuid)
 
     async def run(self) -> None:
         """Until cancelled."""
-        pause_s = 0.0
+        pause_s, dead = 0.0, 0
         while True:
             known = read_agent_file(self._state_dir, self._context.host)
             if known is not None and known.identity.alive():
+                if dead:
+                    self._died(self._context.host, dead, f"another one was started (process {known.pid})")
                 await _death_of(known.pid)
+                dead = known.pid
                 pause_s = 0.0
                 if self._context.ending:
                     return

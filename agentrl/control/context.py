@@ -1,4 +1,4 @@
-"""What the parts of a coordinator share. Made once, by `coordinator.build`.
+"""What the parts of a coordinator share. Made once, by the `Coordinator`.
 
 Invariant: a part knows this and nothing of the other parts; whatever one needs of another is bound in `coordinator`.
 """
@@ -105,7 +105,12 @@ class Context:
     # ---- leases ----
 
     def lease_unit(self, unit: str) -> None:
-        self.leases.begin(unit, self.clock.now())
+        now, known = self.clock.now(), unit in self.leases
+        self.leases.begin(unit, now)
+        until = self.state.slots[unit].phase_until
+        if not known and until > now:
+            # It may stand in a phase that it announced to the last coordinator, and say so again only at its end.
+            self.leases.phase(unit, now, phase="announced before", age_s=0.0, at_most_s=until - now)
 
     def lease_host(self, host: str) -> None:
         self.host_leases.begin(host, self.clock.now())

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
-from agentrl.config.run import RunConfig
 from agentrl.config.times import SupervisionTimes
 from agentrl.control import recovery
 from agentrl.control.agent_watch import AgentWatch
@@ -38,6 +37,8 @@ from agentrl.control.desks.queries import Queries
 from agentrl.control.desks.units import UnitsDesk
 from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
+from agentrl.control.lasting import lasting
+from agentrl.control.listening import Listening
 from agentrl.control.performing import Performer
 from agentrl.control.records import whereabouts
 from agentrl.control.records.journal import Journal
@@ -125,12 +126,12 @@ class Coordinator:
         context = self._context
         asks = Asks(context.peers)
         units = UnitsDesk(context, asks, self._metrics_out)
-        hosts = HostsDesk(context, asks, self._metrics_out)
+        hosts = self._hosts = HostsDesk(context, asks, self._metrics_out)
         self._settings = Settings(context, self._state_dir)
         self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
         ending = Ending(context, asks, self._over.set)
-        self._performer = Performer(context, hosts.incident, ending.all_stopped)
+        self._performer = Performer(context, hosts.incident, hosts.forgotten, hosts.was_stopped, ending.all_stopped)
         knob_acts = KnobActs(context, self._settings, asks)
         acts = self._acts(knob_acts, Stacks(context, asks))
         previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
@@ -141,7 +142,10 @@ class Coordinator:
         self._performer.hub_address = address
         context.peers.hub = self._hub
         context.executor.on_full = context.show_run
-        self._settings.on_config += [self._alerting.configure, self._listen]
+        self._listening = Listening(self._hub, self._feed_out, self._metrics_out, self._listening_changed)
+        self._settings.may_refuse = self._listening.check
+        self._settings.on_times = hosts.tell_times
+        self._settings.on_config += [self._alerting.configure, self._listening.configure]
         self._sign = RunDirSign(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
 
     def _acts(self, knob_acts: KnobActs, stacks: Stacks) -> dict[str, Act]:
@@ -152,7 +156,7 @@ class Coordinator:
             **KeyActs(self._context, self._rebind).table,
             "acknowledge": Act(alerting.preview_acknowledge, alerting.acknowledge),
             "silence": Act(alerting.preview_silence, alerting.silence),
-            "test_alert": Act(lambda args: stacks.preview(args), alerting.test),
+            "test_alert": Act(alerting.preview_test, alerting.test),
             "stacks": Act(stacks.preview, stacks.collect),
         }
 
@@ -167,11 +171,8 @@ class Coordinator:
         self._open()
         vitals = Vitals(self._context, self._metrics_out.publish)
         turning = Turning(self._context, self._sign, vitals, self._alerting.tick)
-        watch = AgentWatch(self._context, self._state_dir)
-        tasks = [
-            asyncio.create_task(turning.run(), name="turning"),
-            asyncio.create_task(watch.run(), name="agent watch"),
-        ]
+        watch = AgentWatch(self._context, self._state_dir, self._hosts.agent_died)
+        tasks = [lasting("turning", turning.run), lasting("agent watch", watch.run)]
         try:
             await self._over.wait()
         finally:
@@ -217,18 +218,9 @@ class Coordinator:
             if slot.spec is not None and slot.spec.speaks and slot.came_up:
                 self._context.lease_unit(slot.unit)
 
-    def _listen(self, config: RunConfig) -> None:
-        """Open the sockets for other hosts, once there is a configuration that wants them."""
-        listen = config.coordinator.listen
-        if not listen or self._performer.listen_address:
-            if listen and listen != self._performer.listen_address:
-                log.warning("coordinator.listen takes effect with the next start of the coordinator")
-            return
-        hub, feed, metrics = addresses.tcp_triplet(listen)
-        self._hub.listen(hub)
-        self._feed_out.listen(feed)
-        self._metrics_out.listen(metrics)
-        self._performer.listen_address = listen
+    def _listening_changed(self) -> None:
+        self._context.life.not_listening = self._listening.trouble
+        self._context.show_run()
         self._tell_where()
 
     def _tell_where(self) -> None:
@@ -243,7 +235,7 @@ class Coordinator:
             address=addresses.hub_address(run.uuid),
             feed=addresses.feed_address(run.uuid),
             metrics=addresses.metrics_address(run.uuid),
-            listen=self._performer.listen_address,
+            listen=self._listening.address,
             public=self._keyring.server_keys().public,
             started_at=self._context.life.started,
             version=__version__,
@@ -254,12 +246,14 @@ class Coordinator:
         self._clients.close()
         self._alerting.close()
         self._performer.close()
+        self._listening.close()
         self._hub.close()
         self._feed_out.close()
         self._metrics_out.close()
         self._gate.close()
         self._sign.remove()
         whereabouts.remove(self._state_dir)
+        addresses.remove_sockets(self._run.uuid)
         self._context.journal.close()
         self._lock.release()
 

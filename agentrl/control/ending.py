@@ -9,16 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.operations import Operation
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError
-from agentrl.protocol import commands, messages
+from agentrl.protocol import messages
 from agentrl.protocol.messages import ProcessInfo
 from agentrl.protocol.rows import OperationState, UnitState
-from agentrl.protocol.wire import decode_as
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +51,11 @@ class Ending:
         hosts = sorted({*context.peers.hosts(), *(h.host for h in context.state.hosts.values())})
         for host in hosts:
             await self._prove(host, lines, unproven)
-        downs = self._downs()
-        for operation in downs:
+        for operation in self._downs():
             self._conclude(operation, lines, unproven)
         context.executor.flush()
         context.feed.tick(context.clock.now(), context.clock.now())
         await asyncio.sleep(FAREWELL_S)
-        if any(_keeps(op) for op in downs):
-            context.ending = False
-            return
         for host in context.peers.hosts():
             told = context.peers.tell_host(host, messages.AgentExit())
             log.info("the agent of host %s %s", host, "may end" if told else "could not be told that it may end")
@@ -87,7 +80,7 @@ class Ending:
             return
         lines += [f"{host}: ended {_words(each)}" for each in first.killed]
         unproven += [f"host {host}: still there: {_words(each)}" for each in report.found if each not in first.killed]
-        lines.append(f"{host}: {report.examined} processes examined, none of the run is left")
+        lines.append(f"{host}: {report.examined} processes examined, {messages.NONE_LEFT}")
         if report.unproven:
             lines.append(f"{host}: not provable: {report.unproven}")
 
@@ -95,10 +88,6 @@ class Ending:
         operation.lines = [*lines, *(f"NOT PROVEN: {sentence}" for sentence in unproven)]
         state = OperationState.FAILED if unproven else OperationState.SUCCEEDED
         self._context.operations.finish(operation, state, self._context.clock.now(), "; ".join(unproven))
-
-
-def _keeps(operation: Operation) -> bool:
-    return decode_as(commands.Down, msgspec.Raw(operation.args)).keep_coordinator
 
 
 def _words(process: ProcessInfo) -> str:

@@ -2,14 +2,16 @@
 
 Invariants: what has to be written down is durable before anything else of the same turn is done; if it cannot be
 written, nothing that follows is done until it can, and meanwhile no command is accepted; one turn of the event loop is
-one transaction, however many events it brought.
+one transaction, however many events it brought; an instruction that fails takes no other with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -19,6 +21,8 @@ from agentrl.supervision import instructions as do
 from agentrl.supervision.slots import State
 
 RETRY_S = 1.0
+MOST_WAITING_EVENTS = 5000
+"""While the journal cannot be written the newest events wait; older ones are lost, and counted."""
 log = logging.getLogger(__name__)
 
 KIND_RUN, KIND_GROUP, KIND_SLOT = "run", "group", "slot"
@@ -35,7 +39,8 @@ class Executor:
         self._todo: list[do.Instruction] = []
         self._shows: dict[do.Publish, None] = {}
         self._puts: dict[tuple[str, str], bytes | None] = {}
-        self._events: list[tuple[str, str, float, bytes]] = []
+        self._events: deque[tuple[str, str, float, bytes]] = deque()
+        self._lost_events = 0
         self._after: list[Callable[[], None]] = []
         self._scheduled: asyncio.Handle | None = None
         self.full = ""
@@ -64,6 +69,9 @@ class Executor:
         self._puts.pop((kind, key), None)
 
     def event(self, kind: str, id: str, at: float, body: bytes) -> None:
+        if self.full and len(self._events) >= MOST_WAITING_EVENTS:
+            self._events.popleft()
+            self._lost_events += 1
         self._events.append((kind, id, at, body))
         self._schedule()
 
@@ -93,16 +101,16 @@ class Executor:
             self._puts.clear()
             self._events.clear()
         if self.full:
-            log.warning("the journal can be written again")
-            self.full = ""
+            log.warning("the journal can be written again; %d events were lost", self._lost_events)
+            self.full, self._lost_events = "", 0
             self.on_full()
         todo, self._todo = self._todo, []
         shows, self._shows = self._shows, {}
         for instruction in (*todo, *shows):
-            self._perform(instruction)
+            _carry_out(partial(self._perform, instruction))
         after, self._after = self._after, []
         for act in after:
-            act()
+            _carry_out(act)
 
     def _schedule(self) -> None:
         if self._scheduled is None:
@@ -129,3 +137,11 @@ class Executor:
             return msgspec.msgpack.encode(state.run)
         thing = state.groups.get(key) if kind == KIND_GROUP else state.slots.get(key)
         return msgspec.msgpack.encode(thing) if thing is not None else None
+
+
+def _carry_out(act: Callable[[], None]) -> None:
+    """One act of a turn. Whatever happens to it, the others are done."""
+    try:
+        act()
+    except Exception:
+        log.exception("%s failed", act)

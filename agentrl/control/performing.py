@@ -7,6 +7,7 @@ they come back, and the supervisor instructs anew.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 
 from agentrl.control.context import Context
@@ -21,14 +22,20 @@ SECOND_CHANCE_S = 1.0
 
 class Performer:
     def __init__(
-        self, context: Context, incident: Callable[[do.Report], None], all_stopped: Callable[[], None]
+        self,
+        context: Context,
+        incident: Callable[[do.Report], None],
+        forgotten: Callable[[str, int], None],
+        was_stopped: Callable[[str, str, int], None],
+        all_stopped: Callable[[], None],
     ) -> None:
         self._context = context
         self._incident = incident
+        self._forgotten = forgotten
+        self._was_stopped = was_stopped
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.hub_address = ""
-        self.listen_address = ""
 
     def perform(self, instruction: do.Instruction) -> None:
         context = self._context
@@ -39,10 +46,13 @@ class Performer:
                 self._spawn(host, unit, incarnation)
             case do.Signal(host, unit, incarnation, number, leader_only):
                 context.peers.tell_host(host, messages.SignalUnit(unit, incarnation, number, leader_only))
+                if number == signal.SIGCONT:
+                    self._was_stopped(host, unit, incarnation)
             case do.KillTree(host, unit, incarnation):
                 context.peers.tell_host(host, messages.KillTree(unit, incarnation))
             case do.Forget(host, unit, incarnation):
                 context.peers.tell_host(host, messages.Forget((f"{unit}.{incarnation}",)))
+                self._forgotten(unit, incarnation)
             case do.Tell(unit, incarnation, message):
                 context.peers.tell_unit(unit, incarnation, message)
             case do.StartTimer(unit, at):

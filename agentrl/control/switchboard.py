@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 
+from msgspec.structs import replace
+
 from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
+from agentrl.control.desks import clipping
 from agentrl.control.desks.clients import ClientsDesk
 from agentrl.control.desks.hosts import HostsDesk
 from agentrl.control.desks.units import UnitsDesk
@@ -18,8 +21,9 @@ from agentrl.protocol import messages
 from agentrl.protocol.messages import Permission, Refused, ToCoordinator
 from agentrl.protocol.wire import decode_to_coordinator
 from agentrl.transport.hub import Peer
+from agentrl.transport.noise import Noise
 
-log = logging.getLogger(__name__)
+noise = Noise(logging.getLogger(__name__))
 
 
 class Switchboard:
@@ -33,7 +37,7 @@ class Switchboard:
         try:
             message = decode_to_coordinator(frame)
         except ProtocolError as broken:
-            log.warning("%r sent what cannot be read: %s", peer, broken)
+            noise.warning(peer, "%r sent what cannot be read: %s", peer, broken)
             self._context.peers.send(peer, Refused(ExitCode.REFUSED, broken.message, "Use the same version."))
             return
         known = self._context.peers.get(peer)
@@ -43,9 +47,9 @@ class Switchboard:
             return
         try:
             self._route(peer, known, message)
-        except Exception:
+        except Exception:  # noqa: BLE001 - it is logged, like all that peers do wrongly
             # The boundary of a message: one peer's message must not be everybody's end.
-            log.exception("a %s of %r failed", type(message).__name__, peer)
+            noise.warning(peer, "a %s of %r failed", type(message).__name__, peer, exc_info=True)
 
     def on_gone(self, peer: Peer) -> None:
         self._context.peers.gone(peer)
@@ -68,7 +72,7 @@ class Switchboard:
                 refusal = "This key may not register units or hosts."
                 self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, "It needs the permission unit."))
             elif isinstance(message, messages.UnitHello):
-                self._units.hello(peer, message)
+                self._units.hello(peer, replace(message, declared=clipping.declarations(message.declared)))
             else:
                 self._hosts.hello(peer, message)
         elif known is None:
@@ -89,15 +93,15 @@ class Switchboard:
             return
         match message:
             case messages.UnitReport():
-                self._units.report(known, message)
+                self._units.report(known, clipping.report(message))
             case messages.UnitMetrics(values):
-                self._units.metrics(known, values)
+                self._units.metrics(known, clipping.metrics(values))
             case messages.Bye():
-                self._units.bye(known, message)
+                self._units.bye(known, clipping.bye(message))
             case messages.KnobPreviewed():
-                self._units.previewed(message)
+                self._units.previewed(clipping.previewed(message))
             case _:
-                log.warning("%s sent a %s, which is not for units", known.name, type(message).__name__)
+                noise.warning(known.name, "%s sent a %s, not for units", known.name, type(message).__name__)
 
     def _from_host(self, peer: Peer, known: Known, message: ToCoordinator) -> None:
         context, now = self._context, self._context.clock.now()
@@ -106,5 +110,7 @@ class Switchboard:
         if host is not None and not host.connected:
             # Its connection outlived the silence, but meanwhile much may have happened: only its ledger tells.
             context.peers.ask_who(peer, now)
-        if isinstance(message, messages.FromHost) and not isinstance(message, messages.HostBeat):
+        if isinstance(message, messages.HostBeat):
+            context.peers.send(peer, messages.BeatAck(message.seq, now))
+        elif isinstance(message, messages.FromHost):
             self._hosts.message(known, message)

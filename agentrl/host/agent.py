@@ -8,6 +8,7 @@ live on whatever happens to the agent, and the agent lives on while units do.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable, Coroutine
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.errors import AgentrlError, ConfigError, ProtocolError
+from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
 from agentrl.host import adoption, cgroups, environment, lives, stats
 from agentrl.host.answers import Answers
 from agentrl.host.guardian import Guardian
@@ -24,7 +25,7 @@ from agentrl.host.lives import Life, Services
 from agentrl.host.logs import Logs
 from agentrl.host.processes import Processes
 from agentrl.host.rounds import Rounds, Times
-from agentrl.host.trees import Attribution, Sweeper
+from agentrl.host.trees import Attribution, Sweeper, Tree
 from agentrl.protocol import messages, wire
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -53,19 +54,22 @@ class Agent:
         *,
         use_cgroups: bool = True,
         times: Times | None = None,
+        finished: asyncio.Event | None = None,
     ) -> None:
         self.home = home
         self.processes = Processes()
         self.lives: dict[str, Life] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
-        self.finished = asyncio.Event()
+        self.finished = finished or asyncio.Event()
         """Set when the agent has nothing more to do."""
         self.guardian: Guardian | None = None
         self._send = send
         self._greeted = False
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sought: set[str] = set()
+        """Incarnations that are looked for by their mark."""
         attribution = Attribution(home.run, self.processes.own_pids, self._could_be_another)
         self.services = Services(
             home=home,
@@ -169,6 +173,8 @@ class Agent:
 
     def receive(self, message: ToHost) -> None:
         """Act on one message. Never raises for anything that a coordinator may say."""
+        if self.guardian is not None:
+            self.guardian.heard(message, self.send)
         match message:
             case messages.Spawn():
                 self._spawn(message)
@@ -216,12 +222,11 @@ class Agent:
             return
         try:
             life.start(command, env, cwd)
-        except OSError as failed:
+        except (OSError, ValueError) as failed:
             # Nothing runs, so nothing has to be remembered: the same Spawn may come again.
             self.ledger.forget(life.name)
             life.tree.group.remove()
-            # ENOEXEC and EACCES are properties of the file; everything else may be better next time.
-            self._failed(spawn, f"{command[0]}: {failed.strerror}.", final=failed.errno in (8, 13))
+            self._failed(spawn, f"{command[0]}: {_why(failed)}.", final=_is_final(failed))
             return
         self.lives[life.name] = life
         self.services.logs.prune(spawn.unit)
@@ -250,11 +255,25 @@ class Agent:
     def _kill_tree(self, unit: str, incarnation: int) -> None:
         life = self._life(unit, incarnation)
         if life is None:
-            log.warning("%s.%d is to be killed, but was never here.", unit, incarnation)
+            name = incarnation_name(unit, incarnation)
+            if name not in self._sought:
+                self._sought.add(name)
+                self.run_task(self._kill_by_mark(unit, incarnation), f"look for {name}")
         elif life.over:
             self._tell(life)
         else:
             life.kill_tree()
+
+    async def _kill_by_mark(self, unit: str, incarnation: int) -> None:
+        """What is not in the ledger may be here all the same. Whoever asked has to hear when it is not."""
+        name = incarnation_name(unit, incarnation)
+        try:
+            tree = Tree(name, leader=None, log=self.services.logs.path(unit, incarnation))
+            swept = await self.services.sweeper.empty(tree)
+        finally:
+            self._sought.discard(name)
+        log.warning("%s was to be killed and is not in the ledger; %d processes had its mark.", name, len(swept))
+        self.send(messages.GroupEmpty(unit, incarnation, swept))
 
     def _forget(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -295,7 +314,8 @@ class Agent:
             body = wire.raw(await self._answers.to(ask.what))
             self.send(messages.Answer(ask.ask, body=body))
         except (AgentrlError, OSError) as failed:
-            self.send(messages.Answer(ask.ask, error=str(failed)))
+            code = failed.exit_code if isinstance(failed, AgentrlError) else ExitCode.FAILED
+            self.send(messages.Answer(ask.ask, error=str(failed), code=int(code)))
         except Exception as broken:  # a request boundary: whoever asked must not wait for ever
             log.exception("The question %s could not be answered.", ask.what)
             self.send(messages.Answer(ask.ask, error=f"The host agent failed to answer: {broken!r}."))
@@ -306,6 +326,15 @@ class Agent:
             life.name != name and not life.over and life.entry.start_ticks <= start_ticks
             for life in self.lives.values()
         )
+
+
+def _why(failed: OSError | ValueError) -> str:
+    return (isinstance(failed, OSError) and failed.strerror) or str(failed)
+
+
+def _is_final(failed: OSError | ValueError) -> bool:
+    """Whether trying again cannot help: a property of the command or of the program's file."""
+    return isinstance(failed, ValueError) or failed.errno in (errno.ENOEXEC, errno.EACCES, errno.E2BIG)
 
 
 def _without_tail(unit: UnitOnHost) -> UnitOnHost:

@@ -12,6 +12,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.host import scan, stacks
 from agentrl.host.lives import Life, Services
 from agentrl.protocol.messages import DumpStacks, LogChunk, ReadLog, ScanReport, ScanRun, StackReport
+from agentrl.protocol.specs import incarnation_name
 
 _STACKS_CHARS = 1 << 20
 
@@ -39,7 +40,16 @@ class Answers:
         try:
             return await asyncio.to_thread(logs.read, what.unit, what.incarnation, what.offset, what.limit)
         except FileNotFoundError:
-            raise UnknownNameError(f"{what.unit} has no such log on {self._services.home.host}.") from None
+            raise self._no_log(what) from None
+
+    def _no_log(self, what: ReadLog) -> UnknownNameError:
+        life = self._lives.get(incarnation_name(what.unit, what.incarnation))
+        if life is not None and life.alive:
+            return UnknownNameError(
+                f"The log of {life.name} was removed while it runs: what it writes from now on is lost.",
+                hint=f"`agentrl restart {what.unit}` begins a new one.",
+            )
+        return UnknownNameError(f"{what.unit} has no such log on {self._services.home.host}.")
 
     async def _stacks(self, what: DumpStacks) -> StackReport:
         wanted = [

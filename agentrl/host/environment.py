@@ -6,6 +6,7 @@ value nor a part of it ever stands in a message, a log or an argument list.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -34,6 +35,9 @@ MARKS = (
     "AGENTRL_KEY",
 )
 """All variables that say who a process is; a process that starts another role must not hand them on."""
+
+
+_TRIM_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,12 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
     """The whole environment of one incarnation. Raises ConfigError if a secret is not there."""
     spec = spawn.spec
     env = without_marks(os.environ)
-    threads = str(max(1, len(os.sched_getaffinity(0))))
-    env.setdefault("OMP_NUM_THREADS", threads)
-    env.setdefault("MKL_NUM_THREADS", threads)
+    # Each of fifty units with a thread per core would make every one of them slow: one, or what it reserves.
+    threads = str(max(1, math.ceil(spec.resources.cpus)))
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        env.setdefault(name, threads)
+    # Freed memory goes back to the system, so that a leak is seen in the numbers and a peak is not taken for one.
+    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(_TRIM_BYTES))
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.pop("PYTHONHASHSEED", None)  # only the spec decides about determinism
     env |= {name: _value(name, value, home, spawn.unit) for name, value in spec.env.items()}

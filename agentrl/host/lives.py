@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from agentrl.host.logs import Logs
 from agentrl.host.probes import Prober
 from agentrl.host.processes import Process, Processes
 from agentrl.host.stats import Usage
-from agentrl.host.trees import Sweeper, Tree
+from agentrl.host.trees import Snapshot, Sweeper, Tree
 from agentrl.protocol.messages import (
     Exited,
     ExitStatus,
@@ -92,7 +92,7 @@ class Life:
         return self.prober.ready if self.prober is not None else None
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> None:
-        """Start the process of an intent that is in the ledger. Raises OSError."""
+        """Start the process of an intent that is in the ledger. Raises OSError, ValueError for no possible command."""
         services, entry = self.services, self.entry
         output = services.logs.open(entry.unit, entry.incarnation)
         try:
@@ -186,8 +186,16 @@ class Life:
             env=environment.of_probe(env, home, unit, incarnation),
             cwd=str(cwd) if cwd else None,
             send=self.services.send,
+            members=self._members,
         )
         self.prober.start(ready, live, metrics, spec.start_deadline_s)
+
+    def _members(self) -> Collection[int]:
+        leader = self.process
+        if leader is None:
+            return ()
+        of_group = self.tree.group.members()
+        return of_group if of_group is not None else Snapshot().descendants({leader.pid: "leader"})
 
     def _on_exit(self, process: Process, status: ExitStatus) -> None:
         self.process = None

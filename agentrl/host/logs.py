@@ -1,8 +1,9 @@
 """Logs of incarnations: `run_dir/logs/UNIT/N.log`.
 
 Invariants: a process writes to a file that was opened for appending, so it survives the death of its agent and the
-cutting of the file under its hands; a log never grows much beyond its limit; what is shown of a log to a person
-carries no control codes. Cutting loses at most the lines that were written in the moment of the cut.
+cutting of the file under its hands; a log never grows much beyond its limit, and nobody else may read it; what is
+shown of a log to a person carries no control codes. Cutting loses at most the lines that were written in the moment of
+the cut.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from agentrl.protocol.messages import LogChunk
+from agentrl.config.logfiles import LogFiles, cut_line, cut_part, cuts
 
 log = logging.getLogger(__name__)
 
@@ -20,111 +21,72 @@ TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 _TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20
-_CUT_LINE = re.compile(rb"\[agentrl: cut (\d+)")
 # Colours and cursor movements as a whole; then whatever else is not text.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-MAX_READ_BYTES = 1 << 20
 
-
-class Logs:
+class Logs(LogFiles):
     """All logs of one host in one run directory."""
 
     def __init__(self, run_dir: Path, keep: int = 5) -> None:
-        self._folder = run_dir / "logs"
+        super().__init__(run_dir)
         self._keep = keep
-
-    def path(self, unit: str, incarnation: int) -> Path:
-        return self._folder / unit / f"{incarnation}.log"
 
     def open(self, unit: str, incarnation: int) -> int:
         """A descriptor for the stdout and stderr of a new process. Raises OSError on a full disk."""
         path = self.path(unit, incarnation)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        for folder in (self._folder, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def size(self, unit: str, incarnation: int) -> int:
-        try:
-            return self.path(unit, incarnation).stat().st_size
-        except OSError:
-            return 0
-
-    def incarnations(self, unit: str) -> list[int]:
-        """Those that have a log, oldest first."""
-        try:
-            names = os.listdir(self._folder / unit)
-        except OSError:
-            return []
-        return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdecimal())
+        return _size(self.path(unit, incarnation))
 
     def prune(self, unit: str) -> None:
         """Keep the newest logs only."""
         for old in self.incarnations(unit)[: -self._keep]:
             path = self.path(unit, old)
             path.unlink(missing_ok=True)
-            _cut_part(path).unlink(missing_ok=True)
+            cut_part(path).unlink(missing_ok=True)
 
     def cut_if_large(self, unit: str, incarnation: int, max_bytes: int) -> bool:
-        """Copy the last half aside and begin anew, under the hands of the writer. Blocks: call it in a thread."""
-        path = self.path(unit, incarnation)
-        if max_bytes <= 0 or self.size(unit, incarnation) <= max_bytes:
-            return False
-        number = self.cuts(unit, incarnation) + 1
-        try:
-            _copy_end(path, _cut_part(path), max_bytes // 2, number)
-        except OSError as failed:
-            # A disk that is full is not helped by a log that goes on growing: cut it without a copy.
-            log.warning("The older part of %s is lost: %s.", path, failed)
-            _note_cut(_cut_part(path), number)
-        os.truncate(path, 0)
-        return True
-
-    def cuts(self, unit: str, incarnation: int) -> int:
-        """How often the log was cut; stands in the first line of the part that was put aside."""
-        try:
-            with open(_cut_part(self.path(unit, incarnation)), "rb") as file:
-                found = _CUT_LINE.match(file.read(64))
-        except OSError:
-            return 0
-        return int(found[1]) if found else 0
-
-    def read(self, unit: str, incarnation: int, offset: int, limit: int) -> LogChunk:
-        """A range. Incarnation 0 is the newest that has a log, -1 the one before. Raises FileNotFoundError."""
-        if incarnation <= 0:
-            known = self.incarnations(unit)
-            if len(known) < 1 - incarnation:
-                raise FileNotFoundError(f"{unit} has no such log on this host")
-            incarnation = known[incarnation - 1]
-        path = self.path(unit, incarnation)
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = max(0, size + offset) if offset < 0 else min(offset, size)
-            file.seek(start)
-            data = file.read(max(0, min(limit, MAX_READ_BYTES)))
-        return LogChunk(
-            unit=unit,
-            incarnation=incarnation,
-            offset=start,
-            data=data,
-            size=size,
-            rotation=self.cuts(unit, incarnation),
-        )
+        """As `cut_if_large`, for the log of an incarnation."""
+        return cut_if_large(self.path(unit, incarnation), max_bytes)
 
     def tail(self, unit: str, incarnation: int) -> tuple[str, ...]:
         """The last lines, fit for a message and a terminal."""
-        path = self.path(unit, incarnation)
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(0, size - _TAIL_BYTES))
-                body = file.read(_TAIL_BYTES)
-        except OSError:
-            return ()
-        lines = body.decode(errors="replace").splitlines()
-        if size > _TAIL_BYTES:
-            lines = lines[1:] or lines  # the first one is cut somewhere
-        return tuple(clean(line) for line in lines[-TAIL_LINES:])
+        return tail_of(self.path(unit, incarnation))
+
+
+def tail_of(path: Path) -> tuple[str, ...]:
+    """The last lines of a log, fit for a message and a terminal."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL_BYTES))
+            body = file.read(_TAIL_BYTES)
+    except OSError:
+        return ()
+    lines = body.decode(errors="replace").splitlines()
+    if size > _TAIL_BYTES:
+        lines = lines[1:] or lines  # the first one is cut somewhere
+    return tuple(clean(line) for line in lines[-TAIL_LINES:])
+
+
+def cut_if_large(path: Path, max_bytes: int) -> bool:
+    """Copy the last half aside and begin anew, under the hands of the writer. Blocks: call it in a thread."""
+    if max_bytes <= 0 or _size(path) <= max_bytes:
+        return False
+    number = cuts(path) + 1
+    try:
+        _copy_end(path, cut_part(path), max_bytes // 2, number)
+    except OSError as failed:
+        # A disk that is full is not helped by a log that goes on growing: cut it without a copy.
+        log.warning("The older part of %s is lost: %s.", path, failed)
+        _note_cut(cut_part(path), number)
+    os.truncate(path, 0)
+    return True
 
 
 def clean(line: str) -> str:
@@ -133,17 +95,22 @@ def clean(line: str) -> str:
     return shown if len(shown) <= TAIL_LINE_CHARS else shown[: TAIL_LINE_CHARS - 1] + "…"
 
 
-def _cut_part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.1")
+def private(path: str | Path, flags: int) -> int:
+    """For `open(..., opener=private)`: units print prompts, and agents what units say."""
+    return os.open(path, flags, 0o600)
 
 
-def _cut_line(number: int) -> bytes:
-    return b"[agentrl: cut %d; older lines are gone]\n" % number
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _note_cut(path: Path, number: int) -> None:
     try:
-        path.write_bytes(_cut_line(number))
+        with open(path, "wb", opener=private) as file:
+            file.write(cut_line(number))
     except OSError as failed:
         log.warning("%s cannot be written: %s.", path, failed)
 
@@ -152,10 +119,10 @@ def _copy_end(source: Path, target: Path, most_bytes: int, number: int) -> None:
     """The last part of a file, from the begin of a line on."""
     fresh = target.with_name(f"{target.name}.new")
     try:
-        with open(source, "rb") as old, open(fresh, "wb") as new:
+        with open(source, "rb") as old, open(fresh, "wb", opener=private) as new:
             old.seek(max(0, os.fstat(old.fileno()).st_size - most_bytes))
             old.readline(1 << 16)
-            new.write(_cut_line(number))
+            new.write(cut_line(number))
             while part := old.read(_CHUNK_BYTES):
                 new.write(part)
         os.replace(fresh, target)

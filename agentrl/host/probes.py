@@ -1,17 +1,18 @@
 """Readiness, liveness and numbers of one foreign process.
 
 Invariants: only changes are reported; one failure is no answer, `failures` of them in a row are; liveness is not held
-against a process that has not come up yet; a probe that ends (with its process) leaves no child and no task behind.
+against a process that has not come up yet, and nobody else's answer makes one ready that ends; a probe that ends (with
+its process) leaves no child and no task behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 
-from agentrl.host import questions
+from agentrl.host import listeners, questions
 from agentrl.host.processes import Processes
 from agentrl.protocol.messages import Message, Probed, Scraped
 from agentrl.protocol.specs import Probe
@@ -21,6 +22,10 @@ from agentrl.protocol.specs import Probe
 _FIRST_INTERVAL_S = 0.05
 _GROWTH = 1.6
 _MOST_METRICS = 256
+_SETTLE_S = 0.3
+"""A yes is believed if the process lives still after this ..."""
+_STRANGER_S = 3.0
+"""... and after this if nobody of the unit listens at the port: a stranger may answer, and the unit die of it."""
 
 
 @dataclass
@@ -54,6 +59,8 @@ class Prober:
     env: Mapping[str, str]
     cwd: str | None
     send: Callable[[Message], object]
+    members: Callable[[], Collection[int]] = tuple
+    """The processes of the incarnation; may take a while, so it is asked in a thread."""
     ready: bool | None = None
     """What the readiness probe last said."""
     live: bool | None = None
@@ -95,6 +102,8 @@ class Prober:
         pause_s = min(_FIRST_INTERVAL_S, probe.interval_s)
         while True:
             answer = await questions.ask(probe, self.processes, self.env, self.cwd)
+            if kind == "ready" and answer.ok and verdict.ok is not True:
+                await self._be_sure(probe)
             too_early = verdict.ok is None and loop.time() < patient_until
             if (answer.ok or not too_early) and verdict.changed_by(answer.ok):
                 self._report(kind, answer)
@@ -103,6 +112,20 @@ class Prober:
             if verdict.ok is None and pause_s < probe.interval_s:
                 verdict.in_a_row = 0
             await asyncio.sleep(pause_s)
+
+    async def _be_sure(self, probe: Probe) -> None:
+        """Returns when a first yes may be believed. If the process ends meanwhile, so do its probes, this one too."""
+        port = questions.port_here(probe)
+        if not port:
+            await asyncio.sleep(_SETTLE_S)
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _STRANGER_S
+        while not await asyncio.to_thread(self._listens, port) and loop.time() < until:
+            await asyncio.sleep(_SETTLE_S)
+
+    def _listens(self, port: int) -> bool:
+        return listeners.holds(self.members(), port)
 
     def _report(self, kind: str, answer: questions.Answer) -> None:
         if kind == "ready":

@@ -110,7 +110,7 @@ class Processes:
         cwd: str | Path | None = None,
         cgroups: Sequence[Path] = (),
     ) -> Process:
-        """Start a process in a session of its own. Raises OSError if that is not possible.
+        """Start a process in a session of its own. Raises OSError if that is not possible, ValueError for NUL.
 
         `output` is a file descriptor for stdout and stderr; never a pipe that dies with the agent, unless the caller
         means just that. `cgroups` are entered before the program runs.

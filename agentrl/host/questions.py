@@ -43,7 +43,8 @@ async def ask(probe: Probe, processes: Processes, env: Mapping[str, str], cwd: s
         return Answer(False, f"no answer within {probe.timeout_s:g} s")
     except OSError as failed:
         # asyncio puts "Connect call failed" in the place of the reason; the errors of name look-ups are negative.
-        reason = os.strerror(failed.errno) if (failed.errno or 0) > 0 else failed.strerror
+        number = failed.errno or 0
+        reason = os.strerror(number) if number > 0 else failed.strerror
         return Answer(False, reason or str(failed))
     except ValueError as wrong:
         return Answer(False, str(wrong))
@@ -71,6 +72,16 @@ async def _exec(command: tuple[str, ...], processes: Processes, env: Mapping[str
         return Answer(True, body=body)
     lines = body.decode(errors="replace").splitlines()
     return Answer(False, f"{status}: {clean(lines[-1])}" if lines else str(status), body)
+
+
+def port_here(probe: Probe) -> int:
+    """The port of this host that a probe asks at; 0 where it asks elsewhere, or in another way."""
+    try:
+        parts = urlsplit(probe.http) if probe.http else urlsplit(f"//{probe.tcp}")
+        local = (parts.hostname or "127.0.0.1") in ("127.0.0.1", "localhost", "::1")
+        return (parts.port or (80 if probe.http else 0)) if local else 0
+    except ValueError:
+        return 0
 
 
 async def _tcp(address: str) -> Answer:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from agentrl.host import proc, stats
 from agentrl.host.lives import Life, Services
+from agentrl.host.logs import cut_if_large
 from agentrl.host.stats import HostMeter, Sampler, Strays, Usage
 from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
 
@@ -33,6 +34,8 @@ class Times:
     """For memory limits that no cgroup enforces."""
     strays_every: int = 5
     """Environments are read at every so manieth measurement."""
+    own_log_max_bytes: int = 32 << 20
+    """At which the logs of the agent itself and of the coordinator are cut."""
     lonely_s: float = 3600.0
     """Without units and without a coordinator for so long, the agent ends."""
 
@@ -49,6 +52,8 @@ class Rounds:
         self._on_lonely = on_lonely
         self._heard = False
         home = services.home
+        folder = home.state_dir / "hosts" / home.host
+        self._own_logs = (folder / "agent.log", folder / "coordinator.log")
         own = proc.read_stat(os.getpid())
         self.own_start_ticks = own.start_ticks if own else 0
         self._loop = asyncio.get_running_loop()
@@ -139,6 +144,8 @@ class Rounds:
             most = life.entry.spec.log_max_bytes
             if 0 < most < self._log_bytes(life):
                 await asyncio.to_thread(logs.cut_if_large, life.entry.unit, life.entry.incarnation, most)
+        for path in self._own_logs:
+            await asyncio.to_thread(cut_if_large, path, self._times.own_log_max_bytes)
 
     async def _look_for_strays(self) -> None:
         self._turn += 1

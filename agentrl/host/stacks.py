@@ -36,12 +36,15 @@ def stacks_file(run_dir: Path, incarnation: str) -> Path:
 async def of_process(process: Process, run_dir: Path, incarnation: str, *, speaks: bool, within_s: float = 3.0) -> str:
     """The stacks of one process, in whatever form can be had."""
     path = stacks_file(run_dir, incarnation)
-    if speaks and path.exists():
-        text = await _by_faulthandler(process, path, within_s)
-        if text:
-            return text
-        return f"It did not write its stacks within {within_s:g} s.\n{by_kernel(process.pid)}"
-    return by_kernel(process.pid)
+    if not speaks:
+        why = "It does not use the unit runtime, so only the kernel was asked."
+    elif not path.exists():
+        why = "It has not prepared itself to write its stacks."
+    elif text := await _by_faulthandler(process, path, within_s):
+        return text
+    else:
+        why = f"It did not write its stacks within {within_s:g} s."
+    return f"{why}\n{by_kernel(process.pid)}"
 
 
 async def _by_faulthandler(process: Process, path: Path, within_s: float) -> str:

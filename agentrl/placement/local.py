@@ -19,6 +19,7 @@ from agentrl.config.paths import read_run
 from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError, ExitCode
 from agentrl.host import environment
 from agentrl.host.claim import read_agent_file
+from agentrl.host.logs import private
 from agentrl.host.trees import kill_exactly
 from agentrl.placement import Placed
 
@@ -80,7 +81,7 @@ class LocalPlacement:
         env = environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(folder / "agent.log", "ab") as output:
+            with open(folder / "agent.log", "ab", opener=private) as output:
                 return subprocess.Popen(
                     command,
                     env=env,

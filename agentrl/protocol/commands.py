@@ -14,7 +14,18 @@ import msgspec
 
 from agentrl.protocol.danger import Effect, Tier, harmless, tier_of
 from agentrl.protocol.messages import LogChunk, Permission
-from agentrl.protocol.rows import AlertRow, AuditRow, IncidentRow, KnobRow, KnobValue, OperationRow
+from agentrl.protocol.rows import (
+    AlertRow,
+    AuditRow,
+    GroupRow,
+    HostRow,
+    IncidentRow,
+    KnobRow,
+    KnobValue,
+    OperationRow,
+    RunRow,
+    UnitRow,
+)
 
 
 class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -103,7 +114,6 @@ class Down(Args, frozen=True):
     """Stop everything, scan every host, end the coordinator."""
 
     now: bool = False
-    keep_coordinator: bool = False
 
 
 class Scale(Args, frozen=True):
@@ -217,12 +227,12 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
 class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """All rows of the run at one moment, by kind; what `agentrl status --json` prints."""
 
-    run: msgspec.Raw
-    groups: tuple[msgspec.Raw, ...] = ()
-    units: tuple[msgspec.Raw, ...] = ()
-    hosts: tuple[msgspec.Raw, ...] = ()
-    alerts: tuple[msgspec.Raw, ...] = ()
-    operations: tuple[msgspec.Raw, ...] = ()
+    run: RunRow
+    groups: tuple[GroupRow, ...] = ()
+    units: tuple[UnitRow, ...] = ()
+    hosts: tuple[HostRow, ...] = ()
+    alerts: tuple[AlertRow, ...] = ()
+    operations: tuple[OperationRow, ...] = ()
     """Those that have not ended."""
 
 
@@ -289,8 +299,9 @@ def _act(
     help: str,
     reverse: str = "",
     permission: Permission = Permission.OPERATOR,
+    tier: Callable[[Effect], Tier] = tier_of,
 ) -> CommandSpec:
-    return CommandSpec(name, args, permission, cli, True, help, reverse=reverse)
+    return CommandSpec(name, args, permission, cli, True, help, tier=tier, reverse=reverse)
 
 
 COMMANDS: dict[str, CommandSpec] = {
@@ -324,8 +335,8 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("undo_tune", UndoTune, "tune --undo", "Take back the last change of a knob.", "tune"),
         _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
-        _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink."),
-        _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file."),
+        _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
+        _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),
         _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),

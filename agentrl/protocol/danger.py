@@ -17,7 +17,7 @@ class Tier(enum.IntEnum):
     REVERSIBLE = 1
     """Can be taken back exactly."""
     DISRUPTIVE = 2
-    """Interrupts work that has to be done again, or that waits."""
+    """Ends living units, if only after they finished what is under way: less is done meanwhile."""
     DESTRUCTIVE = 3
     """Loses something for good."""
 
@@ -31,9 +31,11 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     kills: tuple[str, ...] = ()
     """Units that are stopped without draining."""
     changes: tuple[str, ...] = ()
-    """Sentences: settings that change, with old and new value."""
+    """Sentences: what else happens, such as settings that change, with old and new value."""
     loses: tuple[str, ...] = ()
     """Sentences: what cannot be taken back."""
+    notes: tuple[str, ...] = ()
+    """Sentences: what stays as it is, though one might expect otherwise."""
     scientific: bool = False
     """Starts a new segment on all curves and wants a note."""
 
@@ -41,18 +43,32 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     def empty(self) -> bool:
         return not (self.starts or self.drains or self.kills or self.changes or self.loses)
 
+    @property
+    def restarts(self) -> tuple[str, ...]:
+        """Units that end and are started again, in a new life."""
+        ending = {*self.drains, *self.kills}
+        return tuple(name for name in self.starts if name in ending)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Units that end and are not started again."""
+        return tuple(name for name in (*self.drains, *self.kills) if name not in self.starts)
+
     def sentence(self) -> str:
+        again = self.restarts
         parts = [
-            f"{verb} {_few(names)}"
-            for verb, names in (
-                ("starts", self.starts),
-                ("drains and stops", self.drains),
-                ("kills", self.kills),
+            f"{verb} {_few(chosen)}"
+            for verb, names, returning in (
+                ("starts", self.starts, False),
+                ("restarts", self.drains, True),
+                ("kills and restarts", self.kills, True),
+                ("drains and stops", self.drains, False),
+                ("kills", self.kills, False),
             )
-            if names
+            if (chosen := tuple(name for name in names if (name in again) is returning))
         ]
         parts += [*self.changes, *self.loses]
-        return "; ".join(parts) or "changes nothing"
+        return "; ".join([*(parts or ["changes nothing"]), *self.notes])
 
 
 def tier_of(effect: Effect) -> Tier:

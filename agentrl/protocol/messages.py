@@ -27,10 +27,12 @@ class Permission(enum.StrEnum):
     UNIT = "unit"
 
     def allows(self, needed: Permission) -> bool:
-        order = [Permission.VIEWER, Permission.OPERATOR, Permission.ADMIN]
         if self is Permission.UNIT or needed is Permission.UNIT:
             return self is needed
-        return order.index(self) >= order.index(needed)
+        return _RANK[self] >= _RANK[needed]
+
+
+_RANK = {Permission.VIEWER: 0, Permission.OPERATOR: 1, Permission.ADMIN: 2}
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -221,6 +223,8 @@ class Welcome(Message, tag="welcome", frozen=True):
     heartbeat_s: float = 2.0
     stats_every_s: float = 0.0
     """How often a host agent measures its units; 0 leaves it to the agent."""
+    coordinator_silent_s: float = 0.0
+    """Silence after which a host agent replaces a coordinator of its own; 0 leaves it to the agent."""
     orphan_lease_s: float = 600.0
     permission: Permission = Permission.UNIT
     server_version: str = ""
@@ -357,6 +361,19 @@ class ProcessState(Message, tag="process_state", frozen=True):
     stopped: bool
 
 
+class CoordinatorTrouble(Message, tag="coordinator_trouble", frozen=True):
+    """What a host agent saw happen to the coordinator that it guards; told to whoever is the coordinator then."""
+
+    pid: int
+    what: str
+    done: str
+    age_s: float = 0.0
+    exit: ExitStatus | None = None
+    tail: tuple[str, ...] = ()
+    """The last lines of its log."""
+    log: str = ""
+
+
 class Scraped(Message, tag="scraped", frozen=True):
     """Numbers that a foreign process shows."""
 
@@ -371,6 +388,8 @@ class Answer(Message, tag="answer", frozen=True):
     ask: str
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
+    code: int = 0
+    """The exit code of the error's kind."""
 
 
 # ---- coordinator -> host agent ----
@@ -441,6 +460,10 @@ class ScanRun(msgspec.Struct, frozen=True, tag="scan_run", omit_defaults=True):
     """Which processes on the host belong to the run: ScanReport. With `kill` they are ended first."""
 
     kill: bool = False
+
+
+NONE_LEFT = "none of the run is left"
+"""How the line ends that `down` has about a host on which everything ended."""
 
 
 class ScanReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -563,6 +586,7 @@ FromHost = (
     | GroupEmpty
     | Probed
     | ProcessState
+    | CoordinatorTrouble
     | Scraped
     | Answer
 )

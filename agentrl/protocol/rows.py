@@ -28,6 +28,10 @@ class UnitState(enum.StrEnum):
     FATAL = "fatal"
 
 
+COMPLETED = "completed"
+"""What a job that came to its end is called beside the states of units."""
+
+
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all rows."""
 
@@ -51,6 +55,8 @@ class RunRow(Row, tag="run", frozen=True):
     """A sentence while the journal cannot be written; commands are refused meanwhile."""
     segment: int = 0
     """Number of the scientific segment; raised by each change of a scientific knob."""
+    not_listening: str = ""
+    """A sentence while the coordinator should be reached from other hosts and cannot."""
 
 
 class GroupRow(Row, tag="group", frozen=True):
@@ -61,7 +67,7 @@ class GroupRow(Row, tag="group", frozen=True):
     desired: int
     ready: int = 0
     other: dict[str, int] = {}
-    """Units by state, those that are not ready."""
+    """Units by state, those that are not ready; jobs that came to their end are `completed`."""
     paused: bool = False
     command: str = ""
 
@@ -88,6 +94,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     """Unplanned deaths since the run was created."""
     deaths_in_window: int = 0
     last_exit: ExitStatus | None = None
+    done: bool = False
+    """A job that came to its end."""
     status: str = ""
     """The unit's own sentence."""
     phase: str = ""
@@ -141,6 +149,11 @@ class OperationState(enum.StrEnum):
     @property
     def ended(self) -> bool:
         return self not in (OperationState.ACCEPTED, OperationState.RUNNING)
+
+
+def short(id: str) -> str:
+    """An operation's id as people see it: enough of it to know it by."""
+    return id[:8]
 
 
 class OperationRow(Row, tag="operation", frozen=True):
@@ -221,11 +234,13 @@ class AlertRow(Row, tag="alert", frozen=True):
 
 
 class IncidentRow(Row, tag="incident", frozen=True):
-    """Key `incident/ID`: a unit's unplanned end with all evidence."""
+    """Key `incident/ID`: a unit's unplanned end with all evidence, or what befell coordinator or host agent."""
 
     id: str
     unit: str
+    """The unit, `coordinator` or `host agent`."""
     incarnation: int
+    """0 where there are none."""
     at: float
     what: str
     """One sentence: what happened, and what was done about it."""

@@ -21,6 +21,7 @@ _to_coordinator: Decoder[messages.ToCoordinator] = Decoder(messages.ToCoordinato
 _from_coordinator: Decoder[messages.FromCoordinator] = Decoder(messages.FromCoordinator)
 _feed: Decoder[messages.Feed] = Decoder(messages.Feed)
 _row: Decoder[rows.AnyRow] = Decoder(rows.AnyRow)
+_decoders: dict[Any, Decoder[Any]] = {}
 
 encode = _encoder.encode
 
@@ -52,7 +53,11 @@ def decode_row(body: msgspec.Raw | bytes) -> rows.AnyRow:
 
 def decode_as(kind: type[T], body: msgspec.Raw | bytes) -> T:
     """A body whose type the context promises (a reply's result, a command's arguments)."""
-    return _decode(Decoder(kind), body)
+    decoder: Decoder[T] | None = _decoders.get(kind)
+    if decoder is None:
+        # Making one costs more than a small message takes to decode. Types are few: they stand in the code.
+        decoder = _decoders[kind] = Decoder(kind)
+    return _decode(decoder, body)
 
 
 def _decode(decoder: Decoder[T], frame: msgspec.Raw | bytes | memoryview) -> T:

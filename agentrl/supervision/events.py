@@ -176,6 +176,14 @@ class StartExtended(Event, frozen=True):
     until: float
 
 
+class PhaseAnnounced(Event, frozen=True):
+    """A unit may be silent until then; whoever coordinates after a crash has to know that too."""
+
+    unit: str
+    incarnation: int
+    until: float
+
+
 class UnitSuspect(Event, frozen=True):
     """Silent, or past its phase deadline: shown, not acted on."""
 

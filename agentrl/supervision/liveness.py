@@ -100,10 +100,11 @@ class Leases:
 
     def scan(self, now: float, unseen: Collection[str] = ()) -> Iterator[Finding]:
         """Those whose health changed since the last look; of `unseen` ones no host agent knows whether they live."""
-        alarm = now - self.suspect_after_s
+        suspect_after_s, well = self.suspect_after_s, Health.WELL
+        alarm = now - suspect_after_s
         for name, lease in self._leases.items():
-            ordinary = not lease.phase and lease.loop_lag_s < self.suspect_after_s
-            if ordinary and lease.heard >= alarm and lease.health is Health.WELL:
+            heard_well = lease.heard >= alarm and lease.health is well
+            if heard_well and not lease.phase and lease.loop_lag_s < suspect_after_s:
                 continue
             health, because = self._judge(lease, now, unseen=name in unseen)
             # Who hangs is told of at every look: the unit may have been lost when it was told for the first time.

@@ -45,10 +45,11 @@ def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
         members = [s for s in state.of_group(spec.name) if s.wanted]
         count = count_after(group, spec)
         if group is not None and count != spec.count:
-            notes.append(f"{spec.name} stays at {count}, set by scale (the run file says {spec.count})")
+            back = f"agentrl scale {spec.name} {spec.count}"
+            notes.append(f"{spec.name} stays at {count}, as it was scaled; back to the run file's number: {back}")
         leaving = {s.unit for s in victims(members, len(members) - count, ())}
         stopped += sorted(leaving)
-        same = group is not None and not group.removed and group.spec.fingerprint() == spec.fingerprint()
+        same = group is not None and group.spec.fingerprint() == spec.fingerprint()
         for slot in members:
             if slot.unit in leaving:
                 continue
@@ -58,7 +59,15 @@ def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
                 changed.append(slot.unit)
             else:
                 kept.append(slot.unit)
-        started += new_units({s.unit for s in members}, spec.name, count - len(members))
+        for unit in new_units({s.unit for s in members}, spec.name, count - len(members)):
+            # One that was scaled down a moment ago may be alive still: then its stop is cancelled.
+            retired = state.slots.get(unit)
+            if retired is None or retired.state not in MAY_STAY:
+                started.append(unit)
+            elif same:
+                kept.append(unit)
+            else:
+                changed.append(unit)
     wanted = {spec.name for spec in specs}
     stopped += [s.unit for s in state.slots.values() if s.wanted and s.group not in wanted]
     return Plan(tuple(kept), tuple(started), tuple(stopped), tuple(changed), tuple(notes))

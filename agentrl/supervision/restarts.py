@@ -57,10 +57,12 @@ def _as_asked(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> V
 
 
 def failed_to_spawn(slot: Slot, reason: str, final: bool, times: SupervisionTimes, dice: float) -> Verdict:
-    """The process could not be started at all."""
+    """The process could not be started at all. If its host may be able to later, it is tried for ever: a full disk is
+    not the unit's fault."""
     if final:
         return Verdict(f"cannot be started: {reason}", fatal=True)
-    return _after_failed_start(slot, f"cannot be started: {reason}", times, dice)
+    slot.refused_starts += 1
+    return Verdict(f"cannot be started now: {reason}", delay_s=backoff_s(slot.refused_starts, times, dice))
 
 
 def _after_failed_start(slot: Slot, story: str, times: SupervisionTimes, dice: float) -> Verdict:

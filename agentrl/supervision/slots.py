@@ -96,6 +96,8 @@ class Slot(msgspec.Struct):
     """Why its heartbeat is not believed."""
     stopping_because: str = ""
     """Non-empty for a stop that nobody asked for (hung, never came up): it counts as a death."""
+    phase_until: float = 0.0
+    """Until when, at the latest, an announced phase may keep it silent: for a coordinator that did not hear of it."""
     bye_code: int | None = None
     """The exit code that the unit itself announced."""
     last_exit: ExitStatus | None = None
@@ -107,6 +109,8 @@ class Slot(msgspec.Struct):
     """Deaths while ready, inside the restart window."""
     failed_starts: int = 0
     """Deaths before it ever was ready, one after another."""
+    refused_starts: int = 0
+    """Starts that its host could not even make, one after another."""
     oom_deaths: list[float] = []
     asked: list[float] = []
     """When it asked to be started again (exit 75), of late."""

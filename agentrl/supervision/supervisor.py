@@ -15,7 +15,7 @@ from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision import events, wishes
-from agentrl.supervision.instructions import Forget, Instruction, KillTree, Publish, Signal, Spawn, StartTimer
+from agentrl.supervision.instructions import Forget, Instruction, KillTree, Persist, Publish, Signal, Spawn, StartTimer
 from agentrl.supervision.lifecycle import UNKNOWN_EXIT, Lifecycle
 from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.slots import Ghost, HostState, Slot, State
@@ -50,6 +50,7 @@ class Supervisor:
             events.UnitBye: self._unit_bye,
             events.StopExtended: self._stop_extended,
             events.StartExtended: self._start_extended,
+            events.PhaseAnnounced: self._phase_announced,
             events.UnitSuspect: self._unit_suspect,
             events.UnitHeard: self._unit_heard,
             events.UnitHung: self._unit_hung,
@@ -192,6 +193,7 @@ class Supervisor:
     def _spawned(self, event: events.Spawned, now: float) -> None:
         if slot := self._present(event):
             slot.pid, slot.start_ticks, slot.spawned = event.pid, event.start_ticks, True
+            slot.refused_starts = 0
             self._ready_without_words(slot, False, now)
             self._life.touch(slot)
 
@@ -294,6 +296,13 @@ class Supervisor:
         slot = self._present(event)
         if slot is not None and slot.state is S.STARTING and event.until > slot.timer:
             self._life.set_timer(slot, event.until)
+
+    def _phase_announced(self, event: events.PhaseAnnounced, now: float) -> None:
+        slot = self._present(event)
+        if slot is not None and event.until > slot.phase_until:
+            # With room, so that a loop of equal phases is not written down at each of them.
+            slot.phase_until = event.until + (event.until - now) / 2
+            self._life.out.append(Persist("slot", slot.unit))
 
     def _unit_suspect(self, event: events.UnitSuspect, now: float) -> None:
         slot = self._present(event)

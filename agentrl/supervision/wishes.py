@@ -93,7 +93,7 @@ def _no_longer_wanted(life: Lifecycle, slot: Slot, by: str) -> None:
 def _fresh_budget(slot: Slot) -> None:
     """A person wants it: earlier failures do not count against it any more."""
     slot.held = ""
-    slot.deaths, slot.oom_deaths, slot.failed_starts = [], [], 0
+    slot.deaths, slot.oom_deaths, slot.failed_starts, slot.refused_starts = [], [], 0, 0
     if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
         slot.generation += 1
     slot.done = slot.stop_now = slot.patient = False

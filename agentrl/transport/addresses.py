@@ -6,7 +6,9 @@ refuse is refused here, with a sentence.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -24,6 +26,15 @@ def runtime_dir(run_uuid: str) -> Path:
     for each in (parent, directory):
         _make_private(each)
     return directory
+
+
+def remove_sockets(run_uuid: str) -> None:
+    """What a coordinator that leaves for good leaves behind of its sockets."""
+    directory = runtime_dir(run_uuid)
+    for name in ("hub", "feed", "metrics"):
+        (directory / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody put something else there
+        directory.rmdir()
 
 
 def hub_address(run_uuid: str) -> str:
@@ -51,6 +62,29 @@ def tcp_triplet(listen: str) -> tuple[str, str, str]:
             hint="For example 127.0.0.1:7600; the two ports after it are used as well.",
         )
     return f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}", f"tcp://{host}:{port + 2}"
+
+
+def why_not_free(address: str) -> str:
+    """Why nobody could listen on a tcp address now; empty if somebody could. Nothing is left behind."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(
+            host.strip("[]") if host != "*" else None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen()
+    except OSError as refused:
+        return refused.strerror or str(refused)
+    return ""
+
+
+def cannot_listen(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"Nothing can listen on {address}: {why}.",
+        hint="Choose another port in coordinator.listen (the next two are used as well), or see `ss -ltnp`.",
+    )
 
 
 def _ipc(path: Path) -> str:

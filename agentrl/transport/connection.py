@@ -14,6 +14,7 @@ from collections.abc import Callable
 import zmq
 
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.addresses import cannot_listen
 from agentrl.transport.contexts import connecting_context
 from agentrl.transport.drain import Drain
 from agentrl.transport.keys import ClientKey
@@ -187,3 +188,11 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
     socket.setsockopt(zmq.TCP_MAXRT, UNANSWERED_S * 1000)
+
+
+def bind(socket: zmq.Socket[bytes], address: str) -> None:
+    """Raises ConfigError if the address is taken, or none of this host."""
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as refused:
+        raise cannot_listen(address, zmq.strerror(refused.errno or 0)) from refused

@@ -43,8 +43,14 @@ class Hub:
             self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
 
     def listen(self, address: str) -> None:
-        """Bind one more address, behind the gate, while the hub is open."""
+        """Bind one more address, behind the gate, while the hub is open. Raises ConfigError if that cannot be."""
         self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
+
+    def unlisten(self) -> None:
+        """Close what is on tcp: nobody is reached there any more."""
+        for router in [router for router in self._routers if router.guarded]:
+            self._routers.remove(router)
+            router.close()
 
     @property
     def peers(self) -> int:

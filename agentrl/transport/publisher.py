@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import zmq
 
+from agentrl.errors import ConfigError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import Connection, keep_alive, nothing
+from agentrl.transport.connection import Connection, bind, keep_alive, nothing
 from agentrl.transport.dealer import check_size
 from agentrl.transport.drain import Drain
 from agentrl.transport.router import BACKLOG
@@ -44,8 +45,14 @@ class Publisher:
             self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
 
     def listen(self, address: str) -> None:
-        """Bind one more address, behind the gate, while the publisher is open."""
+        """Bind one more address, behind the gate, while the publisher is open. Raises ConfigError if that cannot be."""
         self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
+
+    def unlisten(self) -> None:
+        """Close what is on tcp, and end all subscriptions there."""
+        for outlet in [outlet for outlet in self._outlets if outlet.guarded]:
+            self._outlets.remove(outlet)
+            outlet.close()
 
     @property
     def has_subscribers(self) -> bool:
@@ -103,11 +110,9 @@ class _Outlet:
         self._retry = None
         try:
             self._bind()
-        except zmq.ZMQError as refused:
-            if refused.errno != zmq.EADDRINUSE:
-                raise
+        except ConfigError as refused:
             if self._loop.time() >= deadline:
-                _log.error("%s is held by another process; nothing is published there", self._address)
+                _log.error("%s Nothing is published there.", refused.message)
                 deadline += REBIND_WITHIN_S
             self._retry = self._loop.call_later(REBIND_RETRY_S, self._bind_again, deadline)
 
@@ -122,7 +127,7 @@ class _Outlet:
             if self.guarded:
                 keep_alive(socket)
                 self._gate.guard(socket)
-            socket.bind(self._address)
+            bind(socket, self._address)
         except BaseException:
             socket.close()
             raise

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import zmq
 
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import keep_alive
+from agentrl.transport.connection import bind, keep_alive
 from agentrl.transport.dealer import check_size
 from agentrl.transport.drain import Drain
 from agentrl.transport.monitor import Monitor
@@ -81,7 +81,7 @@ class Router:
         self._socket = gate.context.socket(zmq.ROUTER)
         try:
             self._set_options(gate)
-            self._socket.bind(address)
+            bind(self._socket, address)
         except BaseException:
             self._socket.close(linger=0)
             raise
@@ -110,7 +110,7 @@ class Router:
         return not peer.gone
 
     def close(self) -> None:
-        """What is in the library's queues is still sent, for half a second; outboxes are lost."""
+        """What is in the library's queues is still sent, for half a second; outboxes are lost, and all peers gone."""
         if self._drain.stopped:
             return
         if self._flush_timer:
@@ -119,6 +119,8 @@ class Router:
         self._send_answers()
         self._drain.stop()
         self._socket.close(linger=LINGER_MS)
+        for peer in tuple(self._peers.values()):
+            self._leave(peer)
 
     def _set_options(self, gate: Gate) -> None:
         socket = self._socket

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.transport.contexts import new_context
 from agentrl.transport.drain import Drain
 from agentrl.transport.keys import ServerKeys, public_from_wire
+from agentrl.transport.noise import Noise
 
 DOMAIN = b"agentrl"
 """The domain of every guarded socket and of the handler; where they differ every client hangs."""
@@ -24,7 +25,7 @@ DOMAIN = b"agentrl"
 USER_ID = "User-Id"
 
 _HANDLER = "inproc://zeromq.zap.01"
-_log = logging.getLogger(__name__)
+_noise = Noise(logging.getLogger(__name__))
 
 Keyring = Callable[[str], str | None]
 """The name of the key with this public half, or None for one that is unknown or revoked."""
@@ -101,7 +102,6 @@ class Gate:
             return None
         name = self._keyring(public_from_wire(credentials[0]))
         if not name:
-            _log.warning(
-                "refused a connection from %s: its key is unknown or revoked", address.decode(errors="replace")
-            )
+            speaker = address.decode(errors="replace")
+            _noise.warning(speaker, "refused a connection from %s: its key is unknown or revoked", speaker)
         return name

@@ -13,7 +13,8 @@
     if __name__ == "__main__":
         run_unit(main)
 
-The same main loop runs on its own when no coordinator is in the environment.
+`run_unit` takes an `async def main(unit)` as well, and runs it in a loop of its own; `await arun_unit(main)` is for a
+program that has a loop already. The same main loop runs on its own when no coordinator is in the environment.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Invariant: a new value comes into force at the knob's own boundary and at no oth
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Generic, Literal, NamedTuple, TypeVar, cast
+from collections.abc import Callable
+from typing import Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.protocol.messages import KnobDeclaration
@@ -132,6 +132,9 @@ class KnobSet:
     ) -> Knob[T]:
         if name in self._knobs:
             raise ConfigError(f"The knob {name} is declared twice in this unit.")
+        if boundary not in get_args(Boundary):
+            allowed = ", ".join(repr(each) for each in get_args(Boundary))
+            raise ConfigError(f"The boundary of the knob {name} must be one of {allowed}, not {boundary!r}.")
         declaration = _declaration(name, default, boundary, facts or KnobFacts())
         knob = Knob(declaration, default, boundary, preview, on_change, self._on_change)
         if name in self._known:
@@ -146,10 +149,6 @@ class KnobSet:
         knob = self._knobs.get(name)
         if knob is not None:
             knob.offer(value)
-
-    def offer_all(self, values: Mapping[str, KnobValue]) -> None:
-        for name, value in values.items():
-            self.offer(name, value)
 
     def preview(self, name: str, value: KnobValue) -> Preview:
         knob = self._knobs.get(name)

@@ -114,10 +114,10 @@ class _Life:
         )
 
     def __enter__(self) -> _Life:
+        self._requests.install()
         if not self._environment.supervised:
             self._say("no coordinator in the environment; running on its own")
         self._stacks = _listen_for_stack_requests(self._environment)
-        self._requests.install()
         unit = self.unit
         if self._environment.supervised:
             unit._wake = self.speaker.wake

@@ -1,11 +1,12 @@
 """Blocks in foreign code inside an announced phase, with the GIL released or held.
 
-python -m assets.units.blocker [--for 60] [--hold-gil] [--at-most 90]
+python -m assets.units.blocker [--for 60] [--hold-gil] [--at-most 90] [--unannounced]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import time
 
@@ -16,13 +17,13 @@ def main(unit: Unit) -> None:
     options = _options()
     unit.ready()
     blocks = 0
-    while not unit.draining:
-        with unit.phase("native", at_most_s=options.at_most):
+    # The second before each block is there to be heard in: a call that holds the GIL silences the whole process.
+    while unit.sleep(1.0):
+        with contextlib.nullcontext() if options.unannounced else unit.phase("native", at_most_s=options.at_most):
             _block(options.seconds, hold_gil=options.hold_gil)
             unit.tick()
         blocks += 1
         unit.status(f"blocked {blocks} times")
-        unit.sleep(1.0)
 
 
 def _block(seconds: float, *, hold_gil: bool) -> None:
@@ -38,6 +39,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--for", dest="seconds", type=float, default=60.0)
     parser.add_argument("--hold-gil", action="store_true")
     parser.add_argument("--at-most", type=float, default=90.0, help="deadline of the phase in seconds")
+    parser.add_argument("--unannounced", action="store_true", help="without a phase: this is how a hang looks")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """A blocking main loop: it steps, ticks, and now and then waits for another unit.
 
-python -m assets.units.ticker [--every 0.1] [--steps N] [--waits-for UNIT]
+python -m assets.units.ticker [--every 0.1] [--steps N] [--waits-for UNIT [--waits-s 3]]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(unit: Unit) -> None:
             unit.sleep(options.every)
         if options.waits_for:
             with unit.wait("its next batch", on=options.waits_for, at_most_s=60):
-                unit.sleep(options.every)
+                unit.sleep(options.every if options.waits_s is None else options.waits_s)
         unit.status(f"step {step}" + (f" of {options.steps}" if options.steps else ""))
         unit.metric("steps", step)
 
@@ -32,6 +32,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=0.1, help="seconds of one step")
     parser.add_argument("--steps", type=int, default=0, help="end after so many; 0 goes on")
     parser.add_argument("--waits-for", default="", help="a unit to wait for between steps")
+    parser.add_argument("--waits-s", type=float, default=None, help="how long it waits; else as long as a step")
     return parser.parse_args()
 
 

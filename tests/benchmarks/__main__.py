@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import sys
+import time
 
 from rich.console import Console
 
-from tests.benchmarks.figures import Outcome, as_json, machine, show
+from tests.benchmarks.figures import Outcome, as_json, as_markdown, machine, show
+from tests.benchmarks.leaving import nothing_behind
 
 BENCHMARKS = {
     "cli": "tests.benchmarks.commandline",
@@ -25,18 +28,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--json", action="store_true", help="one document on stdout; tables go to stderr")
+    parser.add_argument("--markdown", action="store_true", help="the figures of docs/benchmarks.md on stdout")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
-    console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 130)
+    console = Console(stderr=args.json or args.markdown, width=None if sys.stdout.isatty() else 130)
     console.print(" · ".join(f"{key} {value}" for key, value in machine().items()), style="dim", highlight=False)
     outcomes: dict[str, Outcome] = {}
-    for name in args.names or BENCHMARKS:
-        outcomes[name] = importlib.import_module(BENCHMARKS[name]).measure()
-        show(outcomes[name], console)
+    failed: dict[str, str] = {}
+    try:
+        with nothing_behind() as left:
+            for name in args.names or BENCHMARKS:
+                _measure(name, outcomes, failed, console)
+    except KeyboardInterrupt:
+        console.print("interrupted", style="bold")
+        return 130
+    for process in left:
+        console.print(f"left behind and ended: {process}", style="bold")
     if args.json:
-        print(as_json(outcomes))
-    return 0
+        print(as_json(outcomes, failed))
+    if args.markdown:
+        print(as_markdown(outcomes))
+    return 1 if failed or left else 0
+
+
+def _measure(name: str, outcomes: dict[str, Outcome], failed: dict[str, str], console: Console) -> None:
+    """One that fails does not take the figures of the others with it."""
+    began = time.monotonic()
+    try:
+        outcomes[name] = importlib.import_module(BENCHMARKS[name]).measure()
+    except Exception as broken:
+        failed[name] = f"{type(broken).__name__}: {broken}"
+        logging.exception("the benchmark %s failed", name)
+        return
+    outcomes[name].took_s = round(time.monotonic() - began, 1)
+    show(outcomes[name], console)
 
 
 if __name__ == "__main__":

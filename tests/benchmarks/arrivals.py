@@ -63,11 +63,6 @@ class Arrivals:
     def wait_count(self, count: int) -> float:
         return self.wait(lambda latest: len(latest) >= count)
 
-    def wait_replaced(self, name: str, pid: int) -> float:
-        """When another process than `pid` arrived under the name."""
-        self.wait(lambda latest: latest[name].pid != pid)
-        return self.latest[name].at
-
     def alive(self) -> int:
         """How many of the newest processes live."""
         return sum(Path(f"/proc/{arrival.pid}").exists() for arrival in self.latest.values())

@@ -39,6 +39,7 @@ class Outcome:
     title: str
     lines: list[Line] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    took_s: float = 0.0
 
     def faster(self, what: str, value: float, unit: str, peer: str, peer_value: float, by: float = 0.0) -> None:
         """Less is better: the ratio says how many times longer the peer takes; 0 sets no aim."""
@@ -72,27 +73,45 @@ def p95(values: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))]
 
 
+COLUMNS = ("", "value", "peer", "its value", "ratio", "aim", "reached")
+
+
 def show(outcome: Outcome, console: Console) -> None:
     table = Table(title=outcome.title, title_justify="left")
-    for name in ("", "value", "peer", "its value", "ratio", "aim", "reached"):
+    for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("", "peer", "aim", "reached") else "right")
     for line in outcome.lines:
-        table.add_row(
-            line.what,
-            f"{_short(line.value)} {line.unit}",
-            line.peer,
-            "" if line.peer_value is None else f"{_short(line.peer_value)} {line.unit}",
-            "" if line.ratio is None else _short(line.ratio),
-            line.aim,
-            "" if line.reached is None else "yes" if line.reached else "NO",
-        )
+        table.add_row(*_cells(line))
     console.print(table)
     for note in outcome.notes:
         console.print(f"  {note}", style="dim", highlight=False)
 
 
-def as_json(outcomes: dict[str, Outcome]) -> str:
-    return json.dumps({"machine": machine(), "benchmarks": {n: asdict(o) for n, o in outcomes.items()}}, indent=1)
+def as_markdown(outcomes: dict[str, Outcome]) -> str:
+    """The section of figures in docs/benchmarks.md."""
+    parts = [", ".join(f"{key} {value}" for key, value in machine().items()) + "."]
+    for name, outcome in outcomes.items():
+        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_cells, outcome.lines)]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+        parts += [f"### {name}: {outcome.title}", table, *outcome.notes]
+    return "\n\n".join(parts)
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (
+        line.what,
+        f"{_short(line.value)} {line.unit}".strip(),
+        line.peer,
+        "" if line.peer_value is None else f"{_short(line.peer_value)} {line.unit}",
+        "" if line.ratio is None else _short(line.ratio),
+        line.aim,
+        "" if line.reached is None else "yes" if line.reached else "NO",
+    )
+
+
+def as_json(outcomes: dict[str, Outcome], failed: dict[str, str]) -> str:
+    benchmarks = {name: asdict(outcome) for name, outcome in outcomes.items()}
+    return json.dumps({"machine": machine(), "benchmarks": benchmarks, "failed": failed}, indent=1)
 
 
 def machine() -> dict[str, Any]:

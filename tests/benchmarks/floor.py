@@ -1,6 +1,7 @@
 """The floor of every supervisor: starts COUNT processes and starts each again when it ends; nothing else at all.
 
-`python -m tests.benchmarks.floor SCRIPT COUNT`
+`python floor.py SCRIPT COUNT [CGROUP]`. With CGROUP, a writable cgroup, each life has a cgroup of its own below it, as
+whoever wants to end whole trees needs it; the child enters it by itself before it becomes its program.
 """
 
 from __future__ import annotations
@@ -10,33 +11,58 @@ import select
 import signal
 import sys
 
+_ENTER = 'echo $$ >"$1"; shift; exec "$@"'
 
-def respawn(script: str, count: int) -> None:
-    poll = select.epoll()
-    names: dict[int, str] = {}
-    pids: dict[int, int] = {}
 
-    def start(name: str) -> None:
-        pid = os.posix_spawn("/bin/sh", ["/bin/sh", script, name], os.environ)
+class Loop:
+    def __init__(self, script: str, cgroup: str) -> None:
+        self._script = script
+        self._cgroup = cgroup
+        self._poll = select.epoll()
+        self._lives: dict[int, tuple[str, int, str]] = {}
+        """Name, pid and cgroup by pidfd."""
+
+    def start(self, name: str, life: int = 1) -> None:
+        command = ["/bin/sh", self._script, name]
+        group = ""
+        if self._cgroup:
+            group = f"{self._cgroup}/{name}.{life}"
+            os.mkdir(group)
+            command = ["/bin/sh", "-c", _ENTER, "sh", f"{group}/cgroup.procs", *command]
+        pid = os.posix_spawn("/bin/sh", command, os.environ)
         handle = os.pidfd_open(pid)
-        names[handle], pids[handle] = name, pid
-        poll.register(handle, select.EPOLLIN)
+        self._lives[handle] = (name, pid, group)
+        self._poll.register(handle, select.EPOLLIN)
 
-    def end(*_: object) -> None:
-        for pid in pids.values():
+    def turn(self) -> None:
+        for handle, _ in self._poll.poll():
+            name, pid, group = self._lives.pop(handle)
+            os.waitpid(pid, 0)
+            self._poll.unregister(handle)
+            os.close(handle)
+            life = 1
+            if group:
+                os.rmdir(group)
+                life = int(group.rpartition(".")[2]) + 1
+            self.start(name, life)
+
+    def end(self, *_: object) -> None:
+        for _, pid, group in self._lives.values():
             os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            if group:
+                os.rmdir(group)
         sys.exit()
 
-    signal.signal(signal.SIGTERM, end)
+
+def respawn(script: str, count: int, cgroup: str = "") -> None:
+    loop = Loop(script, cgroup)
+    signal.signal(signal.SIGTERM, loop.end)
     for number in range(count):
-        start(f"unit-{number}")
+        loop.start(f"unit-{number}")
     while True:
-        for handle, _ in poll.poll():
-            os.waitpid(pids.pop(handle), 0)
-            poll.unregister(handle)
-            os.close(handle)
-            start(names.pop(handle))
+        loop.turn()
 
 
 if __name__ == "__main__":
-    respawn(sys.argv[1], int(sys.argv[2]))
+    respawn(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

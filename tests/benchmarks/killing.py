@@ -1,4 +1,7 @@
-"""From the kill of a process to the first act of its replacement."""
+"""From the kill of a process to the first act of its replacement.
+
+Each unit is killed once in a life of its supervisor: a second death may rightly be answered by a pause.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.host import cgroups
 from tests.benchmarks.arrivals import Arrivals
 from tests.benchmarks.figures import Outcome, median, p95
-from tests.benchmarks.supervisors import Agentrl, Circus, Floor, Supervisor, Supervisord
+from tests.benchmarks.supervisors import (
+    Agentrl,
+    Circus,
+    EagerCircus,
+    Floor,
+    FloorInCgroups,
+    Supervisor,
+    Supervisord,
+)
 
 UNITS = 50
-ONE_BY_ONE_S = 40.0
-"""A supervisor that is slow has fewer than all of its units killed one by one."""
+SPREAD_S = 12.0
+"""Longer than two rounds of the slowest supervisor that looks for deaths only now and then."""
 SETTLE_S = 2.0
 CIRCUS_FACTOR = 5.0
 FLOOR_FACTOR = 3.0
@@ -27,33 +39,37 @@ FLOOR_FACTOR = 3.0
 class Latencies:
     """In milliseconds."""
 
-    one_by_one: list[float]
+    spread: list[float]
     at_once: list[float]
 
 
 def measure() -> Outcome:
-    found = {kind.name: _latencies_of(kind) for kind in (Floor, Agentrl, Circus, Supervisord)}
-    ours, floor = found[Agentrl.name], found[Floor.name]
-    outcome = Outcome(f"kill -9 to the replacement's first act, {UNITS} units without probe")
-    for what, pick in (("one after another", "one_by_one"), ("all at once", "at_once")):
+    found = {kind.name: _latencies_of(kind) for kind in _kinds()}
+    outcome = Outcome(f"kill -9 to the replacement's first act, {UNITS} units without probe, each killed once")
+    for what, pick in (("one by one", "spread"), ("all at once", "at_once")):
         for how, of in (("median", median), ("p95", p95)):
-            mine = of(getattr(ours, pick))
-            label = f"{what}, {how}"
-            for peer in (Circus.name, Supervisord.name):
-                by = CIRCUS_FACTOR if peer == Circus.name and how == "median" else 0.0
-                outcome.faster(label, mine, "ms", peer, of(getattr(found[peer], pick)), by)
-            outcome.within(label, mine, "ms", Floor.name, of(getattr(floor, pick)), FLOOR_FACTOR)
-    for name, latencies in found.items():
-        outcome.notes.append(f"{name}: {len(latencies.one_by_one)} killed one by one, {len(latencies.at_once)} at once")
+            mine = of(getattr(found[Agentrl.name], pick))
+            for peer, latencies in found.items():
+                theirs = of(getattr(latencies, pick))
+                if peer in (Floor.name, FloorInCgroups.name):
+                    outcome.within(f"{what}, {how}", mine, "ms", peer, theirs, FLOOR_FACTOR)
+                elif peer != Agentrl.name:
+                    by = CIRCUS_FACTOR if peer == Circus.name and how == "median" else 0.0
+                    outcome.faster(f"{what}, {how}", mine, "ms", peer, theirs, by)
+    outcome.notes.append(f"one by one: at random moments of {SPREAD_S:g} s, in step with no supervisor's clock.")
     return outcome
 
 
+def _kinds() -> list[type[Supervisor]]:
+    kinds: list[type[Supervisor]] = [Floor, FloorInCgroups, Agentrl, Circus, EagerCircus, Supervisord]
+    return kinds if cgroups.usable() else [kind for kind in kinds if kind is not FloorInCgroups]
+
+
 def _latencies_of(kind: type[Supervisor]) -> Latencies:
-    """Each unit is killed once in a life of the supervisor: a second death may rightly be answered by a pause."""
-    return Latencies(_in_a_life(kind, _one_by_one), _in_a_life(kind, _all_at_once))
+    return Latencies(_in_a_life(kind, _spread), _in_a_life(kind, _at_once))
 
 
-def _in_a_life(kind: type[Supervisor], kill: Callable[[Arrivals], list[float]]) -> list[float]:
+def _in_a_life(kind: type[Supervisor], moments: Callable[[], list[float]]) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         arrivals = Arrivals(Path(folder) / "arrivals")
         supervisor = kind(Path(folder) / "supervisor", arrivals)
@@ -62,29 +78,25 @@ def _in_a_life(kind: type[Supervisor], kill: Callable[[Arrivals], list[float]]) 
             arrivals.wait_count(UNITS)
             # Whatever a supervisor does after a start is over by then.
             time.sleep(max(SETTLE_S, supervisor.settle_s))
-            return kill(arrivals)
+            return _kill_all(arrivals, moments())
         finally:
             supervisor.stop()
             arrivals.close()
 
 
-def _one_by_one(arrivals: Arrivals) -> list[float]:
-    latencies: list[float] = []
-    until = time.monotonic() + ONE_BY_ONE_S
-    for name, arrival in list(arrivals.latest.items()):
-        if time.monotonic() > until:
-            break
-        killed = time.monotonic()
-        os.kill(arrival.pid, signal.SIGKILL)
-        latencies.append((arrivals.wait_replaced(name, arrival.pid) - killed) * 1e3)
-        # Not in step with any clock of the supervisor, nor right behind the work that the last death caused.
-        time.sleep(random.uniform(0.02, 0.12))
-    return latencies
+def _spread() -> list[float]:
+    return sorted(random.uniform(0.0, SPREAD_S) for _ in range(UNITS))
 
 
-def _all_at_once(arrivals: Arrivals) -> list[float]:
-    before, killed = dict(arrivals.latest), {}
-    for name, arrival in before.items():
+def _at_once() -> list[float]:
+    return [0.0] * UNITS
+
+
+def _kill_all(arrivals: Arrivals, moments: list[float]) -> list[float]:
+    """Kill one unit at each moment, whatever the others do; how long each replacement took."""
+    before, killed, began = dict(arrivals.latest), {}, time.monotonic()
+    for (name, arrival), moment in zip(before.items(), moments, strict=True):
+        time.sleep(max(0.0, began + moment - time.monotonic()))
         killed[name] = time.monotonic()
         os.kill(arrival.pid, signal.SIGKILL)
     arrivals.wait(lambda latest: all(latest[name].pid != before[name].pid for name in before))

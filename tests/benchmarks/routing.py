@@ -6,7 +6,6 @@ peer, checks what it may do, does it and encodes the answer; the bare loop hands
 
 from __future__ import annotations
 
-import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -15,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import psutil
-import zmq
 
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR
@@ -78,18 +75,9 @@ def _pump(address: str, hello: bytes, frame: bytes) -> float:
 @contextmanager
 def _bare(folder: str) -> Iterator[str]:
     address = f"ipc://{folder}/bare"
-    process = multiprocessing.get_context("spawn").Process(target=_echo, args=(address,), daemon=True)
-    process.start()
+    process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("echo.py")), address])
     try:
         yield address
     finally:
-        psutil.Process(process.pid).kill()
-        process.join()
-
-
-def _echo(address: str) -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.bind(address)
-        while True:
-            identity, frame = router.recv_multipart()
-            router.send_multipart([identity, frame])
+        process.kill()
+        process.wait()

@@ -28,6 +28,7 @@ from agentrl.host import proc
 from agentrl.host.claim import Claim
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, HostFacts
+from agentrl.protocol.rows import UnitRow
 from agentrl.protocol.wire import decode_from_coordinator, encode
 from agentrl.transport.addresses import hub_address
 from tests.waiting import eventually
@@ -79,6 +80,10 @@ class Stage:
         self.client.apply(config.model_dump(mode="json"))
         eventually(lambda: len(self.spawns) == units, within_s=PATIENCE_S, what="every unit is ordered to start")
         return list(self.spawns.values())
+
+    def units(self) -> list[UnitRow]:
+        rows = self.client.snapshot(("unit",), deadline_s=PATIENCE_S).rows.values()
+        return [row for row in rows if isinstance(row, UnitRow)]
 
     def hello_of(self, spawn: messages.Spawn) -> bytes:
         return encode(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from agentrl.host import cgroups
 from tests.benchmarks.arrivals import Arrivals
 from tests.e2e.running import Run
 
@@ -95,15 +96,33 @@ class Floor(_Daemon):
         return [sys.executable, str(Path(__file__).with_name("floor.py")), str(self.arrivals.script), str(count)]
 
 
+class FloorInCgroups(Floor):
+    """The same loop with what agentrl gives every unit: a cgroup of its own, so that its whole tree can be ended."""
+
+    name = "bare loop, a cgroup each"
+
+    def command(self, count: int) -> list[str]:
+        self._cgroups = cgroups.detect(f"bench-{os.getpid()}", "floor")
+        if not self._cgroups.can_kill:
+            raise RuntimeError("no cgroup v2 may be used here")
+        return [*super().command(count), str(self._cgroups.tree_base)]
+
+    def stop(self) -> None:
+        super().stop()
+        self._cgroups.close()
+
+
 class Circus(_Daemon):
     name = "circus"
     scales = True
+    settings = ""
 
     def command(self, count: int) -> list[str]:
         ini = self.folder / "circus.ini"
         # Addresses in a folder of its own instead of the fixed tcp ports; all else is as it comes.
         ini.write_text(
             f"[circus]\nendpoint = ipc://{self.folder}/endpoint\npubsub_endpoint = ipc://{self.folder}/pubsub\n"
+            f"{self.settings}"
             f"[watcher:unit]\ncmd = /bin/sh {self.arrivals.script} unit-$(circus.wid)\nnumprocesses = {count}\n"
         )
         return [str(BIN / "circusd"), str(ini)]
@@ -115,6 +134,13 @@ class Circus(_Daemon):
     def _tell(self, *words: str) -> None:
         command = [str(BIN / "circusctl"), "--endpoint", f"ipc://{self.folder}/endpoint", *words]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+class EagerCircus(Circus):
+    """It looks for ended processes fifty times as often as it does unasked."""
+
+    name = "circus, check_delay 0.1 s"
+    settings = "check_delay = 0.1\n"
 
 
 class Supervisord(_Daemon):

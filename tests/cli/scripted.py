@@ -13,9 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
@@ -26,6 +24,8 @@ from agentrl.transport import addresses
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
+
+R = TypeVar("R", bound=rows.AnyRow)
 
 Answer = Callable[[Args], Any]
 
@@ -150,11 +150,13 @@ class Scripted:
         return Accepted(request.id, effect, tier_of(effect))
 
     def _report(self) -> StatusReport:
-        def all_of(kind: type[rows.AnyRow]) -> tuple[msgspec.Raw, ...]:
-            return tuple(wire.raw(row) for row in self.rows.values() if isinstance(row, kind))
+        def all_of(kind: type[R]) -> tuple[R, ...]:
+            return tuple(row for row in self.rows.values() if isinstance(row, kind))
 
+        run = self.rows["run"]
+        assert isinstance(run, rows.RunRow)
         return StatusReport(
-            run=wire.raw(self.rows["run"]),
+            run=run,
             groups=all_of(rows.GroupRow),
             units=all_of(rows.UnitRow),
             hosts=all_of(rows.HostRow),

@@ -6,7 +6,10 @@ import json
 import os
 import pty
 import re
+import select
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +99,26 @@ def test_ctrl_c_ends_the_waiting_and_says_so(
     assert "goes on" in said.err
 
 
+def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
+    shell: Shell, coordinator: Scripted, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slow(args: commands.Args) -> None:
+        asked.set()
+        may_answer.wait(30)
+
+    coordinator.answers["apply"] = slow
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: demo\ndir: {shell.home / 'dir'}\nsidecars: {{}}\n")
+    process = shell.start("up", str(file))
+    assert asked.wait(20)
+    said = interrupted(process)
+    may_answer.set()
+    assert said.code == ExitCode.INTERRUPTED
+    assert "Nothing was started or changed." in said.err
+
+
 def test_a_script_is_never_asked(shell: Shell, coordinator: Scripted) -> None:
     coordinator.effects["scale"] = DISRUPTIVE
     shell("scale", "web", "1")
@@ -131,9 +154,14 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
     if child == 0:
         os.chdir(shell.home.parent)
         os.execve(PROGRAM[0], [*PROGRAM, *arguments], {**shell.env, "TERM": "xterm"})
-    shown, deadline, answered = "", time.monotonic() + 30, False
+    shown, deadline, answered = "", time.monotonic() + 60, False
     try:
         while time.monotonic() < deadline:
+            if not select.select([terminal], [], [], 2.0)[0]:
+                # A Ctrl-C in the moment before the reading begins is kept until the next key: press it again.
+                if answered and typed == "\x03":
+                    os.write(terminal, typed.encode())
+                continue
             try:
                 shown += os.read(terminal, 4096).decode(errors="replace")
             except OSError:
@@ -141,6 +169,8 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
             if not answered and re.search(question, shown):
                 answered = True
                 os.write(terminal, typed.encode())
+        else:
+            os.kill(child, signal.SIGKILL)
     finally:
         os.waitpid(child, 0)
         os.close(terminal)
@@ -222,7 +252,15 @@ def test_tune_without_value_shows_knob_and_history(shell: Shell, coordinator: Sc
     coordinator.answers["knobs"] = lambda args: [KNOB]
     coordinator.answers["knob_history"] = lambda args: [rows.AuditRow(1, time.time(), "ann", "tune", "90 → 60")]
     assert "ann  90 → 60" in shell("tune", KNOB.name).out
-    assert "1 to 600" in shell("tune").out
+    assert "1 to 600" in shell("tune", KNOB.name).out
+    coordinator.answers["knob_history"] = lambda args: [
+        rows.AuditRow(number, time.time(), "ann", "tune", f"{90 - number} → {89 - number}") for number in range(3)
+    ]
+    assert "90 → 89" in shell("tune", KNOB.name, "--history").out
+    last = shell("tune", KNOB.name).out
+    assert "88 → 87" in last
+    assert "90 → 89" not in last
+    assert "--history" in last
     assert shell("tune", KNOB.name, "--json").json["history"][0]["who"] == "ann"
     near = shell("tune", "supervision.backof_max_s", expect=ExitCode.UNKNOWN)
     assert KNOB.name in near.err
@@ -232,7 +270,9 @@ def test_ranges_of_knobs_in_words() -> None:
     assert allowed(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
 
 
-def test_keys_new_writes_a_file_that_only_the_owner_reads(shell: Shell, tmp_path: Path) -> None:
+def test_keys_new_writes_a_file_that_only_the_owner_reads(
+    shell: Shell, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
     with Scripted(shell.home) as coordinator:
         said = shell("keys", "new", "ann", expect=ExitCode.CONFIG)
         assert "coordinator.listen" in said.err
@@ -252,3 +292,11 @@ def test_keys_new_writes_a_file_that_only_the_owner_reads(shell: Shell, tmp_path
         coordinator.ends_as = rows.OperationState.FAILED
         shell("keys", "new", "bob", expect=ExitCode.FAILED)
         assert not (tmp_path / "bob.key").exists(), "a key that opens nothing is not left behind"
+        coordinator.ends_as = rows.OperationState.RUNNING
+        said = shell("keys", "new", "eve", "--timeout", "0.5", expect=ExitCode.TIMEOUT)
+        assert "eve.key is kept" in said.err
+        assert (tmp_path / "eve.key").exists(), "a key that may be admitted is not thrown away"
+        waiting = shell.start("keys", "new", "zoe")
+        eventually(lambda: len(coordinator.sent("add_key")) == 4, what="the key to be sent")
+        assert "zoe.key is kept" in interrupted(waiting).err
+        assert (tmp_path / "zoe.key").exists()

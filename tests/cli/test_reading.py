@@ -127,6 +127,18 @@ def test_events_are_sorted_and_show_the_evidence(shell: Shell, coordinator: Scri
     shell("events", "--kind", "rumour", expect=ExitCode.USAGE)
 
 
+def test_what_a_command_did_is_one_event(shell: Shell, coordinator: Scripted) -> None:
+    id, now = "0123456789abcdef0123456789abcdef", time.time()
+    done = rows.OperationRow(id, "tune", "tune: x: 1 -> 2", "ann", rows.OperationState.SUCCEEDED, now)
+    audit = rows.AuditRow(1, now, "ann", "tune", "tune: x: 1 -> 2", operation=id, note="why not")
+    coordinator.answers["events"] = lambda args: [done, audit]
+    said = shell("events").out
+    assert said.count("\n") == 1
+    assert "01234567  tune: x: 1 -> 2 (why not), by ann: succeeded" in said
+    assert id not in said
+    assert len(shell("events", "--json").json) == 2
+
+
 def test_events_are_followed_by_the_feed(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
@@ -144,12 +156,12 @@ def test_events_are_followed_by_the_feed(
 
 def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) -> None:
     row = rows.AlertRow(
-        "m:web-0", "m", "web-0", rows.Severity.WARNING, rows.AlertState.FIRING, "memory grows", time.time() - 60,
+        "m:web-0", "m", "web-0", rows.Severity.WARNING, rows.AlertState.FIRING, "memory grows", time.time() - 630,
         evidence=("2 GiB/h", HOSTILE), suggest="agentrl restart web-0",
     )  # fmt: skip
     coordinator.answers["alerts"] = lambda args: [row]
     said = shell("alerts", "list").out
-    for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "60 s"):
+    for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "10 min"):
         assert needed in said
     assert "\x1b" not in said
     shell("alerts", "silence", "m", "--for", "2h", "--why", "known")

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from agentrl.cli.screen import screen, story
+from agentrl.cli.screen import fitted, screen, story
 from agentrl.cli.view import View
 from agentrl.errors import ExitCode
 from agentrl.protocol import rows
+from agentrl.protocol.messages import HostFacts
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
 
@@ -80,6 +81,21 @@ def test_the_picture_fits_and_tells_what_matters(width: int) -> None:
     assert picture.index("gave up") < picture.index("serving"), "alerts stand on top"
 
 
+def test_a_narrow_terminal_shows_less_and_splits_no_word() -> None:
+    view = view_of(
+        rows.RunRow("demo", "u", "running", started_at=time.time()),
+        unit("worker-0", status="generalises", pid=1, cpu_percent=12.0, rss_bytes=512 << 20, incarnation=3, restarts=2),
+        unit("worker-1", status="generalises", pid=1, cpu_percent=99.0, rss_bytes=512 << 20, incarnation=3),
+        rows.HostRow("far-away", "up", memory_used_bytes=1 << 30, facts=HostFacts(memory_bytes=24 << 30), units=2),
+    )
+    for width in (44, 50, 60, 72):
+        picture = painted(view, width)
+        assert max(len(line) for line in picture.splitlines()) <= width
+        assert picture.count("generalises") == 2
+        assert "1 GiB of 24 GiB" in picture
+        assert ("512 MiB" in picture) is (width >= 60)
+
+
 def test_hostile_text_neither_styles_nor_controls() -> None:
     picture = painted(
         view_of(
@@ -132,6 +148,49 @@ def test_check_is_for_scripts(shell: Shell, coordinator: Scripted) -> None:
     assert shell("status", "--check", "--json", expect=ExitCode.UNHEALTHY).json["run"]["state"] == "degraded"
 
 
+def test_a_picture_that_is_too_high_says_how_much_is_missing() -> None:
+    console = Console(file=io.StringIO(), width=80, height=12, markup=False, highlight=False)
+    view = view_of(rows.RunRow("demo", "u", "running"), *(unit(f"web-{slot}") for slot in range(30)))
+    console.print(fitted(console, screen(view, 80)))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 12
+    assert lines[0].startswith("demo running")
+    shown = sum(line.startswith("web-") for line in lines)
+    assert lines[-1].startswith(f"... {30 - shown} more lines")
+    few = view_of(rows.RunRow("demo", "u", "running"), unit())
+    assert "more lines" not in painted(few, 80)
+
+
+def test_what_is_suggested_reaches_the_run_that_is_looked_at(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.rows["alert/x"] = alert()
+    coordinator.answers["alerts"] = lambda args: [alert()]
+    assert "\n    agentrl logs web-1 --previous\n" in shell("status").out
+    for verb in (["status"], ["alerts", "list"]):
+        assert "agentrl logs --run demo web-1 --previous" in shell(*verb, "--run", "demo").out
+
+
+@pytest.mark.parametrize("dumb", [False, True])
+def test_watch_prints_a_picture_per_change_where_nothing_can_be_repainted(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said], dumb: bool
+) -> None:
+    if dumb:
+        shell.env |= {"TERM": "dumb", "FORCE_COLOR": "1"}  # a terminal, as far as anybody can tell
+    coordinator.rows["unit/web-0"] = unit()
+    process = shell.start("status", "--watch", "--no-color")
+    assert process.stdout is not None
+
+    def next_line_of(unit: str) -> str:
+        assert process.stdout is not None
+        return next(line for line in iter(process.stdout.readline, "") if line.startswith(unit))
+
+    assert "ready" in next_line_of("web-0")
+    coordinator.publish("unit/web-0", unit(state=rows.UnitState.FATAL))
+    assert "fatal" in next_line_of("web-0")
+    said = interrupted(process)
+    assert said.code == ExitCode.INTERRUPTED
+    assert "\x1b" not in said.out
+
+
 def test_watch_gives_every_change_as_a_line(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
@@ -147,3 +206,16 @@ def test_watch_gives_every_change_as_a_line(
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
     assert not said.err
+
+
+def test_a_finished_job_is_completed() -> None:
+    picture = painted(
+        view_of(
+            rows.GroupRow("job", "sidecar", 1, other={"completed": 1}),
+            unit("job-0", group="job", state=rows.UnitState.STOPPED, done=True, reason="done"),
+        ),
+        80,
+    )
+    assert "1 completed" in picture
+    assert "completed" in picture.partition("job-0")[2]
+    assert "stopped" not in picture

@@ -46,6 +46,31 @@ def test_up_says_what_it_kept_started_stopped_and_changed(a_run: Run) -> None:
     assert (third["kept"], third["started"], third["stopped"]) == (["web-0"], ["db-0"], ["web-1"])
     again = a_run.cli("up", "--run", a_run.name)
     assert again["kept"] == ["db-0", "web-0"], "the file of the last up is known"
+    a_run.sidecar("db", ["sleep", "1001"])
+    a_run.write()
+    said = a_run.raw("up", str(a_run.file)).stdout
+    assert "replaced 1: db-0" in said
+    assert "stopped" not in said
+
+
+def test_up_of_a_run_that_nobody_knows(a_run: Run) -> None:
+    code, document = a_run.cli("up", "--run", "nosuch", check=False)
+    assert code == ExitCode.UNKNOWN
+    assert "no run named nosuch" in document["error"]["message"]
+
+
+def test_what_is_left_by_an_up_that_does_not_come_to_its_end(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER)
+    a_run.write()
+    process = a_run.start("up", str(a_run.file))
+    eventually(lambda: (a_run.state_dir / "run.json").exists(), what="the beginning of up")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert any(said in err for said in ("Nothing was started", "No unit was started", "goes on")), err
+    hurried = a_run.raw("up", str(a_run.file), "--timeout", "0.01")
+    assert hurried.returncode == ExitCode.TIMEOUT, hurried
+    assert "goes on" in hurried.stderr
 
 
 def test_two_ups_at_once_are_both_fine(a_run: Run) -> None:
@@ -65,6 +90,7 @@ def test_down_proves_that_nothing_is_left_and_up_comes_back(a_run: Run) -> None:
     keepers = [a_run.coordinator_pid(), a_run.agent_pid()]
     ended = a_run.cli("down")
     assert ended["proven"] is True
+    assert len(ended["lines"]) == 1, "one host is told of once"
     assert ended["scan"]["found"] == []
     assert not a_run.processes()
     assert not any(a_run.alive(pid) for pid in keepers)
@@ -216,6 +242,22 @@ def test_following_shows_what_changes(a_run: Run, interrupted: Callable[[subproc
     assert a_run.lives_of("web-0")
 
 
+def test_a_person_who_follows_reads_names_and_not_keys(
+    a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]
+) -> None:
+    a_run.sidecar("web", SLEEPER)
+    a_run.write()
+    process = a_run.start("up", str(a_run.file), "--follow")
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    awaited = {"web-0 is ready: started\n", f"the run {a_run.name} is running\n"}
+    while not awaited <= set(lines):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    assert "unit/" not in "".join(lines)
+    interrupted(process)
+
+
 def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
     from tests.transport.conftest import free_triplet
 
@@ -239,5 +281,16 @@ def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_
     code, document = a_run.cli("keys", "revoke", "eve", check=False)
     assert code == ExitCode.REFUSED
     assert "--yes" in document["error"]["hint"]
+    watching = subprocess.Popen(
+        [PYTHON, "-m", "agentrl", "status", "--watch", "--json", "--key", file],
+        env={**a_run.environ, "AGENTRL_HOME": str(tmp_path / "far")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert any("~caught-up" in line for line in watching.stdout)
     a_run.cli("keys", "revoke", "eve", "--yes")
     assert by_key("status").code == ExitCode.KEY_REFUSED
+    *_, last = watching.communicate(timeout=60)[0].splitlines()
+    assert watching.returncode == ExitCode.KEY_REFUSED
+    assert "revoked" in json.loads(last)["error"]["message"]

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from agentrl.control.books.feed import Feed
 from agentrl.errors import ExitCode
 from agentrl.protocol import commands, wire
@@ -26,7 +24,7 @@ from agentrl.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from agentrl.protocol.rows import GroupRow, OperationRow, OperationState
+from agentrl.protocol.rows import GroupRow, OperationRow, OperationState, RunRow
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.keys import KeyPair, new_keypair
 from agentrl.transport.publisher import Publisher
@@ -172,7 +170,7 @@ class SmallCoordinator:
         elif request.name == "knobs":
             self._send(peer, Reply(request.id, wire.raw([])))
         else:
-            report = commands.StatusReport(run=msgspec.Raw(msgspec.msgpack.encode({"name": "tiny"})))
+            report = commands.StatusReport(run=RunRow(name="tiny", uuid="", state="running"))
             self._send(peer, Reply(request.id, wire.raw(report)))
 
     def _send(self, peer: Peer, message: Message) -> None:

@@ -10,15 +10,15 @@ import pytest
 import agentrl
 from agentrl.client import RESET
 from agentrl.client.blocking import BlockingClient
-from agentrl.errors import NoCoordinatorError, UnknownNameError
+from agentrl.errors import NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.protocol.commands import StatusReport
-from agentrl.protocol.rows import OperationState
+from agentrl.protocol.rows import OperationState, RunRow
 from tests.client.coordinator import SmallCoordinator
 
 
 def use(address: str) -> list[object]:
     with agentrl.connect(address=address, timeout_s=20) as client:
-        results: list[object] = [client.status(), client.scale("web", to=3).operation, client.wait("op", timeout_s=20)]
+        results: list[object] = [client.status(), client.scale("web", 3).operation, client.wait("op", timeout_s=20)]
         for key, _ in client.follow():
             results.append(key)
             break
@@ -27,6 +27,8 @@ def use(address: str) -> list[object]:
         assert client.connected
         assert "restart" in dir(client)
     client.close()
+    with pytest.raises(UsageError, match="was closed"):
+        client.status()
     return results
 
 
@@ -34,6 +36,7 @@ async def test_methods_block_and_answer(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.SUCCEEDED)
     status, operation, row, first = await asyncio.to_thread(use, coordinator.address)
     assert isinstance(status, StatusReport)
+    assert isinstance(status.run, RunRow)
     assert operation in coordinator.executed
     assert row == coordinator.rows["op/op"]
     assert first == RESET
@@ -54,6 +57,10 @@ def test_nobody_there_is_an_error_and_leaves_no_thread(tmp_path: object) -> None
     with pytest.raises(NoCoordinatorError):
         agentrl.connect(address=f"ipc://{tmp_path}/hub", timeout_s=0.2)
     assert not [thread for thread in threading.enumerate() if thread.name == "agentrl-client"]
+
+
+def test_what_there_is_is_listed() -> None:
+    assert "connect" in dir(agentrl)
 
 
 def test_unknown_attributes_are_unknown() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from agentrl.client import Client, ClientKey, find, new_keypair
+from agentrl.client.discovery import forget_dead
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConfigError, NoCoordinatorError, UnknownNameError, UsageError
 
@@ -128,6 +130,13 @@ async def test_nobody_is_waited_for_if_nobody_is_left_to_answer(env: dict[str, s
         async with Client.connect("mine", timeout_s=30):
             pass
     assert time.monotonic() - began < 10
+
+
+def test_what_died_is_forgotten_and_what_lives_is_not(env: dict[str, str]) -> None:
+    for alive in (True, False):
+        state = make_run(f"is-{alive}".lower(), alive=alive)
+        forget_dead(state, str(uuid.uuid4()))
+        assert (state / "coordinator.json").exists() == alive
 
 
 async def test_a_coordinator_that_its_host_agent_may_bring_back_is_waited_for(env: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config import shape
+from agentrl.config import shape, show
 from agentrl.config.load import RESERVED_VARIABLES, Loaded, load_config
+from agentrl.config.placeholders import PLACEHOLDERS
 from agentrl.config.plain import config_from_plain
 from agentrl.config.run import RESERVED_GROUPS, RunConfig
 from agentrl.errors import ConfigError, ExitCode
+from agentrl.host.environment import Home, filled
 
 
 @pytest.fixture
@@ -320,3 +323,88 @@ def test_any_shape_of_values_is_a_configuration_or_a_config_error(plain):
     if isinstance(plain, dict):
         with contextlib.suppress(ConfigError):
             config_from_plain(plain)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'command: ["ls", "a\0b"]',
+        r'command: "ls a\0b"',
+        r'env: {A: "a\0b"}',
+        r'cwd: "a\0b"',
+        r'ready: {http: "http://a\0b"}',
+        r'live: {exec: ["ls", "\ud800"]}',
+    ],
+)
+def test_what_no_process_could_be_given_is_refused(mistakes, line):
+    command = "" if line.startswith("command") else "    command: ls\n"
+    (mistake,) = mistakes(f"name: demo\nsidecars:\n  web:\n{command}    {line}\n")
+    assert "without NUL" in mistake
+    assert "sidecars.web" in mistake
+
+
+def test_a_value_for_a_group_that_is_not_there_names_its_source_and_the_nearest_group(mistakes):
+    found = mistakes(WEB, environ={"AGENTRL_SIDECARS__WEBB__COUNT": "2"})
+    assert found == ["environment AGENTRL_SIDECARS__WEBB__COUNT: there is no group webb; did you mean web?"]
+    assert mistakes(WEB, ["sidecars.db.count=2"]) == ["--set sidecars.db.count: there is no group db; known are: web."]
+
+
+def test_a_group_may_be_made_by_set(load):
+    assert load(WEB, ["sidecars.db.command=ls", "sidecars.db.count=2"]).config.sidecars["db"].count == 2
+
+
+@pytest.mark.parametrize(
+    ("set", "sentence"),
+    [
+        ("a.b=3", "--set a.b: unknown key a; known are: name, dir, "),
+        ("name.x=3", "--set name.x: name has no keys of its own, so there is no name.x."),
+        ("sidecars.web.count.x=3", "--set sidecars.web.count.x: sidecars.web.count has no keys of its own, so "),
+    ],
+)
+def test_a_key_below_what_has_none(mistakes, set, sentence):
+    (found,) = mistakes(WEB, [set])
+    assert found.startswith(sentence)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n"])
+def test_an_empty_run_file_is_named(mistakes, text):
+    assert mistakes(text) == ["run.yaml: the run needs the key name."]
+
+
+@pytest.mark.parametrize(
+    ("command", "mistake"),
+    [
+        ("ls {slott}", "{slott} is no placeholder; did you mean {slot}?"),
+        ("ls --dir={run-dir}/x", "{run-dir} is no placeholder; did you mean {run_dir}?"),
+        ("ls {slot} {unit} {run_dir} {state_dir} {python}", ""),
+        ("ls {} ${slots} {{slots}} {HOME} {foo} {1}", ""),
+        ("['{python}', -c, 'print(f\"{units} of {slots}\")']", ""),
+    ],
+)
+def test_a_misspelt_placeholder_is_a_mistake_and_other_braces_are_the_commands_own(load, mistakes, command, mistake):
+    text = f"name: demo\nsidecars:\n  web:\n    command: {command if command[0] == '[' else json.dumps(command)}\n"
+    if mistake:
+        (found,) = mistakes(text)
+        assert mistake in found
+        assert found.startswith("run.yaml:3: sidecars.web")
+    else:
+        load(text)
+
+
+def test_placeholders_are_those_that_the_host_agent_replaces(tmp_path):
+    home = Home("u", "h", tmp_path, tmp_path)
+    for name in PLACEHOLDERS:
+        assert filled(f"{{{name}}}", home, "web-0") != f"{{{name}}}"
+
+
+def test_advice_names_missing_programs_and_odd_braces(load):
+    loaded = load(
+        "name: demo\nsidecars:\n"
+        "  a: {command: nosuchprogram}\n  b: {command: '{python} -V'}\n  c: {command: ls}\n"
+        "  d: {command: ./start.sh}\n  e: {command: nosuchprogram, hosts: far}\n  f: {command: 'ls {foo}'}\n"
+    )
+    assert show.advice(loaded) == [
+        "sidecars.f.command: {foo} is no placeholder and stays as it is.",
+        "run.yaml:3: sidecars.a.command: there is no program nosuchprogram on this host.",
+        "run.yaml:6: sidecars.d.command: there is no program ./start.sh on this host.",
+    ]

@@ -39,7 +39,7 @@ def test_a_run_is_made_once_and_found_again(home, tmp_path):
 
 
 def test_many_who_come_at_once_agree_on_the_identity(tmp_path, home):
-    script = "import sys; from agentrl.config import paths; print(paths.create_run('demo', sys.argv[1]).uuid)"
+    script = "import sys; from agentrl.config import paths as p; print(p.create_run('demo', p.Path(sys.argv[1])).uuid)"
 
     def ask(_: int) -> str:
         return subprocess.run(
@@ -116,3 +116,10 @@ def test_the_light_modules_stay_light(module):
     ).stdout.split()
     heavy = {"pydantic", "yaml", "msgspec", "zmq", "rich", "typer", "asyncio"}
     assert heavy.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize("run_dir", ["/proc/nope/x", "/dev/null/x", "/dev/null"])
+def test_a_directory_that_cannot_be_is_a_sentence_and_leaves_no_run_behind(home, run_dir):
+    with pytest.raises(DiskError, match=f"{run_dir} cannot be made.*Set `dir`"):
+        paths.create_run("demo", Path(run_dir))
+    assert paths.list_runs() == []

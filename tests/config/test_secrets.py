@@ -45,6 +45,9 @@ def test_a_missing_secret_names_the_reference_and_the_cure(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not text"):
         resolve_secret(f"file:{tmp_path}/binary")
+    (tmp_path / "zero").write_bytes(b"a\0b")
+    with pytest.raises(ConfigError, match="NUL"):
+        resolve_secret(f"file:{tmp_path}/zero")
 
 
 def _written(tmp_path, text):
@@ -99,7 +102,7 @@ def test_names_under_which_they_do_not(name):
 def test_a_secret_that_is_written_out_works_but_is_not_shown_and_a_reference_is_advised(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
-        "name: demo\nsidecars:\n  web:\n    command: x\n    env:\n"
+        "name: demo\nsidecars:\n  web:\n    command: ls\n    env:\n"
         "      API_KEY: hunter2\n      HF_TOKEN: env:HF_TOKEN\n      MODE: fast\n"
     )
     loaded = load_config(file, environ={})

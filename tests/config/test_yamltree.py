@@ -74,7 +74,7 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
         ("<<: 3\n", "f.yaml:1: `<<` takes a mapping"),
         ("a: \x07\n", "this is not valid YAML"),
         ("a: 1\n---\nb: 2\n", "this is not valid YAML"),
-        ("\ta: 1\n", "this is not valid YAML"),
+        ("\ta: 1\n", "f.yaml:1: this is not valid YAML: a tab stands where YAML wants spaces"),
         (f"a: {'[' * 5000}{']' * 5000}\n", "f.yaml: values are nested too deeply"),
         (BOMB, "f.yaml:1: there are more than 100000 values"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agentrl.control.alerts.book import AlertEngine, AlertTimes, Finding, Outcome, World
+from agentrl.control.alerts.book import AlertEngine, AlertTimes, Finding, Outcome, Told, World
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.rows import AlertRow, AlertState, RunRow, Severity
 
@@ -23,6 +23,7 @@ class Level:
     name: str = "level"
     severity: Severity = Severity.PAGE
     for_s: float = 0.0
+    certain: bool = False
     levels: dict[str, float] = field(default_factory=dict)
 
     def check(self, world: World, alerting: Collection[str], now: float) -> Iterable[Finding]:
@@ -55,6 +56,11 @@ class Clock:
 
 def told(outcome: Outcome) -> list[str]:
     return [notification.what for notification in outcome.notify]
+
+
+def arrived(clock: Clock, *, ended: bool = False) -> list[Told]:
+    """Everything that there is has been told."""
+    return [Told(row.id, row.since_at, ended) for row in clock.engine.rows(all=True)]
 
 
 def test_nothing_wrong_is_nothing_at_all() -> None:
@@ -216,7 +222,7 @@ def test_a_restart_of_the_coordinator_repeats_nothing_and_ends_nothing_too_early
     after = Clock(Level())
     after.now = 5000.0
     after.jump = -4990.0
-    after.engine.restore([row for row in rows if row.subject != "quiet"], silences, after.now)
+    after.engine.restore([row for row in rows if row.subject != "quiet"], silences, after.now, arrived(before))
     assert after.row("level:db").acknowledged_by == "ann"
     assert after.engine.silences() == silences
     assert told(after.after(1.0)) == []
@@ -227,13 +233,39 @@ def test_a_restart_of_the_coordinator_repeats_nothing_and_ends_nothing_too_early
     assert after.engine.rows() == []
 
 
+def test_where_nothing_fired_before_nobody_has_to_settle() -> None:
+    clock = Clock(Level())
+    clock.engine.restore((), (), 0.0)
+    clock.after(1.0, web=20)
+    assert told(clock.after(11.0, web=3)) == ["resolved"]
+
+
 def test_restored_alerts_that_were_told_are_not_told_again() -> None:
     before, after = Clock(Level()), Clock(Level())
     before.after(1.0, web=20)
-    after.engine.restore(before.engine.rows(all=True), (), 0.0)
+    after.engine.restore(before.engine.rows(all=True), (), 0.0, arrived(before))
     assert told(after.after(1.0, web=20)) == []
     assert after.row().since_at == before.row().since_at
     assert told(after.after(100.0)) == ["repeated"]
+
+
+def test_what_had_not_arrived_when_the_coordinator_died_is_told_by_the_next() -> None:
+    before, after = Clock(Level()), Clock(Level())
+    before.after(1.0, web=20)
+    after.engine.restore(before.engine.rows(all=True), (), 0.0)
+    assert told(after.after(1.0, web=20)) == ["firing"]
+
+
+def test_an_end_that_had_not_arrived_is_told_by_the_next_and_no_other_end() -> None:
+    before = Clock(Level())
+    before.after(1.0, web=20)
+    fired = arrived(before)
+    assert told(before.after(11.0, web=3)) == ["resolved"]
+    rows = before.engine.rows(all=True)
+    for known, expected in ((fired, ["resolved"]), ((), []), (arrived(before, ended=True), [])):
+        after = Clock(Level())
+        after.engine.restore(rows, (), 0.0, known)
+        assert told(after.after(1.0)) == expected
 
 
 def test_alerts_of_a_rule_that_is_no_more_end() -> None:

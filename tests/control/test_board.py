@@ -1,9 +1,13 @@
-"""What the board tells of waits: all that the chains need, and nothing of the thousands that are merely at work."""
+"""What the board tells of waits: all that the chains need, and nothing of the thousands that are merely at work.
+
+And what of measurements is news.
+"""
 
 from __future__ import annotations
 
-from agentrl.control.books.board import Board
-from agentrl.protocol.messages import UnitReport, Wait
+from agentrl.control.books.board import PROGRESS_NEWS, Board
+from agentrl.control.books.metrics import MemoryStory
+from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.liveness import Leases
@@ -72,3 +76,24 @@ def test_a_unit_that_is_not_wanted_any_more_is_no_part_of_it() -> None:
     reports(board, "web-0", "api-0")
     board.state.slots["api-0"].wanted = False
     assert facts_of(board) == {"web-0"}
+
+
+def test_progress_that_only_heartbeats_tell_is_shown_now_and_then() -> None:
+    board = board_of(("web", ()))
+    slot = board.state.slots["web-0"]
+    board.leases.begin("web-0", 0.0)
+    stats, told = UnitStats("web-0", 1), []
+    for at in range(3 * PROGRESS_NEWS):
+        board.leases.beat("web-0", float(at), progress=at)
+        told.append(board.measured(slot, stats, MemoryStory()))
+    assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_NEWS, 2 * PROGRESS_NEWS]
+    assert board.measured(slot, stats, MemoryStory()), "what moved since is told once more"
+    assert not any(board.measured(slot, stats, MemoryStory()) for _ in range(2 * PROGRESS_NEWS)), "it stands"
+
+
+def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
+    board = board_of(("job", ()), members=2)
+    slot = board.state.slots["job-0"]
+    slot.state, slot.done = UnitState.STOPPED, True
+    assert board.unit_row(slot, paused=False).done
+    assert board.group_row(board.state.groups["job"]).other == {"completed": 1}

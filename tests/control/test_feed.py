@@ -92,6 +92,23 @@ def test_what_is_urgent_goes_out_at_once_and_is_not_sent_twice() -> None:
     assert len(decoded(frames)) == 3
 
 
+def test_many_that_change_all_the_time_share_a_budget_and_none_is_forgotten() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    names = [f"host-{number}" for number in range(200)]
+    for step in range(600):
+        for name in names:
+            feed.set(f"host/{name}", host(name, step))
+        feed.tick(step / 10, 0.0)
+    assert sum(map(len, frames)) / 60 <= 20_000
+    newest = dict(decoded(frames))
+    assert len(newest) == 200
+    assert min(newest.values()) > feed.seq - 300, "they take turns"
+    frames.clear()
+    feed.set("host/host-7", host("host-7", 1000), urgent=True)
+    assert [key for key, _ in decoded(frames)] == ["host/host-7"], "what is urgent does not wait for its turn"
+
+
 def test_the_beat_comes_every_second_and_carries_the_number() -> None:
     frames: list[bytes] = []
     feed = Feed("epoch", frames.append)
@@ -199,7 +216,7 @@ def test_a_quiet_tick_costs_nothing_per_key() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     for number in range(10_000):
-        feed.set(f"host/{number}", host(str(number), 0))
+        feed.set(f"host/{number}", host(str(number), 0), urgent=True)
     feed.tick(0.0, 0.0)
     frames.clear()
     feed.set("host/77", host("77", 1))

@@ -187,9 +187,10 @@ def test_a_broken_body_is_said_and_the_others_are_kept(knobs: KnobRegistry) -> N
 def test_what_is_in_force_is_what_the_owner_says(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
     assert knobs.row("bound").in_force is None
-    assert knobs.report("bound", 4)
-    assert not knobs.report("bound", 4)
-    assert not knobs.report("unheard-of", 4)
+    assert knobs.report("bound", 4, "fake")
+    assert not knobs.report("bound", 4, "fake")
+    assert not knobs.report("unheard-of", 4, "fake")
+    assert not knobs.report("bound", 5, "somebody-else")
     assert knobs.row("bound").in_force == 4
     tune(knobs, "rate", 0.5, note="x")
     assert knobs.row("rate").in_force == 0.5, "the coordinator's own are in force at once"
@@ -223,7 +224,7 @@ def test_a_knob_of_units_is_known_before_they_are(knobs: KnobRegistry) -> None:
 
 def test_a_new_declaration_keeps_what_was_tuned_and_what_is_in_force(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
-    knobs.report("bound", 4)
+    knobs.report("bound", 4, "fake")
     wider = Knob(name="bound", kind="int", default=6, help="", minimum=0, maximum=99, owner="fake")
     assert knobs.declare(wider) == ""
     row = knobs.row("bound")

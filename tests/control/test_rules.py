@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace as replace_world
 
 import pytest
 from msgspec.structs import replace
@@ -74,7 +75,7 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         world(unit(state=UnitState.LOST, reason="its host is silent", pid=77)),
         Severity.WARNING,
         "pid 77: its host is silent",
-        "agentrl status",
+        "agentrl stop web-0 --force",
     ),
     "unit-hung:web-0": (
         world(unit(state=UnitState.SUSPECT, reason="silent for 9 s", phase="step")),
@@ -89,7 +90,7 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         "agentrl why",
     ),
     "host-silent:a": (world(on=host(state="silent")), Severity.WARNING, "3 units", "agentrl status"),
-    "host-lost:a": (world(on=host(state="lost")), Severity.PAGE, "agent pid", "agentrl drain --host a"),
+    "host-lost:a": (world(on=host(state="lost")), Severity.PAGE, "no other host", "agentrl doctor"),
     "host-disk-low:a": (
         world(on=host(disk_free_bytes=GIB)),
         Severity.WARNING,
@@ -114,6 +115,12 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         "the disk is full",
         "agentrl doctor",
     ),
+    "not-listening:my-run": (
+        world(not_listening="Nothing can listen on tcp://0.0.0.0:7400: Address already in use."),
+        Severity.WARNING,
+        "already in use",
+        "agentrl doctor",
+    ),
 }
 
 
@@ -124,6 +131,26 @@ def test_each_rule_speaks_with_evidence_and_a_command(id: str) -> None:
     assert (row.id, row.severity, row.suggest) == (id, severity, suggest)
     assert any(evidence in line for line in row.evidence), row.evidence
     assert row.subject in row.sentence or row.rule == "journal-full"
+
+
+def test_a_lost_host_beside_another_can_be_drained_and_counts_what_is_lost_there() -> None:
+    lost, well = unit("web-0", UnitState.LOST, reason="silent"), unit("web-1")
+    sick = world(lost, well, replace(unit("web-2", UnitState.LOST), host="b"), on=host(state="lost"))
+    beside = replace(host(), host="b")
+    rows = firing(replace_world(sick, hosts={**sick.hosts, "b": beside}))
+    row = next(row for row in rows if row.rule == "host-lost")
+    assert "1 of 2 units there are lost" in row.sentence
+    assert row.suggest == "agentrl drain --host a"
+
+
+def test_an_alert_about_a_fatal_unit_ends_as_soon_as_it_is_not_fatal_any_more() -> None:
+    engine = AlertEngine(default_rules())
+    engine.evaluate(world(unit(state=UnitState.FATAL)), 0.0, AT)
+    engine.evaluate(world(unit(state=UnitState.FATAL)), 1.0, AT + 1)
+    assert [row.state for row in engine.rows()] == ["firing"]
+    outcome = engine.evaluate(world(unit(state=UnitState.STARTING)), 2.0, AT + 2)
+    assert engine.rows() == []
+    assert [told.what for told in outcome.notify] == ["resolved"]
 
 
 def test_every_suggestion_is_a_real_command() -> None:

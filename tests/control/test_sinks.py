@@ -257,6 +257,63 @@ async def test_a_slow_sink_delays_no_other_and_loses_the_oldest_only() -> None:
     assert any("one of unit-fatal:web-1 was dropped" in sentence for sentence in said)
 
 
+async def test_what_waits_goes_to_the_sinks_of_another_configuration_and_is_not_said_twice() -> None:
+    slow, gone = Flaky("slow"), Flaky("gone")
+    slow.gate, gone.gate = asyncio.Event(), asyncio.Event()
+    arrived: list[str] = []
+
+    def told(notification: Notification) -> None:
+        arrived.append(notification.alert.subject)
+
+    before = Dispatcher([slow, gone], on_arrived=told, patience=QUICK)
+    async with running(before):
+        for number in range(3):
+            before.offer(note(f"web-{number}"))
+        await aeventually(lambda: not before.idle)
+    other, new = Flaky("slow"), Flaky("new")
+    after = Dispatcher([other, new], on_arrived=told, patience=QUICK, former=before)
+    async with running(after):
+        after.offer(note("web-3"))
+        await aeventually(lambda: after.idle)
+    assert other.got == arrived == ["web-0", "web-1", "web-2", "web-3"]
+    assert new.got == ["web-3"], "what was offered before it was there is not for it"
+    assert slow.got == gone.got == []
+
+
+async def test_it_has_arrived_when_all_sinks_are_through_and_one_took_it() -> None:
+    slow, dead = Flaky("slow"), Flaky("dead", failures=10**6)
+    slow.gate = asyncio.Event()
+    arrived: list[Notification] = []
+    dispatcher = Dispatcher([slow, dead], on_arrived=arrived.append, patience=QUICK)
+    async with running(dispatcher):
+        dispatcher.offer(note())
+        await aeventually(lambda: "Given up" in dispatcher.trouble.get("dead", ""))
+        assert arrived == []
+        slow.gate.set()
+        await aeventually(lambda: dispatcher.idle)
+        assert arrived == [note()]
+    nobody = Dispatcher([Flaky("dead", failures=10**6)], on_arrived=arrived.append, patience=QUICK)
+    async with running(nobody):
+        nobody.offer(note("web-1"))
+        await aeventually(lambda: nobody.idle)
+    assert arrived == [note()]
+
+
+async def test_a_sink_that_breaks_does_not_stop_those_behind() -> None:
+    class Broken(Flaky):
+        async def deliver(self, notification: Notification) -> str:
+            if notification.alert.subject == "web-0":
+                raise ZeroDivisionError("nobody foresaw this")
+            return await super().deliver(notification)
+
+    broken = Broken("broken")
+    dispatcher = Dispatcher([broken], patience=QUICK)
+    async with running(dispatcher):
+        dispatcher.offer(note("web-0"))
+        dispatcher.offer(note("web-1"))
+        await aeventually(lambda: broken.got == ["web-1"])
+
+
 async def test_a_test_goes_through_every_sink_once(tmp_path: Path, http: HttpServer) -> None:
     http.statuses = [404]
     dispatcher = Dispatcher([FileSink(tmp_path / "alerts"), WebhookSink(http.url)], patience=QUICK)
@@ -281,7 +338,7 @@ def test_sinks_come_from_the_configuration(tmp_path: Path) -> None:
 
 
 def dead_man(tmp_path: Path, **declared: object) -> SignOfLife:
-    return SignOfLife(DeadMan.model_validate({"every_s": 0.05, **declared}), tmp_path, lambda: 1234.5)
+    return SignOfLife(DeadMan.model_validate({"every_s": 0.4, **declared}), tmp_path, lambda: 1234.5)
 
 
 async def test_the_dead_man_ping_goes_on_until_it_is_stopped(tmp_path: Path, http: HttpServer) -> None:

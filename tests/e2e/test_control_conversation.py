@@ -150,6 +150,14 @@ async def test_what_is_late_unknown_or_wrong_is_refused_with_a_sentence(talking:
     assert (await asyncio.to_thread(talking.units))["web-0"].incarnation == 1
 
 
+@pytest.mark.parametrize("words", ["stacks nosuch", "stacks web-0.7777", "keys revoke nosuch"])
+@pytest.mark.parametrize("further", [[], ["--dry-run"]], ids=["done", "previewed"])
+def test_a_name_that_nobody_has_is_refused_and_not_accepted(talking: Run, words: str, further: list[str]) -> None:
+    code, told = talking.cli(*words.split(), *further, check=False)
+    assert code in (ExitCode.UNKNOWN, ExitCode.CONFLICT)
+    assert words.split()[-1].partition(".")[0] in told["error"]["message"]
+
+
 async def test_another_major_version_is_refused_by_naming_both(talking: Run) -> None:
     run = await asyncio.to_thread(talking.uuid)
     facts = messages.HostFacts(agent_version="99.1")
@@ -307,7 +315,7 @@ def test_a_key_may_do_what_its_permission_says(talking: Run, keys: dict[str, Pat
     assert "tick-0" in said
     code, said = with_key("viewer", "scale", "web", "3")
     assert code == ExitCode.REFUSED
-    assert "scale needs the permission operator; the key a-viewer is viewer." in said
+    assert "`agentrl scale` needs the permission operator; the key a-viewer is viewer." in said
     code, said = with_key("operator", "scale", "web", "3")
     assert code == 0, said
     code, said = with_key("operator", "scale", "web", "2")

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from agentrl import __version__
+from agentrl.client import find
 from agentrl.errors import ExitCode
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
@@ -94,12 +95,13 @@ def test_who_is_dead_since_when_and_what_is_being_done(run: Run) -> None:
         assert "collector-0" in status["run"]["reason"]
 
         def is_blamed(found: Any) -> None:
-            assert [c for c in found["chains"] if c["culprit"] == "collector-0" and c["links"][0]["who"] == "rollout-0"]
+            blamed = [each for each in found["chains"] if each["culprit"] == "collector-0"]
+            assert [each["links"][0]["who"] for each in blamed] == ["rollout-0"]
+            assert blamed[0]["links"][0]["age_s"] > 0
+            # Now and then it is being started for a moment.
+            assert "exit 3" in blamed[0]["because"]
 
-        why = answer(run, is_blamed, "why", what="the collector to be the culprit")
-        (chain,) = [each for each in why["chains"] if each["culprit"] == "collector-0"]
-        assert "exit 3" in chain["because"]
-        assert all(link["age_s"] >= 0 for link in chain["links"])
+        answer(run, is_blamed, "why", what="the collector to be the culprit")
 
         def is_alerted(found: Any) -> None:
             assert [each for each in found if each["id"] == "unit-restarting:collector-0"]
@@ -252,8 +254,10 @@ def test_what_still_holds_the_node_after_the_end_is_named_and_removed(
     run: Run, stray: subprocess.Popen[bytes], mark: dict[str, str]
 ) -> None:
     """The last test of this run: it ends it."""
+    sockets = Path(find(state_dir=run.state_dir).address.removeprefix("ipc://")).parent
     ended = run.cli("down", "--yes")
     assert ended["proven"]
+    assert not sockets.exists()
     said = " ".join(ended["lines"])
     assert f"{stray.pid} (sleep 3333), mark" in said
     eventually(lambda: stray.poll() is not None, what="the stray to be gone")

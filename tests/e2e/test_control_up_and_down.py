@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from agentrl.client import find
 from agentrl.errors import ExitCode
 from tests.e2e.running import PYTHON, Run
 from tests.waiting import eventually
@@ -80,9 +81,8 @@ def test_up_again_keeps_what_is_equal_and_replaces_only_what_changed(run: Run) -
     run.config["sidecars"]["same"]["count"] = 3
     del run.config["sidecars"]["gone"]
     changed = run.up()
-    assert "same-2" in changed["started"]
-    assert {"gone-0", "other-0"} <= set(changed["stopped"])
-    assert {"same-0", "same-1"} <= set(changed["kept"])
+    assert (changed["started"], changed["replaced"], changed["stopped"]) == (["same-2"], ["other-0"], ["gone-0"])
+    assert changed["kept"] == ["same-0", "same-1"]
     now = run.units()
     assert {name: row.incarnation for name, row in now.items()} == {
         "same-0": 1,
@@ -262,6 +262,7 @@ def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
     assert len(daemons) == 2
     has_cgroup = run.host().facts.cgroup_kill
     leaders = [row.pid for row in run.units().values()]
+    sockets = Path(find(state_dir=run.state_dir).address.removeprefix("ipc://")).parent
     try:
         for pid in (run.agent_pid(), run.coordinator_pid(), *leaders):
             run.kill(pid)
@@ -273,6 +274,10 @@ def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
         said = " ".join(down["lines"])
         assert set(daemons) <= pids_in(said)
         assert not any(run.alive(pid) for pid in daemons)
+        code, now = run.cli("status", check=False)
+        assert code == ExitCode.NO_COORDINATOR
+        assert "is not up" in now["error"]["message"], "nobody is looked for any more"
+        assert not sockets.exists()
         if has_cgroup:
             assert hidden in pids_in(said)
             assert not run.alive(hidden)

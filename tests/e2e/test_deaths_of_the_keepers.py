@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,8 @@ def test_a_dead_coordinator_is_restarted_and_adopts_everything(many: Run) -> Non
         u: (r.incarnation, r.pid) for u, r in before.items()
     }
     eventually(lambda: many.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
+    (death,) = eventually(lambda: incidents(many, "coordinator"), within_s=30, what="its death is an incident")
+    assert (f"process {pid}" in death["what"], death["exit"]["signal"]) == (True, signal.SIGKILL)
     # What ends from now on is still known by its exit status: the agent is its parent.
     many.kill(after["web-0"].pid)
     row = many.wait_incarnation("web-0", above=1)
@@ -52,6 +56,8 @@ def test_a_dead_agent_is_restarted_and_adopts_everything(many: Run) -> None:
     many.kill(pid)
     many.kill(before["web-3"].pid)  # ends while nobody is its parent
     eventually(lambda: many.host().agent_pid not in (0, pid), within_s=30)
+    eventually(lambda: incidents(many, "host agent"), within_s=30, what="its death is an incident")
+    assert f"process {pid}" in incidents(many, "host agent")[0]["what"]
     row = many.wait_incarnation("web-3", above=1)
     assert row.last_exit is not None
     assert row.last_exit.unknown, f"nobody saw how it ended, yet: {row.last_exit}"
@@ -81,3 +87,56 @@ def test_both_dead_units_work_on_and_the_next_up_adopts_them(many: Run) -> None:
     }
     for unit in after:
         assert len(many.lives_of(unit)) == 1
+
+
+def incidents(run: Run, whose: str) -> list[dict[str, Any]]:
+    return [row for row in run.cli("events", "--kind", "incident") if row["unit"] == whose]
+
+
+def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_not_notice(run: Run) -> None:
+    run.unit("tick", "ticker", "--every", "0.05", count=2)
+    run.sidecar("web", ["sleep", "1000"], count=2)
+    run.config["supervision"]["coordinator_silent_s"] = 60.0
+    run.up()
+    before, pid, silent_s = run.units(), run.coordinator_pid(), 5.0
+    run.cli("tune", "supervision.coordinator_silent_s", str(silent_s))
+
+    run.kill(pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    waiting = run.start("up", str(run.file))
+    out, err = waiting.communicate(timeout=120)
+    assert waiting.returncode == 0, out + err
+    assert f"(process {pid}) is stopped by a signal and does not answer: its host agent replaces it after" in err
+    assert time.monotonic() - stopped > silent_s, "one that is only late is left alone"
+    assert run.coordinator_pid() == pid, "continuing it was cure enough"
+    eventually(lambda: incidents(run, "coordinator"), within_s=30, what="the stop is an incident")
+    assert "stopped by a signal" in incidents(run, "coordinator")[-1]["what"]
+
+    run.kill(pid, signal.SIGSTOP)
+    eventually(lambda: not run.alive(pid), within_s=60, what="a second stop ends it")
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=60, what="another one")
+
+    def told() -> bool:
+        (*_, last) = incidents(run, "coordinator")
+        return "was silent" in last["what"] and last["exit"]["signal"] in (signal.SIGABRT, signal.SIGKILL)
+
+    eventually(told, within_s=30, what="its end is an incident")
+    assert "coordinator" in run.raw("events", "--kind", "incident").stdout
+    after = run.units()
+    assert {u: (r.incarnation, r.pid, r.state) for u, r in after.items()} == {
+        u: (r.incarnation, r.pid, r.state) for u, r in before.items()
+    }
+
+
+def test_a_phase_that_was_announced_to_a_dead_coordinator_is_respected_by_the_next(run: Run) -> None:
+    """Code that holds the GIL can say nothing to the new coordinator before its phase ends."""
+    dead_after_s = run.config["supervision"]["dead_after_s"]
+    run.unit("held", "blocker", "--for", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
+    run.up()
+    eventually(lambda: run.unit_row("held-0").phase == "native", what="its phase")
+    eventually(lambda: time.time() - run.unit_row("held-0").heard_at > dead_after_s / 2, what="silence")
+    pid = run.coordinator_pid()
+    run.kill(pid)
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=30)
+    eventually(lambda: run.unit_row("held-0").status == "blocked 1 times", within_s=60, what="the end of the phase")
+    assert run.unit_row("held-0").incarnation == 1

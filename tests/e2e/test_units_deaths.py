@@ -46,6 +46,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
+CONTINUED = "it was continued (SIGCONT)"
+
+
 def incidents(run: Run, unit: str) -> list[IncidentRow]:
     found = run.client.events(kinds=("incident",), limit=10_000)
     return [row for row in found if isinstance(row, IncidentRow) and row.unit == unit]
@@ -53,9 +56,10 @@ def incidents(run: Run, unit: str) -> list[IncidentRow]:
 
 def incident_of(run: Run, unit: str, incarnation: int) -> IncidentRow:
     def told() -> IncidentRow | None:
-        return next((row for row in incidents(run, unit) if row.incarnation == incarnation), None)
+        of_this_life = (row for row in incidents(run, unit) if row.incarnation == incarnation)
+        return next((row for row in of_this_life if row.exit is not None), None)
 
-    return eventually(told, what=f"an incident of {unit}.{incarnation}")
+    return eventually(told, what=f"the end of {unit}.{incarnation} as an incident")
 
 
 def replaced(run: Run, before: UnitRow) -> UnitRow:
@@ -104,6 +108,8 @@ def test_a_stopped_unit_is_continued_once_and_replaced_when_it_is_stopped_again(
         return row.incarnation == before.incarnation and row.progress > before.progress + 5
 
     eventually(goes_on, what="the supervisor to continue it")
+    (stop,) = incidents(run, "stepper-0")[-1:]
+    assert (stop.what, stop.done) == (f"{before.unit}.{before.incarnation} was stopped by a signal", CONTINUED)
     run.kill(before.pid, signal.SIGSTOP)
     after = replaced(run, before)
     assert after.restarts == before.restarts + 1

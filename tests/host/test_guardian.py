@@ -17,6 +17,7 @@ import pytest
 from agentrl.host import proc
 from agentrl.host.guardian import Guardian
 from agentrl.host.processes import Processes
+from agentrl.protocol.messages import CoordinatorTrouble, Message, Welcome
 from tests.waiting import aeventually
 
 # Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.
@@ -134,3 +135,43 @@ async def test_one_that_dies_again_and_again_is_restarted_ever_more_slowly(folde
         await aeventually(lambda: len((folder / "starts").read_text()) >= 4)
         assert loop.time() - then > 1.0
         assert guardian.keeping
+
+
+WELCOME = Welcome(epoch="e", run="run-uuid", run_name="r", now_ct=0.0, coordinator_silent_s=0.4)
+
+
+def nobody_listens(message: Message) -> bool:
+    return False
+
+
+def told(guardian: Guardian) -> list[CoordinatorTrouble]:
+    """What the next coordinator is told."""
+    said: list[Message] = []
+    guardian.heard(WELCOME, lambda message: said.append(message) is None)
+    return [each for each in said if isinstance(each, CoordinatorTrouble)]
+
+
+async def test_one_that_falls_silent_writes_its_stacks_and_is_replaced_and_the_next_one_is_told(folder: Path) -> None:
+    async with guarding(folder, []) as guardian:
+        first = await aeventually(lambda: pid_of(folder))
+        guardian.heard(WELCOME, nobody_listens)
+        await aeventually(lambda: pid_of(folder) not in (0, first) and guardian.pid == pid_of(folder), within_s=30)
+        (trouble,) = told(guardian)
+        assert trouble.pid == first
+        assert "silent" in trouble.what
+        assert "started" in trouble.done
+        assert trouble.exit is not None
+        assert trouble.exit.signal == signal.SIGABRT
+        assert told(guardian) == [], "told once"
+
+
+async def test_one_that_was_stopped_is_continued_once_and_replaced_if_that_is_no_cure(folder: Path) -> None:
+    async with guarding(folder, []) as guardian:
+        first = int(await aeventually(lambda: pid_of(folder)))
+        os.kill(first, signal.SIGSTOP)
+        guardian.heard(WELCOME, nobody_listens)
+        await aeventually(lambda: (stat := proc.read_stat(first)) is not None and stat.state == "S", within_s=30)
+        (trouble,) = told(guardian)
+        assert (trouble.pid, trouble.exit) == (first, None)
+        assert "stopped" in trouble.what
+        await aeventually(lambda: guardian.pid not in (0, first), within_s=30)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host import proc
+from agentrl.host import environment, proc
 from agentrl.protocol.messages import (
     Exited,
     Forget,
@@ -21,7 +21,7 @@ from agentrl.protocol.messages import (
     SpawnFailed,
 )
 from agentrl.protocol.specs import Resources
-from tests.host.harness import SLEEP, Bench, python, spawn
+from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
 from tests.waiting import aeventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
@@ -106,7 +106,6 @@ async def test_the_process_finds_its_marks_secrets_and_placeholders(
 ) -> None:
     monkeypatch.setenv("DEEP_SECRET", "swordfish")
     monkeypatch.setenv("AGENTRL_KEY", "of somebody else")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     async with bench.tidy_agent() as agent:
         agent.receive(
             spawn(
@@ -128,10 +127,23 @@ async def test_the_process_finds_its_marks_secrets_and_placeholders(
         assert env["AGENTRL_INCARNATION"] == "web-3.7"
         assert env["AGENTRL_RUN"] == bench.home.run
         assert env["AGENTRL_TOKEN"] == "token"
-        assert env["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
         assert "AGENTRL_KEY" not in env
         ledger = (bench.home.state_dir / "hosts/h1/ledger/web-3.7.json").read_text()
         assert "swordfish" not in ledger
+
+
+@pytest.mark.parametrize(
+    ("cpus", "env", "expected"), [(0.0, {}, "1"), (2.5, {}, "3"), (2.5, {"OMP_NUM_THREADS": "16"}, "16")]
+)
+def test_a_unit_computes_with_as_many_threads_as_it_reserves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cpus: float, env: dict[str, str], expected: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    order = spawn("web-0", "true", env=env, resources=Resources(cpus=cpus))
+    found = environment.of_unit(order, bench.home, heartbeat_s=1.0)
+    assert found["OMP_NUM_THREADS"] == expected
+    assert found["MALLOC_TRIM_THRESHOLD_"] == "131072"
 
 
 @both
@@ -209,3 +221,29 @@ async def test_what_ends_while_nobody_listens_is_in_the_next_hello(bench: Bench)
         assert inventory[0].exit is not None
         assert inventory[0].exit.signal == signal.SIGKILL
         assert inventory[0].group_empty
+
+
+@pytest.mark.parametrize(("argument", "reason"), [("a\0b", "null byte"), ("x" * (1 << 20), "Argument list too long")])
+async def test_what_can_be_no_command_has_failed_for_good(bench: Bench, argument: str, reason: str) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", "ls", argument))
+        failed = await bench.sent.one(SpawnFailed)
+        assert failed.final
+        assert reason in failed.reason
+        assert list((bench.home.state_dir / "hosts/h1/ledger").iterdir()) == []
+
+
+async def test_whoever_wants_something_killed_that_is_not_here_hears_so(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(KillTree("web-0", 7))
+        assert (await bench.sent.one(GroupEmpty, "web-0", 7)).swept == ()
+
+
+async def test_what_has_the_mark_of_a_life_that_is_in_no_ledger_is_killed_all_the_same(bench: Bench) -> None:
+    stray = marked_sleeper(bench.home, "web-0.7")
+    async with bench.tidy_agent() as agent:
+        agent.receive(KillTree("web-0", 7))
+        agent.receive(KillTree("web-0", 7))
+        empty = await bench.sent.one(GroupEmpty, "web-0", 7)
+        assert [(each.pid, each.why) for each in empty.swept] == [(stray.pid, "mark")]
+    assert stray.wait(20) is not None

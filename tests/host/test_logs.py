@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agentrl.config.logfiles import cuts
 from agentrl.host.logs import Logs, clean
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, LogChunk, ReadLog, Spawned
-from tests.host.harness import Bench, python, spawn
+from tests.host.harness import QUICK, SLEEP, Bench, python, spawn
 from tests.waiting import aeventually
 
 COUNTER = """
@@ -29,7 +31,7 @@ async def test_a_log_is_cut_while_its_process_goes_on_writing(bench: Bench) -> N
         agent.receive(spawn("web-0", *python(COUNTER), log_max_bytes=most))
         await bench.sent.one(Spawned)
         logs = agent.services.logs
-        await aeventually(lambda: logs.cuts("web-0", 1) >= 3)
+        await aeventually(lambda: cuts(logs.path("web-0", 1)) >= 3)
         agent.lives["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
         path = logs.path("web-0", 1)
@@ -53,9 +55,23 @@ def test_ranges_and_the_number_of_cuts(tmp_path: Path) -> None:
     os.close(fd)
     chunk = logs.read("web-0", 3, 0, 100)
     assert (chunk.data, chunk.rotation) == (b"after\n", 1)
-    assert Logs(tmp_path).cuts("web-0", 3) == 1, "the count survives the agent"
+    assert cuts(Logs(tmp_path).path("web-0", 3)) == 1, "the count survives the agent"
+    assert not any(path.stat().st_mode & 0o077 for path in (tmp_path / "logs").rglob("*"))
+    assert (tmp_path / "logs").stat().st_mode & 0o077 == 0
     with pytest.raises(FileNotFoundError):
         logs.read("web-0", -1, 0, 1)
+
+
+async def test_the_logs_of_agent_and_coordinator_are_cut_too(bench: Bench) -> None:
+    folder = bench.home.state_dir / "hosts" / bench.home.host
+    folder.mkdir(parents=True)
+    own = [folder / "agent.log", folder / "coordinator.log"]
+    for path in own:
+        path.write_bytes(b"a line of noise\n" * 1000)
+    async with bench.tidy_agent(times=replace(QUICK, own_log_max_bytes=10_000)):
+        await aeventually(lambda: all(path.stat().st_size == 0 for path in own))
+    assert all(cuts(path) == 1 for path in own)
+    assert all(path.with_name(f"{path.name}.1").stat().st_size < 10_000 for path in own)
 
 
 async def test_a_log_is_read_by_a_question_and_a_missing_one_is_said(bench: Bench) -> None:
@@ -72,6 +88,17 @@ async def test_a_log_is_read_by_a_question_and_a_missing_one_is_said(bench: Benc
         assert wire.decode_as(LogChunk, answers["now"].body).data == b"life 2\n"
         assert wire.decode_as(LogChunk, answers["before"].body).data == b"life 1\n"
         assert "web-7 has no such log" in answers["none"].error
+
+
+async def test_a_log_that_was_removed_under_its_process_is_said_with_what_helps(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP))
+        await bench.sent.one(Spawned)
+        agent.services.logs.path("web-0", 1).unlink()
+        agent.receive(Ask("now", ReadLog("web-0", 1, 0, 100)))
+        told = (await bench.sent.one(Answer)).error
+        assert "was removed while it runs" in told
+        assert "agentrl restart web-0" in told
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.host import proc
+from agentrl.host.listeners import holds
 from agentrl.host.probes import Verdict, parse_metrics
+from agentrl.host.questions import port_here
 from agentrl.protocol.messages import Exited, Probed, Scraped, Spawned
 from agentrl.protocol.specs import Probe
 from tests.host.harness import SLEEP, Bench, python, spawn
@@ -180,3 +182,47 @@ def test_failures_count_only_in_a_row() -> None:
 def test_metrics_lines() -> None:
     text = b'# TYPE a counter\na 1\nb{x="1"} 2.5 123\n\nbroken\nc abc\nd +Inf\ne 1e3\n'
     assert parse_metrics(text) == {"a": 1.0, 'b{x="1"}': 2.5, "e": 1000.0}
+
+
+async def test_the_answer_of_a_stranger_at_its_port_makes_no_unit_ready_that_ends(bench: Bench) -> None:
+    """The port is taken: the unit dies of it, while somebody else answers the probe."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        at = f"127.0.0.1:{stranger.getsockname()[1]}"
+        async with bench.tidy_agent() as agent:
+            agent.receive(spawn("web-0", "sh", "-c", "sleep 1; exit 1", ready=Probe(tcp=at, **QUICK)))
+            await bench.sent.one(Exited)
+            assert [told for told in bench.sent.all(Probed) if told.ok] == []
+
+
+async def test_a_port_that_is_held_by_somebody_who_cannot_be_told_is_believed_after_a_while(bench: Bench) -> None:
+    """A container's port is held by the container's own house."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        at = f"127.0.0.1:{stranger.getsockname()[1]}"
+        async with bench.tidy_agent() as agent:
+            agent.receive(spawn("web-0", *SLEEP, ready=Probe(tcp=at, **QUICK)))
+            assert await bench.sent.one(Probed, that=lambda told: told.ok)
+
+
+@pytest.mark.parametrize(
+    ("probe", "port"),
+    [
+        (Probe(http="http://127.0.0.1:81/x"), 81),
+        (Probe(http="http://localhost/"), 80),
+        (Probe(tcp="[::1]:7"), 7),
+        (Probe(tcp=":9"), 9),
+        (Probe(tcp="10.0.0.7:9"), 0),
+        (Probe(http="http://far.example:81"), 0),
+        (Probe(exec=("true",)), 0),
+        (Probe(tcp="127.0.0.1:none"), 0),
+    ],
+)
+def test_which_port_of_this_host_is_asked_at(probe: Probe, port: int) -> None:
+    assert port_here(probe) == port
+
+
+def test_who_listens_is_known_and_who_does_not_either() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert holds([os.getpid()], port)
+        assert not holds([1 << 22], port)
+    assert not holds([os.getpid()], port)

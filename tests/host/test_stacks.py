@@ -36,8 +36,10 @@ async def test_stacks_of_speakers_and_of_strangers(bench: Bench) -> None:
         agent.receive(Ask("a", DumpStacks()))
         found = await stacks(bench)
         assert "stand_here" in found["talker-0.1"]
+        assert found["web-0.1"].startswith("It does not use the unit runtime, so only the kernel was asked.\n")
         assert "sleep" in found["web-0.1"]
         assert "thread" in found["web-0.1"]
+        assert found["mute-0.1"].startswith("It has not prepared itself to write its stacks.\n")
         assert "thread" in found["mute-0.1"], "a unit that registered no handler is never sent the signal"
         assert all(life.alive for life in agent.lives.values())
         bench.sent.messages.clear()

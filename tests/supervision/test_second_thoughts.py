@@ -116,3 +116,12 @@ def test_who_asks_to_be_started_again_and_again_is_not_asked_to_hurry() -> None:
     assert world.now - began > 30.0, "ten lives do not pass within seconds"
     assert not world.slot("web-0").deaths
     assert world.state_of("web-0") == "ready", "and it is never given up for that"
+
+
+def test_a_group_that_comes_back_while_its_units_live_keeps_them() -> None:
+    web = spec("web", speaks=True)
+    world = a_world(web)
+    up(world, spec("other"))
+    assert world.state_of("web-0") == "draining"
+    assert "web-0" in up(world, web, spec("other"))
+    assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 1)

@@ -32,6 +32,17 @@ def test_sockets_live_in_a_private_directory(runtime: Path) -> None:
     assert addresses.metrics_address(RUN) == f"ipc://{directory}/metrics"
 
 
+def test_nothing_is_left_of_sockets_that_are_removed(runtime: Path) -> None:
+    hub = Path(addresses.hub_address(RUN).removeprefix("ipc://"))
+    hub.touch()
+    addresses.remove_sockets(RUN)
+    assert not hub.parent.exists()
+    stranger = Path(addresses.feed_address(RUN).removeprefix("ipc://")).with_name("notes")
+    stranger.touch()
+    addresses.remove_sockets(RUN)
+    assert stranger.exists()
+
+
 def test_directory_that_others_could_enter_is_closed_to_them(runtime: Path) -> None:
     (runtime / "agentrl" / "0123abcd").mkdir(parents=True)
     (runtime / "agentrl" / "0123abcd").chmod(0o777)

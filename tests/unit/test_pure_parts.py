@@ -141,6 +141,13 @@ def test_a_knob_begins_with_what_the_run_has_tuned() -> None:
     assert knobs.declare("bound", 4, boundary="restart").value == 7
 
 
+def test_a_boundary_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    knobs = KnobSet()
+    with pytest.raises(ConfigError, match=r"'now', 'next claim', 'next version', 'restart', not 'claim'"):
+        knobs.declare("bound", 4, boundary="claim")  # type: ignore[arg-type]
+    assert knobs.declarations == ()
+
+
 @pytest.mark.parametrize("boundary", ["next claim", "next version"])
 def test_a_value_waits_for_its_boundary(boundary: str) -> None:
     knobs = KnobSet()

@@ -3,7 +3,7 @@
 Invariants: pure; how long something lasts is measured on the monotonic clock, so a jump of the wall clock neither
 fires nor ends anything (silences alone end at a wall-clock time, because a person asked for one); an alert that fires
 is notified once, a page then again and again until somebody acknowledges it; an end is notified if the beginning was;
-a restart of the coordinator repeats nothing.
+a restart of the coordinator repeats nothing that has arrived, and loses nothing that has not.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Rule(Protocol):
         """How long it must last before the alert fires."""
         ...
 
+    @property
+    def certain(self) -> bool:
+        """What it says does not waver: an alert ends at the first look that does not find it."""
+        ...
+
     def check(self, world: World, alerting: Collection[str], now: float) -> Iterable[Finding]:
         """What is wrong. Subjects in `alerting` are judged by the value that ends an alert, not by the one that begins
         it."""
@@ -72,6 +77,16 @@ class Notification(msgspec.Struct, frozen=True):
     alert: AlertRow
     run: str = ""
     uuid: str = ""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The last that has arrived at people about an alert."""
+
+    id: str
+    since_at: float
+    """Which of the alert's lives it was about."""
+    ended: bool
+    """That it had ended."""
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -185,15 +200,20 @@ class AlertEngine:
 
     # ---- persistence ----
 
-    def restore(self, rows: Iterable[AlertRow], silences: Iterable[Silence], now: float) -> None:
-        """Take over what a former coordinator knew; what fired then is not notified again."""
-        self._settled = now + self.times.settle_s
+    def restore(
+        self, rows: Iterable[AlertRow], silences: Iterable[Silence], now: float, told: Iterable[Told] = ()
+    ) -> None:
+        """Take over what a former coordinator knew; what was told then is not notified again."""
         self._silences = {silence.rule: silence for silence in silences}
+        last = {(each.id, each.since_at): each for each in told}
         for row in rows:
             if row.state is AlertState.PENDING:
                 continue
-            told = _active(row) and not row.silenced_until_at
-            self._lives[row.id] = _Life(row, now, now, now, now if told else None, told, now)
+            arrived = last.get((row.id, row.since_at))
+            heard = arrived is not None and not arrived.ended
+            self._lives[row.id] = _Life(row, now, now, now, now if heard else None, heard, now)
+        if self._lives:
+            self._settled = now + self.times.settle_s
 
     # ---- the look at the world ----
 
@@ -246,10 +266,14 @@ class AlertEngine:
             if ended_for_s >= self.times.keep_resolved_s:
                 del self._lives[id]
                 outcome.gone.append(id)
-        elif now - life.seen >= self.times.hold_s and now >= self._settled:
+        elif self._is_certain(life) or (now - life.seen >= self.times.hold_s and now >= self._settled):
             life.row = replace(life.row, state=AlertState.RESOLVED, resolved_at=at)
             life.resolved = now
             self._note(life, outcome, moved=True)
+
+    def _is_certain(self, life: _Life) -> bool:
+        rule = self._rules.get(life.row.rule)
+        return rule is not None and rule.certain
 
     def _tell(self, life: _Life, world: World, outcome: Outcome, now: float, at: float) -> None:
         row = life.row

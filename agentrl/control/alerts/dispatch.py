@@ -1,8 +1,8 @@
 """Getting notifications to their sinks, and the sign of life that shows that they would arrive.
 
 Invariants: to offer a notification never waits; each sink has a queue and a task of its own, so a slow one delays no
-other; queues are bounded and what is dropped is counted; a sink that fails is tried again with growing pauses, and its
-failure is itself visible until it works again.
+other; queues are bounded and what is dropped is said; a sink that fails is tried again with growing pauses, and its
+failure is itself visible until it works again; other sinks take over what waits for those of the same name.
 """
 
 from __future__ import annotations
@@ -41,23 +41,43 @@ class Patience:
     queue: int = 200
 
 
+@dataclass(eq=False, slots=True)
+class Errand:
+    """One notification on its way to several sinks."""
+
+    notification: Notification
+    left: set[str]
+    """Sinks that have it still before them."""
+    arrived: bool = False
+    """At one sink at least."""
+
+
 class Dispatcher:
-    """All sinks of a run. `run` does the work; everything else returns at once."""
+    """All sinks of a run. `run` does the work; everything else returns at once.
+
+    `on_arrived` is called when all sinks are through with a notification and one of them at least took it. What still
+    waits for a `former` dispatcher's sinks goes to those of the same name.
+    """
 
     def __init__(
         self,
         sinks: Iterable[Sink],
         *,
         on_trouble: Callable[[str, str], None] | None = None,
+        on_arrived: Callable[[Notification], None] | None = None,
         patience: Patience | None = None,
+        former: Dispatcher | None = None,
     ) -> None:
         self._sinks = list(sinks)
         self._patience = patience or Patience()
-        self._queues = {sink.name: deque[Notification]() for sink in self._sinks}
+        self._queues = {sink.name: deque[Errand]() for sink in self._sinks}
         self._wake = {sink.name: asyncio.Event() for sink in self._sinks}
         self._busy: set[str] = set()
         self._trouble: dict[str, str] = {}
         self._on_trouble = on_trouble
+        self._on_arrived = on_arrived
+        if former is not None:
+            self._take_over(former)
 
     @property
     def trouble(self) -> dict[str, str]:
@@ -67,17 +87,37 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Everything that was offered has been delivered or given up."""
-        return not self._busy and not any(self._queues.values())
+        return not any(self._queues.values())
 
     def offer(self, notification: Notification) -> None:
         """Send to every sink, soon."""
+        errand = Errand(notification, set(self._queues))
         for name, queue in self._queues.items():
-            if len(queue) >= self._patience.queue:
+            under_way = name in self._busy
+            if len(queue) - under_way >= self._patience.queue:
                 # The oldest goes: what is newest is what people need to know.
-                lost = queue.popleft()
-                self._say(name, f"Too many notifications wait for the sink {name}; one of {lost.alert.id} was dropped.")
-            queue.append(notification)
+                lost = queue[under_way]
+                del queue[under_way]
+                id = lost.notification.alert.id
+                self._say(name, f"Too many notifications wait for the sink {name}; one of {id} was dropped.")
+                self._through(lost, name, arrived=False)
+            queue.append(errand)
             self._wake[name].set()
+
+    def _take_over(self, former: Dispatcher) -> None:
+        for name, queue in former._queues.items():
+            if name in self._queues:
+                self._queues[name] = queue
+                self._wake[name].set()
+            else:
+                for errand in queue:
+                    self._through(errand, name, arrived=False)
+
+    def _through(self, errand: Errand, name: str, *, arrived: bool) -> None:
+        errand.left.discard(name)
+        errand.arrived |= arrived
+        if not errand.left and errand.arrived and self._on_arrived is not None:
+            self._on_arrived(errand.notification)
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -98,23 +138,27 @@ class Dispatcher:
             while queue:
                 self._busy.add(sink.name)
                 try:
-                    await self._deliver(sink, queue.popleft())
+                    # It stays in the queue until it is through: who takes this sink over finds it there.
+                    arrived = await self._deliver(sink, queue[0].notification)
                 finally:
                     self._busy.discard(sink.name)
+                self._through(queue.popleft(), sink.name, arrived=arrived)
 
-    async def _deliver(self, sink: Sink, notification: Notification) -> None:
+    async def _deliver(self, sink: Sink, notification: Notification) -> bool:
+        """False if it was given up."""
         pause_s = self._patience.first_pause_s
         for attempt in range(1, self._patience.tries + 1):
-            why_not = await sink.deliver(notification)
+            why_not = await _try(sink, notification)
             if not why_not:
                 if self._trouble.pop(sink.name, None) is not None:
                     self._say(sink.name, "")
-                return
+                return True
             last = attempt == self._patience.tries
             self._say(sink.name, f"{why_not} Given up for {notification.alert.id}." if last else why_not)
             if not last:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
+        return False
 
     def _say(self, name: str, sentence: str) -> None:
         if sentence:
@@ -122,6 +166,15 @@ class Dispatcher:
             log.warning("sink %s: %s", name, sentence)
         if self._on_trouble is not None:
             self._on_trouble(name, sentence)
+
+
+async def _try(sink: Sink, notification: Notification) -> str:
+    """A sentence if it did not arrive, whatever the reason: one notification must not stop those behind it."""
+    try:
+        return await sink.deliver(notification)
+    except Exception as unforeseen:
+        log.exception("the sink %s failed", sink.name)
+        return f"The sink {sink.name} failed: {unforeseen!r}."
 
 
 class SignOfLife:

@@ -54,6 +54,7 @@ class MetricRule:
     name: str = field(init=False)
     severity: Severity = field(init=False)
     for_s: float = field(init=False)
+    certain: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.declared.name)

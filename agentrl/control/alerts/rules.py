@@ -27,6 +27,7 @@ class BuiltIn:
     severity: Severity
     for_s: float
     _check: Check
+    certain: bool = False
 
     def check(self, world: World, alerting: Collection[str], now: float) -> Iterable[Finding]:
         return self._check(world, alerting, now)
@@ -57,7 +58,7 @@ def default_rules(
     limits = limits or Thresholds()
     off = set(disable)
     rules = (
-        BuiltIn("unit-fatal", Severity.PAGE, 0.0, _fatal),
+        BuiltIn("unit-fatal", Severity.PAGE, 0.0, _fatal, certain=True),
         BuiltIn("unit-restarting", Severity.WARNING, 0.0, _Restarting(limits)),
         BuiltIn("unit-never-ready", Severity.WARNING, 20.0, _NeverReady(limits)),
         BuiltIn("unit-lost", Severity.WARNING, 5.0, _lost),
@@ -71,6 +72,7 @@ def default_rules(
         BuiltIn("host-cannot-write", Severity.PAGE, 0.0, _cannot_write),
         BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
         BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
+        BuiltIn("not-listening", Severity.WARNING, 0.0, _not_listening),
         BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
     )
     return [rule for rule in rules if rule.name not in off]
@@ -131,9 +133,9 @@ def _lost(world: World, alerting: Collection[str], now: float) -> Iterator[Findi
                 f"{name} is lost with its host {unit.host or '(unknown)'}.",
                 (
                     f"{name}.{unit.incarnation}, pid {unit.pid}: {_reason(unit)}",
-                    f"If you know that it is dead: agentrl stop {name} --force",
+                    "It goes on when its host is heard again. The command is for one that you know to be dead.",
                 ),
-                "agentrl status",
+                f"agentrl stop {name} --force",
             )
 
 
@@ -207,11 +209,17 @@ def _host_silent(world: World, alerting: Collection[str], now: float) -> Iterato
 def _host_lost(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
     for name, host in world.hosts.items():
         if host.state == "lost":
+            there = [unit for unit in world.units.values() if unit.host == name]
+            lost = sum(unit.state is UnitState.LOST for unit in there)
+            others = any(other.state == "up" for other in world.hosts.values())
             yield Finding(
                 name,
-                f"The host {name} is lost, with {host.units} units.",
-                (f"agent pid {host.agent_pid}; nothing is known of its units until it is back",),
-                f"agentrl drain --host {name}",
+                f"The host agent of {name} is not heard: {lost} of {len(there)} units there are lost.",
+                (
+                    f"agent pid {host.agent_pid}; what is not lost speaks for itself",
+                    "drain gives its units to other hosts" if others else "there is no other host to move them to",
+                ),
+                f"agentrl drain --host {name}" if others else "agentrl doctor",
             )
 
 
@@ -263,6 +271,16 @@ def _journal_full(world: World, alerting: Collection[str], now: float) -> Iterat
             world.run.name,
             "The journal cannot be written: commands are refused until it can.",
             (world.run.journal_full,),
+            "agentrl doctor",
+        )
+
+
+def _not_listening(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    if world.run is not None and world.run.not_listening:
+        yield Finding(
+            world.run.name,
+            f"Other hosts cannot reach the coordinator of {world.run.name}; everything on this host goes on.",
+            (world.run.not_listening,),
             "agentrl doctor",
         )
 

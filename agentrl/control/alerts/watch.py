@@ -1,7 +1,7 @@
 """The alert engine at work: looks at the world once a second, shows, writes down and notifies.
 
-Invariants: what fired is in the journal, so that a restart repeats no notification; a sink that fails never holds the
-coordinator up, and says so.
+Invariants: what fired and what of it has arrived at people is in the journal, so that neither a restart nor another
+configuration repeats a notification or loses one; a sink that fails never holds the coordinator up, and says so.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.run import RunConfig
-from agentrl.control.alerts.book import AlertEngine, AlertTimes, Notification, Silence, World
+from agentrl.control.alerts.book import AlertEngine, AlertTimes, Notification, Silence, Told, World
 from agentrl.control.alerts.dispatch import Dispatcher, SignOfLife, sinks_of
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
 from agentrl.control.books.metrics import MemoryWatch
 from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
+from agentrl.control.lasting import lasting
 from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
@@ -38,7 +40,11 @@ class Alerting:
         self._chains = chains
         self._engine = AlertEngine(default_rules())
         self._dispatcher = Dispatcher(())
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sinks = Sinks()
+        self._dead_man: DeadMan | None = None
+        self._delivery: asyncio.Task[None] | None = None
+        self._ping: asyncio.Task[None] | None = None
+        self._tests: set[asyncio.Task[None]] = set()
         self._last_look = 0.0
 
     # ---- set up ----
@@ -47,25 +53,58 @@ class Alerting:
         journal = self._context.journal
         rows = [decode_row(body) for body in journal.all("alert").values()]
         silences = [decode_as(Silence, body) for body in journal.all("silence").values()]
-        self._engine.restore([r for r in rows if isinstance(r, AlertRow)], silences, self._context.clock.now())
+        told = [decode_as(Told, body) for body in journal.all("told").values()]
+        self._engine.restore([r for r in rows if isinstance(r, AlertRow)], silences, self._context.clock.now(), told)
         for row in self._engine.rows():
             self._context.feed.set(f"alert/{row.id}", row, urgent=True)
 
     def configure(self, config: RunConfig) -> None:
-        """New rules and sinks; what fires goes on firing."""
-        run_dir = Path(self._context.run.run_dir)
+        """New rules and sinks; what fires goes on firing, and what is on its way arrives."""
         built_in = default_rules(config.alerts.disable, memory_window_s=config.alerts.memory_window_s)
         self._engine.set_rules([*built_in, *metric_rules(config.alerts.rules)])
-        hold_s = min(HOLD_S, 2 * config.supervision.suspect_after_s)
-        self._engine.times = AlertTimes(hold_s=hold_s, repeat_s=config.alerts.repeat_s)
+        times = config.supervision
+        self._engine.times = AlertTimes(
+            hold_s=min(HOLD_S, 2 * times.suspect_after_s),
+            settle_s=3 * times.host_silent_after_s,
+            repeat_s=config.alerts.repeat_s,
+        )
         self._context.metrics.name(metrics_read(config.alerts.rules))
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
-        self.close()
-        self._dispatcher = Dispatcher(sinks_of(config.alerts.sinks, run_dir), on_trouble=self._sink_failed)
-        self._tasks = [asyncio.create_task(self._dispatcher.run(), name="alert sinks")]
-        if config.alerts.dead_man is not None:
-            sign = SignOfLife(config.alerts.dead_man, run_dir, self._context.clock.now)
-            self._tasks.append(asyncio.create_task(sign.run(), name="dead-man ping"))
+        self._deliver_to(config.alerts.sinks)
+        self._ping_for(config.alerts.dead_man)
+
+    def _deliver_to(self, sinks: Sinks) -> None:
+        if sinks == self._sinks and self._delivery is not None:
+            return
+        if self._delivery is not None:
+            self._delivery.cancel()
+        self._sinks = sinks
+        self._dispatcher = Dispatcher(
+            sinks_of(sinks, self._run_dir),
+            on_trouble=self._sink_failed,
+            on_arrived=self._arrived,
+            former=self._dispatcher,
+        )
+        self._delivery = lasting("alert sinks", self._dispatcher.run)
+
+    def _ping_for(self, dead_man: DeadMan | None) -> None:
+        if dead_man == self._dead_man:
+            return
+        if self._ping is not None:
+            self._ping.cancel()
+        self._dead_man, self._ping = dead_man, None
+        if dead_man is not None:
+            self._ping = lasting("dead-man ping", SignOfLife(dead_man, self._run_dir, self._context.clock.now).run)
+
+    @property
+    def _run_dir(self) -> Path:
+        return Path(self._context.run.run_dir)
+
+    def _arrived(self, notification: Notification) -> None:
+        """The next coordinator has to know what need not be told again."""
+        alert = notification.alert
+        told = Told(alert.id, alert.since_at, ended=notification.what == "resolved")
+        self._context.executor.put("told", alert.id, encode(told))
 
     def _sink_failed(self, sink: str, sentence: str) -> None:
         """People who rely on a sink have to hear elsewhere that it is broken."""
@@ -73,9 +112,9 @@ class Alerting:
             self._context.audit("coordinator", "alerts", f"the sink {sink} does not deliver: {sentence}")
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = []
+        for task in (self._delivery, self._ping, *self._tests):
+            if task is not None:
+                task.cancel()
 
     # ---- the look ----
 
@@ -98,6 +137,7 @@ class Alerting:
         for id in outcome.gone:
             self._context.feed.remove(f"alert/{id}")
             self._context.executor.put("alert", id, None)
+            self._context.executor.put("told", id, None)
         for notification in outcome.notify:
             self._dispatcher.offer(notification)
 
@@ -138,10 +178,14 @@ class Alerting:
         self._context.executor.put("silence", args.id, encode(stored) if stored else None)
         return {}
 
+    def preview_test(self, args: commands.SendTestAlert) -> Effect:
+        return Effect(changes=("a test goes through every sink",))
+
     def test(self, operation: Operation, args: commands.SendTestAlert) -> None:
         operation.by_itself = True
         task = asyncio.create_task(self._test(operation), name="test alert")
-        self._tasks.append(task)
+        self._tests.add(task)
+        task.add_done_callback(self._tests.discard)
 
     async def _test(self, operation: Operation) -> None:
         context, now = self._context, self._context.clock.now()
@@ -160,8 +204,9 @@ class Alerting:
             context.operations.finish(operation, OperationState.FAILED, context.clock.now(), str(failed))
             return
         operation.lines = [f"{name}: {why_not or 'delivered'}" for name, why_not in answers.items()]
-        if not answers:
-            operation.lines = ["no sink is configured (alerts.sinks in the run file)"]
         failed_sinks = [name for name, why_not in answers.items() if why_not]
-        state = OperationState.FAILED if failed_sinks or not answers else OperationState.SUCCEEDED
-        context.operations.finish(operation, state, context.clock.now(), "; ".join(operation.lines))
+        why = f"not delivered by {', '.join(failed_sinks)}" if failed_sinks else ""
+        if not answers:
+            why = "no sink is configured (alerts.sinks in the run file)"
+        state = OperationState.FAILED if why else OperationState.SUCCEEDED
+        context.operations.finish(operation, state, context.clock.now(), why)

@@ -10,7 +10,7 @@ import itertools
 from typing import Any, TypeVar
 
 from agentrl.control.books.peers import Peers
-from agentrl.errors import AgentrlError, NoCoordinatorError, WaitTimeoutError
+from agentrl.errors import NoCoordinatorError, WaitTimeoutError, error_for
 from agentrl.protocol import messages
 from agentrl.protocol.wire import decode_as
 
@@ -45,7 +45,7 @@ class Asks:
         sent = self._peers.tell_host(host, messages.Ask(ask, what))
         answer: messages.Answer = await self._await(ask, sent, f"The agent of host {host}", deadline_s)
         if answer.error:
-            raise AgentrlError(answer.error)
+            raise error_for(answer.code, answer.error)
         return decode_as(kind, answer.body)
 
     async def unit(self, unit: str, incarnation: int, name: str, value: Any) -> messages.KnobPreviewed:

@@ -23,6 +23,12 @@ CPU_NEWS = 5.0
 """Percentage points by which CPU use must differ to be shown anew."""
 MEMORY_NEWS = 0.02
 """Share by which memory must differ to be shown anew."""
+PROGRESS_NEWS = 5
+"""Measurements after which progress alone is shown anew: heartbeats tell it, and they are too many for the feed."""
+
+
+COMMAND_CHARS = 500
+"""Of a group's command line in its row."""
 
 
 @dataclass(slots=True)
@@ -33,6 +39,10 @@ class Facts:
     report: messages.UnitReport = field(default_factory=messages.UnitReport)
     reported: float = 0.0
     stats: messages.UnitStats | None = None
+    quiet: int = 0
+    """Measurements since the last one that was news."""
+    progress: int = 0
+    """As it was then."""
     memory: MemoryStory = field(default_factory=MemoryStory)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -74,11 +84,14 @@ class Board:
     def measured(self, slot: Slot, stats: messages.UnitStats, memory: MemoryStory) -> bool:
         """Take in measurements; True if they are news."""
         facts = self.facts(slot)
-        shown = facts.stats
         facts.memory = memory
-        if shown is not None and not _is_news(shown, stats):
+        facts.quiet += 1
+        lease = self.leases.get(slot.unit)
+        progress = lease.progress if lease is not None else facts.progress
+        moved = progress != facts.progress and facts.quiet >= PROGRESS_NEWS
+        if facts.stats is not None and not moved and not _is_news(facts.stats, stats):
             return False
-        facts.stats = stats
+        facts.stats, facts.quiet, facts.progress = stats, 0, progress
         return True
 
     def idle(self, group: str) -> frozenset[str]:
@@ -116,6 +129,7 @@ class Board:
             restarts=slot.restarts,
             deaths_in_window=len(slot.deaths),
             last_exit=slot.last_exit,
+            done=slot.done,
             status=report.status if alive else "",
             phase=report.phase if alive else "",
             phase_since_at=lease.phase_began if lease is not None and alive and report.phase else 0.0,
@@ -137,7 +151,7 @@ class Board:
 
     def group_row(self, group: GroupState) -> rows.GroupRow:
         wanted = [s for s in self.state.of_group(group.spec.name) if s.wanted]
-        states = Counter(s.state.value for s in wanted)
+        states = Counter(rows.COMPLETED if s.done else s.state.value for s in wanted)
         ready = states.pop(UnitState.READY.value, 0)
         return rows.GroupRow(
             name=group.spec.name,
@@ -146,7 +160,7 @@ class Board:
             ready=ready,
             other=dict(sorted(states.items())),
             paused=group.paused or self.state.run.paused,
-            command=" ".join(group.spec.command),
+            command=" ".join(group.spec.command)[:COMMAND_CHARS],
         )
 
     def host_row(self, host: HostState) -> rows.HostRow:
@@ -184,6 +198,7 @@ class Board:
             coordinator_pid=life.pid,
             config_source=life.config_source,
             journal_full=life.journal_full,
+            not_listening=life.not_listening,
             segment=life.segment,
         )
 
@@ -258,6 +273,7 @@ class RunLife:
     pid: int
     config_source: str = ""
     journal_full: str = ""
+    not_listening: str = ""
     segment: int = 0
 
 

@@ -2,23 +2,34 @@
 
 Invariants: rows are whole, so the newest one of a key is all that anybody needs; a row is encoded once per change that
 is sent; every published row raises `seq` by one, and the beat carries it, so a subscriber sees any gap; a snapshot is
-never behind its sequence number (it may be ahead of it, which whole rows make harmless).
+never behind its sequence number (it may be ahead of it, which whole rows make harmless); what is not urgent keeps to
+a budget of bytes, however many units there are, and nobody's news waits for ever.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from agentrl.protocol import wire
-from agentrl.protocol.messages import FeedBeat, FeedRow
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES, FeedBeat, FeedRow
 from agentrl.protocol.rows import AnyRow
 
 MIN_GAP_S = 0.5
 """At most two rows per second and key, but for those that are urgent."""
 BEAT_S = 1.0
+BUDGET_BYTES_PER_S = 15_000
+"""For all rows that are not urgent. Where hundreds of units change all the time, each is shown less often."""
+BURST_S = 1.0
+"""What a quiet feed has saved up may go out at once."""
+
+
+MOST_ROW_BYTES = MAX_MESSAGE_BYTES - 4096
+"""A message holds a row, and a little about it."""
+log = logging.getLogger(__name__)
 
 
 class _Entry:
@@ -51,8 +62,11 @@ class Feed:
         self._changed: dict[str, _Entry] = {}
         self._later: dict[str, Callable[[], AnyRow]] = {}
         self._held: list[tuple[float, str]] = []
+        self._too_large: set[str] = set()
         self._now = float("-inf")
         self._next_beat = float("-inf")
+        self._spent_until = float("-inf")
+        """The budget of the time up to here has been spent."""
 
     def set(self, key: str, row: AnyRow, *, urgent: bool = False) -> bool:
         """Say how a row is now; True if that is news. Urgent news (a state, an alert) goes out at once."""
@@ -90,7 +104,8 @@ class Feed:
     def snapshot(self, kinds: Iterable[str] = ()) -> tuple[list[tuple[str, msgspec.Raw]], int]:
         """All rows, and the sequence number after which the feed is to be applied to them."""
         self._make_later()
-        return [(key, entry.encoded()) for key, entry in self._entries(kinds) if entry.row is not None], self.seq
+        there = ((key, entry) for key, entry in self._entries(kinds) if entry.row is not None)
+        return [(key, entry.encoded()) for key, entry in there if self._fits(key, entry)], self.seq
 
     def tick(self, now: float, at: float) -> None:
         """Publish what is due, and the beat; call it several times a second."""
@@ -101,10 +116,14 @@ class Feed:
             entry = self._entry(key)
             if entry is not None and entry.held:
                 entry.held = False
-                self._send_or_hold(key, entry, now)
+                self._changed[key] = entry
+        self._spent_until = max(self._spent_until, now - BURST_S)
         changed, self._changed = self._changed, {}
         for key, entry in changed.items():
-            self._send_or_hold(key, entry, now)
+            if self._spent_until < now:
+                self._send_or_hold(key, entry, now)
+            else:
+                self._changed[key] = entry  # among the first at the next look
         if now >= self._next_beat:
             self.beat(now, at)
 
@@ -127,21 +146,37 @@ class Feed:
 
     def _send_or_hold(self, key: str, entry: _Entry, now: float) -> None:
         if entry.due <= now:
-            self._send(key, entry)
+            self._spent_until += self._send(key, entry) / BUDGET_BYTES_PER_S
         elif entry.dirty and not entry.held:
             entry.held = True
             heapq.heappush(self._held, (entry.due, key))
 
-    def _send(self, key: str, entry: _Entry) -> None:
+    def _send(self, key: str, entry: _Entry) -> int:
+        """The number of bytes that it took."""
         if not entry.dirty:
-            return
+            return 0
         entry.dirty = False
+        if entry.row is not None and not self._fits(key, entry):
+            return 0
         entry.due = self._now + MIN_GAP_S
         self.seq += 1
         value = wire.raw(None) if entry.row is None else entry.encoded()
-        self._publish(wire.encode(FeedRow(self.epoch, self.seq, key, value)))
+        frame = wire.encode(FeedRow(self.epoch, self.seq, key, value))
+        self._publish(frame)
         if entry.row is None:
             self._forget(key, entry)
+        return len(frame)
+
+    def _fits(self, key: str, entry: _Entry) -> bool:
+        """Whether the row can be sent at all. What cannot is left as it was shown last, and that is said once."""
+        size = len(entry.encoded())
+        if size <= MOST_ROW_BYTES:
+            self._too_large.discard(key)
+            return True
+        if key not in self._too_large:
+            self._too_large.add(key)
+            log.error("the row %s has %d bytes and cannot be shown: no message is so large", key, size)
+        return False
 
     def _forget(self, key: str, entry: _Entry) -> None:
         rows = self._kinds[kind_of(key)]

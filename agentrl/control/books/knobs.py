@@ -205,10 +205,10 @@ class KnobRegistry:
             return None
         return self._write(entry, new, who, at, "the run file changed", "file", scientific=entry.knob.scientific)
 
-    def report(self, name: str, value: KnobValue) -> bool:
-        """What the owner says is in force; True if that is news. Names that are not declared are ignored."""
+    def report(self, name: str, value: KnobValue, owner: str = "") -> bool:
+        """What the owner says is in force; True if that is news. Knobs of others, and of nobody, are ignored."""
         entry = self._entries.get(name)
-        if entry is None or entry.in_force == value:
+        if entry is None or entry.knob.owner != owner or entry.in_force == value:
             return False
         entry.in_force = value
         return True

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from agentrl.protocol.danger import Effect
-from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState
+from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState, short
 from agentrl.supervision.slots import Slot, State
 
+WAITING_SHOWN = 200
+REASON_CHARS = 4000
+"""A row says no more of an operation on thousands of units."""
 KEEP_ENDED = 200
 """Ended operations that are remembered, so that a repeated id is known."""
 
@@ -67,8 +70,8 @@ class Operation(msgspec.Struct):
             state=self.state,
             accepted_at=self.accepted_at,
             ended_at=self.ended_at,
-            reason=self.reason,
-            waiting_for=self.waiting_for,
+            reason=self.reason[:REASON_CHARS],
+            waiting_for=self.waiting_for[:WAITING_SHOWN],
             result=self.result,
             lines=tuple(self.lines),
         )
@@ -137,7 +140,7 @@ class Operations:
         for unit, goal in operation.goals.items():
             slot = self._state.slots.get(unit)
             if slot is not None and _superseded(operation.id, slot, goal):
-                reason = f"{unit} was given another aim by operation {slot.desired_by}"
+                reason = f"{unit} was given another aim by operation {short(slot.desired_by)}"
                 self.finish(operation, OperationState.SUPERSEDED, now, reason)
                 return
             verdict = _compare(slot, goal)

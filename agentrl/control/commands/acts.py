@@ -20,9 +20,10 @@ from agentrl.errors import ConflictError
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobValue, OperationState, UnitState
+from agentrl.protocol.rows import KnobValue, OperationState, UnitState, short
 from agentrl.supervision import events
-from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.slots import Slot
+from agentrl.supervision.transitions import MAY_STAY, WITH_PROCESS
 
 Goals = dict[str, Goal]
 
@@ -87,7 +88,7 @@ class Acts:
         context = self._context
         for other in context.operations.live():
             if other.command == "down":
-                reason = f"{operation.who} brought the run up again ({operation.id})"
+                reason = f"{operation.who} brought the run up again ({short(operation.id)})"
                 context.operations.finish(other, OperationState.SUPERSEDED, context.clock.now(), reason)
 
     def _down(self, operation: Operation, args: commands.Down) -> None:
@@ -102,7 +103,7 @@ class Acts:
     def _scale(self, operation: Operation, args: commands.Scale) -> Goals:
         effect, count = self._scale_effect(args)
         slots = self._context.state.slots
-        goals = {u: Goal(Want.UP, slots[u].incarnation if u in slots else 0) for u in effect.starts}
+        goals = {u: _started(slots.get(u)) for u in effect.starts}
         goals |= {u: Goal(Want.ENDED, slots[u].incarnation) for u in effect.drains}
         idle = self._context.board.idle(args.group)
         self._context.happened(events.Scaled(group=args.group, count=count, by=operation.id, idle=idle))
@@ -146,6 +147,13 @@ class Acts:
     def _force(self, operation: Operation, args: commands.ForceStopped) -> Goals:
         self._context.happened(events.DeathVouched(unit=args.unit, incarnation=args.incarnation, by=operation.id))
         return {}
+
+
+def _started(slot: Slot | None) -> Goal:
+    """One that was scaled down a moment ago and lives still is up with the life that it has."""
+    if slot is None:
+        return Goal(Want.UP)
+    return Goal(Want.UP, shared=True) if slot.state in MAY_STAY else Goal(Want.UP, slot.incarnation)
 
 
 class KnobActs:

@@ -23,9 +23,10 @@ MOST_UNITS = 10_000
 
 def of_plan(plan: Plan) -> Effect:
     return Effect(
-        starts=plan.started,
+        starts=(*plan.started, *plan.changed),
         drains=(*plan.stopped, *plan.changed),
-        changes=tuple(f"{unit} is replaced: its definition changed" for unit in plan.changed) + plan.notes,
+        changes=tuple(f"the definition of {unit} changed" for unit in plan.changed),
+        notes=plan.notes,
     )
 
 
@@ -111,6 +112,8 @@ def targets(state: State, target: str) -> tuple[str, ...]:
 def present(state: State, unit: str, incarnation: int) -> Slot:
     """The slot, if it exists and still lives the life that the caller saw."""
     slot = state.slots.get(unit)
+    if slot is None and unit in state.groups:
+        raise _is_a_group(state, unit)
     if slot is None or (not slot.wanted and slot.tree_gone):
         known = [u for u, s in state.slots.items() if s.wanted]
         raise unknown("unit", unit, (*known, *state.groups))
@@ -120,6 +123,12 @@ def present(state: State, unit: str, incarnation: int) -> Slot:
             hint="Look again (`agentrl status`) and repeat the command if you still want it.",
         )
     return slot
+
+
+def _is_a_group(state: State, group: str) -> UnknownNameError:
+    names = [s.unit for s in state.of_group(group) if s.wanted]
+    hint = f"Its units are {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}." if names else "It has no unit."
+    return UnknownNameError(f"{group} is a group, and this is done to one unit.", hint=hint)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -20,11 +20,17 @@ class KeyActs:
         self._context = context
         self._rebind = rebind
         self.table: dict[str, Act] = {
-            "add_key": Act(
-                lambda args: Effect(changes=(f"the key {args.name} may act as {args.permission}",)), self._add
-            ),
-            "revoke_key": Act(lambda args: Effect(loses=(f"the key {args.name} is refused for good",)), self._revoke),
+            "add_key": Act(self._preview_add, self._add),
+            "revoke_key": Act(self._preview_revoke, self._revoke),
         }
+
+    def _preview_add(self, args: commands.AddKey) -> Effect:
+        known = self._context.keyring.check(args.name, args.public, args.permission)
+        return Effect() if known else Effect(changes=(f"the key {args.name} may act as {args.permission}",))
+
+    def _preview_revoke(self, args: commands.RevokeKey) -> Effect:
+        known = self._context.keyring.find(args.name)
+        return Effect() if known.revoked_at else Effect(loses=(f"the key {args.name} is refused for good",))
 
     def _add(self, operation: Operation, args: commands.AddKey) -> dict[str, Goal]:
         self._context.keyring.add(args.name, args.public, args.permission, self._context.clock.now())

@@ -47,7 +47,10 @@ class Settings:
         self.state_dir = state_dir
         self.stored = StoredConfig({})
         self.on_config: list[Callable[[RunConfig], None]] = []
+        self.on_times: Callable[[], None] = lambda: None
         """Parts that want to know of a new configuration."""
+        self.may_refuse: Callable[[RunConfig], None] = lambda config: None
+        """Raises for a configuration that cannot be carried out here and now."""
         self._declare_own_knobs()
 
     # ---- configuration ----
@@ -62,6 +65,7 @@ class Settings:
                 f"This is the coordinator of run {self._context.run.name}, not of {config.name}.",
                 hint="Each run has a coordinator of its own.",
             )
+        self.may_refuse(config)
         return config
 
     def adopt(self, config: RunConfig, args: commands.Apply, who: str) -> None:
@@ -134,6 +138,7 @@ class Settings:
         leases, hosts = self._context.leases, self._context.host_leases
         leases.suspect_after_s, leases.dead_after_s = times.suspect_after_s, times.dead_after_s
         hosts.suspect_after_s = hosts.dead_after_s = times.host_silent_after_s
+        self.on_times()
 
     def knob_changed(self, operation: Operation, name: str, change: KnobChange | None) -> dict[str, Goal]:
         """A knob was tuned or undone."""

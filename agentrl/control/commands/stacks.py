@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.operations import Operation
+from agentrl.control.commands import effects
 from agentrl.control.context import Context
 from agentrl.control.records.files import replace_file
 from agentrl.errors import AgentrlError
@@ -28,11 +29,21 @@ class Stacks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def preview(self, args: commands.CollectStacks) -> Effect:
-        return Effect()
+        named = self._named(args)
+        return Effect(changes=(f"the stacks of {', '.join(named) or 'all units'} go into one file",))
+
+    def _named(self, args: commands.CollectStacks) -> tuple[str, ...]:
+        """Units, the units of a group, or one life (`web-0.7`). UnknownNameError, ConflictError."""
+        state, found = self._context.state, dict[str, None]()
+        for name in args.units:
+            unit, _, life = name.rpartition(".")
+            lives = (effects.present(state, unit, int(life)).unit,) if unit and life.isdecimal() else ()
+            found |= dict.fromkeys(lives or effects.targets(state, name))
+        return tuple(found)
 
     def collect(self, operation: Operation, args: commands.CollectStacks) -> None:
         operation.by_itself = True
-        task = asyncio.create_task(self._collect(operation, args.units), name="stacks")
+        task = asyncio.create_task(self._collect(operation, self._named(args)), name="stacks")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -44,7 +55,7 @@ class Stacks:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock.now()))
         path = Path(self._context.run.run_dir) / "stacks" / f"all-{stamp}.txt"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(path, text.encode(errors="replace"), mode=0o600, durable=False)
         except (AgentrlError, OSError) as failed:
             operations.finish(operation, OperationState.FAILED, clock.now(), str(failed))

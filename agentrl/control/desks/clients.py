@@ -7,7 +7,6 @@ it is answered; an id is executed once; a request always gets one answer.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -39,6 +38,9 @@ from agentrl.protocol.wire import decode_as, encode, raw
 from agentrl.transport.hub import Peer
 
 log = logging.getLogger(__name__)
+
+UNFORESEEN = "The coordinator failed on this; its log says why."
+"""What is said at the boundary of a request, where the log has the whole story."""
 
 AskedPreview = Callable[[str, Any], Awaitable[Effect]]
 
@@ -114,6 +116,9 @@ class ClientsDesk:
                 self._answer(peer, request.id, self._queries[spec.name](args))
         except AgentrlError as failed:
             self._fail(peer, request.id, failed)
+        except Exception:
+            log.exception("%s (%s) failed", request.name, request.id)
+            self._fail(peer, request.id, AgentrlError(UNFORESEEN))
 
     def _admit(self, peer: Peer, request: messages.Request) -> CommandSpec:
         spec = COMMANDS.get(request.name)
@@ -129,14 +134,14 @@ class ClientsDesk:
         if not may.allows(spec.permission):
             raise _error(
                 ExitCode.REFUSED,
-                f"{spec.name} needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
+                f"`agentrl {spec.cli}` needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
                 f"Ask an admin for a key: `agentrl keys new NAME --permission {spec.permission}`.",
             )
         late = self._context.clock.now() - request.deadline_ct if request.deadline_ct is not None else 0.0
         if late > 0:
             raise _error(
                 ExitCode.REFUSED,
-                f"The command {spec.name} came {late:.1f} s after its deadline; nothing was done.",
+                f"The command {spec.cli} came {late:.1f} s after its deadline; nothing was done.",
                 "Send it again if you still want it.",
             )
         return spec
@@ -145,10 +150,10 @@ class ClientsDesk:
         try:
             return decode_as(spec.args, request.args)
         except ProtocolError as broken:
-            raise _error(ExitCode.USAGE, f"The arguments of {spec.name} are wrong: {broken.message}", "") from broken
+            raise _error(ExitCode.USAGE, f"The arguments of {spec.cli} are wrong: {broken.message}", "") from broken
 
     def _answer(self, peer: Peer, id: str, result: Any) -> None:
-        if inspect.isawaitable(result):
+        if asyncio.iscoroutine(result):
             self._later(peer, id, result)
         else:
             self._context.peers.send(peer, Reply(id, raw(result)))
@@ -160,9 +165,8 @@ class ClientsDesk:
             except AgentrlError as failed:
                 self._fail(peer, id, failed)
             except Exception:
-                # The boundary of a request: the caller gets a sentence, the log the whole story.
                 log.exception("request %s failed", id)
-                self._fail(peer, id, AgentrlError("The coordinator failed on this request; its log says why."))
+                self._fail(peer, id, AgentrlError(UNFORESEEN))
 
         task = asyncio.create_task(finish(), name=f"request {id}")
         self._tasks.add(task)
@@ -235,8 +239,9 @@ class ClientsDesk:
         context = self._context
         try:
             goals = self._acts[operation.command].execute(operation, args)
-        except AgentrlError as failed:
-            context.operations.finish(operation, OperationState.FAILED, context.clock.now(), str(failed))
+        except Exception as failed:
+            why = str(failed) if isinstance(failed, AgentrlError) else UNFORESEEN
+            context.operations.finish(operation, OperationState.FAILED, context.clock.now(), why)
             raise
         context.operations.begin(operation, goals or {})
 
@@ -247,12 +252,13 @@ class ClientsDesk:
                 continue
             try:
                 self.begin(operation, decode_as(COMMANDS[operation.command].args, msgspec.Raw(operation.args)))
-            except AgentrlError as failed:
-                log.error("%s cannot be begun again: %s", operation.command, failed)
+            except Exception:
+                # Whatever it is: the coordinator comes up, and the operation says that it failed.
+                log.exception("%s (%s) cannot be begun again", operation.command, operation.id)
 
 
 def summary_of(spec: CommandSpec, effect: Effect) -> str:
-    text = f"{spec.name}: {effect.sentence()}"
+    text = f"{spec.cli}: {effect.sentence()}"
     return text if len(text) <= 300 else text[:299] + "…"
 
 

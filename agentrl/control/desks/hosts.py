@@ -39,7 +39,7 @@ class HostsDesk:
         self._metrics_out = metrics_out
         self._shown: deque[str] = deque()
         self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
-        """Last log lines of incarnations that ended, until their incident is written."""
+        """Last log lines of incarnations that ended, until they are forgotten."""
 
     def hello(self, peer: Peer, hello: messages.HostHello) -> None:
         context = self._context
@@ -51,19 +51,7 @@ class HostsDesk:
         context.board.hosts[hello.host] = HostFactsNow(
             agent_pid=hello.agent_pid, agent_start_ticks=hello.agent_start_ticks
         )
-        times = context.supervisor.times
-        context.peers.send(
-            peer,
-            Welcome(
-                epoch=context.epoch,
-                run=context.run.uuid,
-                run_name=context.run.name,
-                now_ct=context.clock.now(),
-                heartbeat_s=times.heartbeat_s,
-                stats_every_s=times.stats_every_s,
-                server_version=__version__,
-            ),
-        )
+        context.peers.send(peer, self._welcome())
         for entry in hello.inventory:
             if entry.tail:
                 self._tails[entry.unit, entry.incarnation] = entry.tail
@@ -71,6 +59,24 @@ class HostsDesk:
                 self._lease_if_it_speaks(entry.unit)
         context.happened(events.HostConnected(host=hello.host, facts=hello.facts, inventory=hello.inventory))
         log.info("host %s is here with %d ledger entries", hello.host, len(hello.inventory))
+
+    def tell_times(self) -> None:
+        """The times by which host agents go are others now: an agent is often here before its first configuration."""
+        for host in self._context.peers.hosts():
+            self._context.peers.tell_host(host, self._welcome())
+
+    def _welcome(self) -> Welcome:
+        context, times = self._context, self._context.supervisor.times
+        return Welcome(
+            epoch=context.epoch,
+            run=context.run.uuid,
+            run_name=context.run.name,
+            now_ct=context.clock.now(),
+            heartbeat_s=times.heartbeat_s,
+            stats_every_s=times.stats_every_s,
+            coordinator_silent_s=times.coordinator_silent_s,
+            server_version=__version__,
+        )
 
     def _refusal(self, hello: messages.HostHello) -> Refused | None:
         run = self._context.run
@@ -111,6 +117,8 @@ class HostsDesk:
                 )
             case messages.ProcessState(unit, incarnation, stopped):
                 context.happened(events.ProcessStopped(unit=unit, incarnation=incarnation, stopped=stopped))
+            case messages.CoordinatorTrouble():
+                self._coordinator_trouble(known.name, message)
             case messages.HostStats():
                 self._stats(known.name, message)
             case messages.Scraped(unit, incarnation, values):
@@ -155,18 +163,76 @@ class HostsDesk:
             host=report.host,
             phase=last.phase,
             status=last.status,
-            tail=self._tails.pop((report.unit, report.incarnation), ()),
+            tail=self._tails.get((report.unit, report.incarnation), ()),
             versions={"agentrl": __version__},
             done=report.done,
             stacks=self._stacks_of(report),
             swept=report.swept,
         )
+        self._write(row)
+
+    def was_stopped(self, host: str, unit: str, incarnation: int) -> None:
+        """Somebody stopped a unit by a signal, and it is continued: no end, but nothing that goes unsaid."""
+        now = self._context.clock.now()
+        self._write(
+            IncidentRow(
+                id=f"{unit}.{incarnation}-stopped-{now:.0f}",
+                unit=unit,
+                incarnation=incarnation,
+                at=now,
+                what=f"{unit}.{incarnation} was stopped by a signal",
+                host=host,
+                done="it was continued (SIGCONT)",
+            )
+        )
+
+    def agent_died(self, host: str, pid: int, done: str) -> None:
+        """The agent of the coordinator's own host."""
+        now = self._context.clock.now()
+        self._write(
+            IncidentRow(
+                id=f"agent-{host}-{pid}-{now:.0f}",
+                unit="host agent",
+                incarnation=0,
+                at=now,
+                what=f"the host agent of {host} (process {pid}) ended",
+                host=host,
+                done=done,
+                versions={"agentrl": __version__},
+            )
+        )
+
+    def _coordinator_trouble(self, host: str, trouble: messages.CoordinatorTrouble) -> None:
+        at = self._context.clock.now() - trouble.age_s
+        aborted = trouble.exit is not None and trouble.exit.signal in _WRITES_STACKS
+        self._write(
+            IncidentRow(
+                id=f"coordinator-{trouble.pid}-{at:.0f}",
+                unit="coordinator",
+                incarnation=0,
+                at=at,
+                what=f"the coordinator (process {trouble.pid}) {trouble.what}",
+                exit=trouble.exit,
+                host=host,
+                tail=trouble.tail,
+                versions={"agentrl": __version__},
+                done=trouble.done,
+                stacks=trouble.log if aborted else "",
+            )
+        )
+
+    def _write(self, row: IncidentRow) -> None:
+        context = self._context
         log.warning("%s; %s", row.what, row.done)
-        context.executor.event("incident", row.id, now, encode(row))
+        context.executor.event("incident", row.id, row.at, encode(row))
         context.feed.set(f"incident/{row.id}", row, urgent=True)
         self._shown.append(row.id)
         if len(self._shown) > INCIDENTS_SHOWN:
             context.feed.remove(f"incident/{self._shown.popleft()}")
+
+    def forgotten(self, unit: str, incarnation: int) -> None:
+        """Everything about the end of this incarnation is written down."""
+        self._tails.pop((unit, incarnation), None)
 
     def _stacks_of(self, report: do.Report) -> str:
         """The file with the stacks of a life that speaks, if it ended by a signal that makes it write them."""

@@ -6,25 +6,29 @@ Invariant: a viewer may ask all of them but for the list of keys; answers fit in
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.knobs import KnobChange
 from agentrl.control.commands import effects
 from agentrl.control.context import Context
-from agentrl.control.records.journal import JournalEvent
+from agentrl.control.records.journal import Journal, JournalEvent
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, KnobRow, OperationRow
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, GroupRow, HostRow, KnobRow, OperationRow, RunRow, UnitRow
 from agentrl.protocol.wire import decode_row, raw
 from agentrl.supervision.waits import explain
 
+R = TypeVar("R", bound=AnyRow)
 Handler = Callable[[Any], Any | Awaitable[Any]]
 
 MOST_EVENTS = 2000
+MOST_ALERTS = 200
+ANSWER_BYTES = 3 << 20
+"""A message may have 4 MiB."""
 _KINDS = {"knob": "audit"}
 """Knob changes are audit rows of the command `tune`."""
 
@@ -48,15 +52,17 @@ class Queries:
 
     def _status(self, args: commands.Status) -> StatusReport:
         rows = self._context.feed.rows
-        live = [row for row in rows(("op",)).values() if isinstance(row, OperationRow) and not row.state.ended]
-        return StatusReport(
-            run=raw(self._context.feed.get("run")),
-            groups=_raws(rows(("group",))),
-            units=_raws(dict(sorted(rows(("unit",)).items(), key=_natural))),
-            hosts=_raws(rows(("host",))),
-            alerts=tuple(raw(row) for row in self._alerts(False)),
-            operations=tuple(raw(row) for row in live),
+        run = self._context.feed.get("run")
+        assert isinstance(run, RunRow)
+        report = StatusReport(
+            run=run,
+            groups=_all_of(GroupRow, rows(("group",))),
+            units=_all_of(UnitRow, dict(sorted(rows(("unit",)).items(), key=_natural))),
+            hosts=_all_of(HostRow, rows(("host",))),
+            alerts=tuple(self._alerts(False)),
+            operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
+        return sendable(report)
 
     def chains(self) -> list[WaitChain]:
         context = self._context
@@ -76,17 +82,12 @@ class Queries:
 
     def _events(self, args: commands.Events) -> list[AnyRow]:
         self._context.executor.flush()
-        kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
-        found = self._context.journal.events(kinds, args.after_at, min(args.limit, MOST_EVENTS))
-        rows = [_row_of(event) for event in found]
-        if args.kinds and "audit" not in args.kinds:
-            rows = [r for r in rows if not isinstance(r, AuditRow) or r.command in ("tune", "undo_tune")]
-        return rows
+        return happenings(self._context.journal, args)
 
     async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
         slot = effects.present(self._context.state, args.unit, 0)
         incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
-        if incarnation < 1 or not slot.host:
+        if not 1 <= incarnation <= slot.incarnation or not slot.host:
             raise UnknownNameError(f"{args.unit} has had no such life yet, so there is no log of it.")
         question = messages.ReadLog(args.unit, incarnation, args.offset, min(args.limit, 1 << 20))
         return await self._asks.host(slot.host, question, messages.LogChunk)
@@ -102,12 +103,47 @@ def audit_of(change: KnobChange) -> AuditRow:
     return AuditRow(change.revision, change.at, change.who, change.how, change.sentence(), note=change.note)
 
 
+def happenings(journal: Journal, args: commands.Events) -> list[AnyRow]:
+    """What the journal knows to have happened, oldest first."""
+    kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
+    found = journal.events(kinds, args.after_at, max(0, min(args.limit, MOST_EVENTS)))
+    kept = newest(found, ANSWER_BYTES)
+    rows = [_row_of(event) for event in kept]
+    if args.kinds and "audit" not in args.kinds:
+        rows = [r for r in rows if not isinstance(r, AuditRow) or r.command in ("tune", "undo_tune")]
+    if len(kept) < len(found) or len(found) == MOST_EVENTS < args.limit:
+        left_out = f"older events are left out: an answer holds {len(kept)} of these"
+        rows.insert(0, AuditRow(0, kept[0].at if kept else 0.0, "coordinator", "events", left_out))
+    return rows
+
+
+def newest(events: list[JournalEvent], most_bytes: int) -> list[JournalEvent]:
+    """As many of the last ones as fit."""
+    size = 0
+    for number, event in enumerate(reversed(events)):
+        size += len(event.body)
+        if size > most_bytes:
+            return events[len(events) - number :]
+    return events
+
+
+def sendable(report: StatusReport) -> StatusReport:
+    """Less of each unit if there are so many: what they wait for and measure is in the rows of the feed."""
+    if len(raw(report)) <= ANSWER_BYTES:
+        return report
+    units = tuple(
+        replace(row, status=row.status[:60], reason=row.reason[:60], waits=(), metrics={}, rss_over_time=())
+        for row in report.units
+    )
+    return replace(report, units=units, alerts=report.alerts[:MOST_ALERTS], operations=report.operations[:MOST_ALERTS])
+
+
 def _row_of(event: JournalEvent) -> AnyRow:
     return decode_row(event.body)
 
 
-def _raws(rows: dict[str, AnyRow]) -> tuple[msgspec.Raw, ...]:
-    return tuple(raw(row) for row in rows.values())
+def _all_of(kind: type[R], rows: dict[str, AnyRow]) -> tuple[R, ...]:
+    return tuple(row for row in rows.values() if isinstance(row, kind))
 
 
 def _natural(item: tuple[str, AnyRow]) -> tuple[str, int]:

@@ -23,9 +23,11 @@ from agentrl.protocol.wire import encode
 from agentrl.supervision import events
 from agentrl.supervision.slots import Slot
 from agentrl.transport.hub import Peer
+from agentrl.transport.noise import Noise
 from agentrl.transport.publisher import Publisher
 
 log = logging.getLogger(__name__)
+noise = Noise(log)
 
 
 def token_of(secret: bytes, incarnation: str) -> str:
@@ -42,7 +44,7 @@ class UnitsDesk:
     def hello(self, peer: Peer, hello: messages.UnitHello) -> None:
         refusal = self._refusal(hello)
         if refusal is not None:
-            log.warning("%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
+            noise.warning(hello.unit, "%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
             self._context.peers.send(peer, refusal)
             return
         self._context.peers.welcome(peer, Known(Kind.UNIT, hello.unit, hello.incarnation))
@@ -97,7 +99,7 @@ class UnitsDesk:
             try:
                 knob = Knob(owner=slot.group, **{f: getattr(each, f) for f in each.__struct_fields__})
             except (ConfigError, ValueError, TypeError) as wrong:
-                log.warning("%s declares the knob %s wrongly: %s", slot.unit, each.name, wrong)
+                noise.warning(slot.unit, "%s declares the knob %s wrongly: %s", slot.unit, each.name, wrong)
                 continue
             if known.get(each.name) == knob:
                 continue
@@ -129,12 +131,16 @@ class UnitsDesk:
         if report.ready and slot.state is UnitState.STARTING:
             context.happened(events.UnitReady(unit=unit, incarnation=incarnation))
         lease = context.leases.get(known.name)
-        if slot.state is UnitState.STARTING and lease is not None and lease.phase_ends is not None:
-            context.happened(events.StartExtended(unit=unit, incarnation=incarnation, until=lease.phase_ends))
+        ends = lease.phase_ends if lease is not None else None
+        if ends is not None:
+            if slot.state is UnitState.STARTING:
+                context.happened(events.StartExtended(unit=unit, incarnation=incarnation, until=ends))
+            if ends > max(slot.phase_until, now + context.leases.suspect_after_s):
+                context.happened(events.PhaseAnnounced(unit=unit, incarnation=incarnation, until=ends))
         if report.extend_stop_s is not None and report.extend_stop_s != was.extend_stop_s:
             context.happened(events.StopExtended(unit=unit, incarnation=incarnation, by_s=report.extend_stop_s))
         for name, value in report.knobs.items():
-            if context.knobs.report(name, value):
+            if context.knobs.report(name, value, slot.group):
                 context.show_knob(name)
         context.show_unit(known.name, urgent=False)
 

@@ -89,6 +89,12 @@ class Journal:
                 return cls(path, _connect(path), damage)
             return cls(path, connection, "")
 
+    @classmethod
+    def read_only(cls, path: Path) -> Journal:
+        """To look at, whoever writes it. DiskError if it cannot be read."""
+        with _disk_errors(path):
+            return cls(path, sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True), "")
+
     def close(self) -> None:
         self._db.close()
 

@@ -70,8 +70,8 @@ class Keyring:
         """What a key may do by now; looked up for each message, so a revocation holds at once."""
         return self._permissions.get(name)
 
-    def add(self, name: str, public: str, permission: Permission, at: float) -> KeyRow:
-        """Admit a key. Admitting the same one twice is harmless; ConflictError if the name or the key is taken."""
+    def check(self, name: str, public: str, permission: Permission) -> KeyRow | None:
+        """Whether a key may be admitted: None, or its row if it is already; ConflictError, RefusedError."""
         if not _NAME.fullmatch(name):
             raise RefusedError(f"{name!r} is no name for a key: letters, digits, dots and dashes, at most 64.")
         if not _Z85.fullmatch(public):
@@ -90,20 +90,30 @@ class Keyring:
                 f"There is a key {row.name} already, with permission {row.permission}.",
                 hint="Take another name, or use the key that is there.",
             )
+        return None
+
+    def add(self, name: str, public: str, permission: Permission, at: float) -> KeyRow:
+        """Admit a key. Admitting the same one twice is harmless; ConflictError if the name or the key is taken."""
+        if known := self.check(name, public, permission):
+            return known
         added = KeyRow(name, public, permission, created_at=at)
         self._write((*self._rows, added))
         return added
 
     def revoke(self, name: str, at: float) -> KeyRow:
         """Refuse a key from now on. Its open connections are the caller's to cut."""
-        for place, row in enumerate(self._rows):
-            if row.name != name:
-                continue
-            if row.revoked_at:
+        row = self.find(name)
+        if row.revoked_at:
+            return row
+        revoked = replace(row, revoked_at=at)
+        self._write(tuple(revoked if each is row else each for each in self._rows))
+        return revoked
+
+    def find(self, name: str) -> KeyRow:
+        """The key of that name, also if it is revoked. UnknownNameError."""
+        for row in self._rows:
+            if row.name == name:
                 return row
-            revoked = replace(row, revoked_at=at)
-            self._write((*self._rows[:place], revoked, *self._rows[place + 1 :]))
-            return revoked
         raise UnknownNameError(f"There is no key {name!r}.", hint="`agentrl keys list` shows them.")
 
     def _write(self, rows: tuple[KeyRow, ...]) -> None:

@@ -119,33 +119,6 @@ def read_sign(run_dir: Path) -> Sign | None:
         return None
 
 
-def elsewhere(run_dir: Path, boot_id: str, at: float, fresh_s: float, uuid: str = "") -> str | None:
-    """A sentence if the run directory is in use by a coordinator elsewhere (or, with `uuid`, by another run here).
-
-    A heartbeat from the future counts as fresh: clocks differ between hosts, a refusal can be overruled by a person,
-    and two coordinators on one run directory cannot be undone.
-    """
-    sign = read_sign(run_dir)
-    if sign is None:
-        return None
-    age_s = at - sign.heartbeat_at
-    if age_s > fresh_s:
-        return None
-    seen = f"{age_s:.0f} s ago" if age_s >= 0 else f"at a time {-age_s:.0f} s ahead of this host's clock"
-    cure = f"if that is wrong, remove {run_dir / SIGN}"
-    if sign.boot_id != boot_id:
-        return (
-            f"The run {sign.name} is up on host {sign.host}, whose coordinator was seen {seen}: "
-            f"go there and say `agentrl down`, or {cure}."
-        )
-    if uuid and sign.uuid != uuid:
-        return (
-            f"The directory {run_dir} is in use by another run of this host "
-            f"({sign.name}, {sign.uuid[:8]}), seen {seen}: choose another `dir`, or {cure}."
-        )
-    return None
-
-
 def refuse_network_file_system(directory: Path) -> None:
     """ConfigError if locks and fsync cannot be trusted there."""
     kind = file_system_of(directory.resolve(), Path("/proc/self/mountinfo").read_text())

@@ -1,0 +1,79 @@
+"""The verb runs forget: remove what a run that is down has left on this host.
+
+Invariant: nothing of a run is removed while a process of it may live; logs and results in the run directory stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.verbs import Cli, DryRun, Yes
+from agentrl.errors import ConflictError, DiskError, ExitCode
+
+
+async def forget(
+    cli: Cli,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` lists them.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> ExitCode:
+    """Remove the state of a run that is down: journal, keys, database."""
+    from agentrl.cli import output
+    from agentrl.cli.acts import consented, report_preview
+    from agentrl.client.discovery import forget_dead, state_of
+    from agentrl.config import paths
+    from agentrl.protocol.danger import Effect, tier_of
+
+    state_dir = state_of(name)
+    run = next((run for run in paths.list_runs() if run.name == name), None)
+    uuid = run.uuid if run is not None else ""
+    await _refuse_if_up(name, state_dir, uuid)
+    effect = Effect(loses=(f"all that {state_dir.resolve()} holds: journal, keys, database",))
+    if dry_run:
+        report_preview(cli, effect, tier_of(effect))
+        return ExitCode.OK
+    if not consented(dataclasses.replace(cli, yes=yes), effect, tier_of(effect)):
+        output.note("Nothing was done.")
+        return ExitCode.OK
+    # A person may have thought for long.
+    await _refuse_if_up(name, state_dir, uuid)
+    if uuid:
+        forget_dead(state_dir, uuid)
+    _remove(state_dir)
+    kept = f" What it wrote in {run.run_dir} is still there." if run is not None and run.run_dir else ""
+    if cli.json:
+        output.emit({"run": name, "uuid": uuid, "forgotten": str(state_dir), "kept": run.run_dir if run else ""})
+    else:
+        output.say(f"The run {name} is forgotten.{kept}")
+    return ExitCode.OK
+
+
+async def _refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
+    from agentrl.cli import proof
+    from agentrl.client.living import keepers_of
+
+    alive = [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers_of(state_dir)]
+    if not alive and uuid:
+        alive = [f"{each.incarnation or each.command} (pid {each.pid})" for each in (await proof.scan(uuid)).found]
+    if alive:
+        raise ConflictError(
+            f"The run {name} is not down: {', '.join(alive[:3])} lives.", hint=f"First: agentrl down --run {name}"
+        )
+
+
+def _remove(state_dir: Path) -> None:
+    """The name goes first, so that nobody finds a half of it."""
+    place = state_dir.resolve()
+    if state_dir.is_symlink():
+        state_dir.unlink()
+    going = place.with_name(f".{place.name}.forgotten")
+    try:
+        place.rename(going)
+        shutil.rmtree(going)
+    except OSError as failed:
+        raise DiskError(f"{failed.filename or going} cannot be removed: {failed.strerror}.") from failed

@@ -1,0 +1,63 @@
+"""What a run has left on this host, for when nobody answers any more.
+
+Invariants: it has those questions of a client that files alone can answer, with the same answers; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from agentrl.config import paths
+from agentrl.config.logfiles import LogFiles
+from agentrl.errors import DiskError, UnknownNameError
+from agentrl.protocol import wire
+from agentrl.protocol.commands import Happenings
+from agentrl.protocol.messages import LogChunk
+
+
+class Remains:
+    """Logs in the run directory and the journal in the state directory of one run."""
+
+    def __init__(self, run: paths.RunFile) -> None:
+        self.name = run.name
+        self.run_dir = Path(run.run_dir)
+        self.state_dir = paths.state_dir(run.name)
+        self._logs = LogFiles(self.run_dir)
+
+    @classmethod
+    def find(cls, name: str | None) -> Remains | None:
+        """Of the run of that name, else of the only one that there is; None if that is not clear."""
+        known = [run for run in paths.list_runs() if not run.broken and name in (None, run.name)]
+        return cls(known[0]) if len(known) == 1 else None
+
+    async def read_logs(self, unit: str, *, incarnation: int = 0, offset: int = -65536, limit: int = 65536) -> LogChunk:
+        """As `Client.read_logs`; 0 is the newest incarnation that has a log here."""
+        try:
+            return await asyncio.to_thread(self._logs.read, unit, incarnation, offset, limit)
+        except FileNotFoundError:
+            there = ", ".join(f"{unit}.{known}" for known in self._logs.incarnations(unit))
+            raise UnknownNameError(
+                f"There is no such log of {unit} in {self.run_dir}.", hint=f"There are: {there}." if there else ""
+            ) from None
+
+    async def events(self, kinds: Iterable[str] = (), *, after_at: float = 0.0, limit: int = 200) -> Happenings:
+        """As `Client.events`."""
+        # The journal belongs to a room that clients do not know, so a program of that room reads it.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agentrl.control.afterwards", "--state-dir", str(self.state_dir)),
+            *(f"--kind={kind}" for kind in kinds),
+            *("--after-at", str(after_at), "--limit", str(limit)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, why_not = await process.communicate()
+        if process.returncode:
+            reason = why_not.decode(errors="replace").strip()
+            raise DiskError(f"The journal in {self.state_dir} cannot be read: {reason}")
+        return wire.decode_as(Happenings, msgspec.Raw(said))

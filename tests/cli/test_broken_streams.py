@@ -1,0 +1,37 @@
+"""Streams that are closed or full: no traceback, and the sentence goes where it still can."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from tests.cli.conftest import PROGRAM, Shell
+
+
+def in_bash(shell: Shell, line: str) -> subprocess.CompletedProcess[str]:
+    command = f'agentrl() {{ {" ".join(PROGRAM)} "$@"; }}; {line}'
+    done = subprocess.run(
+        ["bash", "-c", command], env=shell.env, cwd=shell.home.parent, capture_output=True, text=True, timeout=60
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_leads_nowhere(shell: Shell, closed: str) -> None:
+    assert in_bash(shell, f"agentrl runs {closed}").returncode == 0
+    assert in_bash(shell, f"agentrl restart web-0 {closed}").returncode == 3
+
+
+@pytest.mark.parametrize("more", ["", "--json"])
+def test_a_full_disk_behind_stdout_is_told_on_the_other_stream(shell: Shell, more: str) -> None:
+    done = in_bash(shell, f"agentrl runs {more} >/dev/full")
+    assert (done.returncode, done.stderr.strip()) == (11, "agentrl: No space left on device.")
+
+
+def test_an_error_as_json_is_on_stdout(shell: Shell) -> None:
+    done = in_bash(shell, "agentrl restart web-0 --json")
+    assert json.loads(done.stdout)["error"]["name"] == "no_coordinator"

@@ -1,0 +1,57 @@
+"""Commands that are named to a person reach the run that is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.cli.hints import aimed
+from agentrl.client import ClientKey, new_keypair
+from agentrl.errors import ExitCode
+from agentrl.protocol.commands import COMMANDS
+from tests.cli.conftest import Shell
+from tests.cli.scripted import Scripted
+from tests.transport.conftest import free_triplet
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("`agentrl events` shows it.", "`agentrl events --run a` shows it."),
+        ("agentrl restart web-0 --now", "agentrl restart --run a web-0 --now"),
+        ("`agentrl alerts ack x`, `agentrl status`", "`agentrl alerts ack --run a x`, `agentrl status --run a`"),
+        ("agentrl up RUN.yaml makes one", "agentrl up RUN.yaml makes one"),
+        ("`agentrl down --run b` ends it", "`agentrl down --run b` ends it"),
+        (
+            "`agentrl doctor` and `agentrl runs` look at the host",
+            "`agentrl doctor` and `agentrl runs` look at the host",
+        ),
+        ("the agentrl version; agentrl upgrades nothing", "the agentrl version; agentrl upgrades nothing"),
+    ],
+)
+def test_the_option_stands_where_a_run_is_looked_for_and_only_once(text: str, meant: str) -> None:
+    assert aimed(text, "--run a") == meant
+    assert aimed(meant, "--run a") == meant
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.name)
+def test_no_verb_of_the_table_is_forgotten(spec: object) -> None:
+    verb = " ".join(word for word in spec.cli.split() if not word.startswith("-"))  # type: ignore[attr-defined]
+    assert aimed(f"agentrl {verb}", "--run a") == f"agentrl {verb} --run a"
+
+
+def test_an_error_suggests_for_the_run_that_was_named(shell: Shell, coordinator: Scripted) -> None:
+    near = shell("tune", "nosuch", "--run", "demo", expect=ExitCode.UNKNOWN)
+    assert "`agentrl tune --run demo` lists them" in near.err
+    assert "`agentrl tune` lists them" in shell("tune", "nosuch", expect=ExitCode.UNKNOWN).err
+    error = shell("tune", "nosuch", "--run", "demo", "--json", expect=ExitCode.UNKNOWN).json["error"]
+    assert "--run demo" in error["hint"]
+
+
+def test_with_a_key_nobody_is_told_to_start_the_run_here(shell: Shell) -> None:
+    pair = new_keypair()
+    address = f"tcp://127.0.0.1:{free_triplet()}"
+    key = ClientKey(name="ann", public=pair.public, secret=pair.secret, server_public=pair.public, address=address)
+    key.save(shell.home / "ann.key")
+    said = shell("status", "--key", str(shell.home / "ann.key"), expect=ExitCode.NO_COORDINATOR).err
+    assert "agentrl up" not in said
+    assert address in said

@@ -1,0 +1,68 @@
+"""Verbs about this host: what the doctor looks at, and a directory in which no run can live."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.client.living import start_ticks
+from agentrl.config import paths
+from agentrl.errors import ExitCode
+from tests.cli.conftest import Said, Shell
+
+
+def run_file(shell: Shell, name: str, text: str) -> Path:
+    path = shell.home.parent / name
+    path.write_text(text)
+    return path
+
+
+def looked_at(said: Said) -> dict[str, str]:
+    return {check["name"]: check["sentence"] for check in said.json}
+
+
+def test_the_doctor_looks_at_the_run_file_that_is_named_or_here(shell: Shell) -> None:
+    assert "run file" not in looked_at(shell("doctor", "--json", expect=None))
+    run_file(shell, "run.yaml", "name: here\n")
+    other = run_file(shell, "other.yaml", "name: other\n")
+    assert "the run here" in looked_at(shell("doctor", "--json", expect=None))["run file"]
+    assert "the run other" in looked_at(shell("doctor", str(other), "--json", expect=None))["run file"]
+    run_file(shell, "run.yaml", "nome: here\n")
+    said = shell("doctor", "--json", expect=ExitCode.UNHEALTHY)
+    assert "nome" in looked_at(said)["run file"]
+
+
+def test_a_run_in_a_directory_that_cannot_be_made_is_refused_and_leaves_nothing(shell: Shell) -> None:
+    path = run_file(shell, "run.yaml", "name: nowhere\ndir: /proc/nope/x\nsidecars: {web: {command: sleep 1000}}\n")
+    said = shell("up", str(path), expect=ExitCode.DISK)
+    assert "/proc/nope/x cannot be made" in said.err
+    assert list(shell.home.iterdir()) == []
+
+
+def test_a_run_that_is_down_is_forgotten_once_somebody_says_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
+    fast = shell.home.parent / "fast"
+    for name, place in (("old", None), ("linked", fast), ("kept", None)):
+        paths.create_run(name, shell.home.parent / "run", elsewhere=place)
+    assert "cannot be taken back" in shell("runs", "forget", "old", expect=ExitCode.REFUSED).err
+    assert "journal, keys, database" in shell("runs", "forget", "old", "--dry-run").out
+    assert [row["name"] for row in shell("runs", "--json").json] == ["kept", "linked", "old"]
+    assert "is forgotten" in shell("runs", "forget", "old", "--yes").out
+    shell("runs", "forget", "linked", "--yes")
+    assert [row["name"] for row in shell("runs", "list", "--json").json] == ["kept"]
+    assert not fast.exists()
+    assert sorted(entry.name for entry in shell.home.iterdir()) == ["kept"]
+    assert shell("runs", "forget", "old", "--yes", expect=ExitCode.UNKNOWN).err.startswith("agentrl: There is no run")
+
+
+def test_a_run_of_which_something_lives_is_not_forgotten(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
+    paths.create_run("alive", shell.home.parent / "run")
+    who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    (paths.state_dir("alive") / "coordinator.json").write_text(json.dumps(who))
+    said = shell("runs", "forget", "alive", "--yes", expect=ExitCode.CONFLICT)
+    assert f"coordinator (pid {os.getpid()}) lives" in said.err
+    assert paths.state_dir("alive").is_dir()

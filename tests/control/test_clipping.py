@@ -1,0 +1,85 @@
+"""Whatever a unit says of itself, its row can be shown and the run's answers can be sent."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agentrl.control.books.feed import Feed
+from agentrl.control.desks import clipping, queries
+from agentrl.control.records.journal import JournalEvent
+from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, FeedRow, KnobDeclaration, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.rows import HostRow, RunRow, UnitRow, UnitState
+from agentrl.protocol.wire import decode_feed, encode
+
+LONG = "x" * (1 << 20)
+
+
+def test_what_a_unit_says_is_clipped() -> None:
+    said = clipping.report(
+        UnitReport(
+            status=LONG,
+            phase=LONG,
+            waits=(Wait(LONG, LONG),) * 1000,
+            knobs={f"k{number}": LONG if number == 3 else number for number in range(1000)},
+        )
+    )
+    assert len(encode(said)) < 20_000
+    assert said.status.endswith("…")
+    assert "k3" not in said.knobs, "a part of a value is another value"
+    assert said.knobs["k4"] == 4
+    usual = UnitReport(ready=True, status="well", phase="step", waits=(Wait("judge-0", "a grade"),), knobs={"a": "b"})
+    assert clipping.report(usual) == usual
+
+
+def test_declarations_metrics_and_last_words_are_clipped() -> None:
+    knob = KnobDeclaration("k", "str", "a", help=LONG, choices=(LONG,) * 1000)
+    clipped = clipping.declarations((knob, msgspec.structs.replace(knob, name=LONG)) * 1000)
+    assert len(encode(clipped)) < 3_000_000
+    assert all(each.name == "k" for each in clipped)
+    assert len(encode(clipping.metrics({f"m{number}": 1.0 for number in range(100_000)}))) < 20_000
+    assert len(encode(clipping.bye(Bye(1, LONG)))) < 2_000
+    assert len(encode(clipping.previewed(KnobPreviewed("a", LONG, error=LONG)))) < 3_000
+
+
+def test_a_row_that_no_message_can_hold_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[FeedRow] = []
+
+    def publish(frame: bytes) -> None:
+        assert len(frame) <= MAX_MESSAGE_BYTES
+        message = decode_feed(frame)
+        if isinstance(message, FeedRow):
+            sent.append(message)
+
+    feed = Feed("e", publish)
+    feed.set("host/a", HostRow("a", LONG * 5))
+    feed.set("host/b", HostRow("b", "up"))
+    feed.tick(1.0, 1.0)
+    assert [(row.key, row.seq) for row in sent] == [("host/b", 1)]
+    assert [key for key, _ in feed.snapshot()[0]] == ["host/b"]
+    assert caplog.text.count("cannot be shown") == 1
+    feed.set("host/a", HostRow("a", "up"))
+    feed.tick(2.0, 2.0)
+    assert [row.key for row in sent] == ["host/b", "host/a"]
+
+
+def test_the_status_of_very_many_talkative_units_can_be_sent() -> None:
+    waits = tuple(Wait(f"judge-{number}", "x" * clipping.NAME) for number in range(clipping.WAITS))
+    units = tuple(
+        UnitRow(f"web-{number}", "web", "sidecar", UnitState.READY, status="y" * clipping.SENTENCE, waits=waits)
+        for number in range(5000)
+    )
+    report = StatusReport(RunRow("my-run", "u", "running"), units=units)
+    short = queries.sendable(report)
+    assert len(encode(short)) <= queries.ANSWER_BYTES
+    assert [row.unit for row in short.units] == [row.unit for row in units]
+    few = msgspec.structs.replace(report, units=units[:50])
+    assert queries.sendable(few) is few
+
+
+def test_as_many_of_the_last_events_as_fit_are_answered() -> None:
+    events = [JournalEvent("audit", str(number), float(number), b"x" * 1000) for number in range(10)]
+    assert [event.id for event in queries.newest(events, 3500)] == ["7", "8", "9"]
+    assert queries.newest(events, 10_000) == events
+    assert queries.newest(events, 10) == []

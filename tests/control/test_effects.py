@@ -1,0 +1,25 @@
+"""What a command would do, in words."""
+
+from __future__ import annotations
+
+from agentrl.control.commands.effects import of_plan
+from agentrl.protocol.danger import Tier, tier_of
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import GroupSpec, Role
+from agentrl.supervision.plans import plan
+from agentrl.supervision.slots import GroupState, RunState, Slot, State
+
+
+def test_a_number_that_was_scaled_stays_over_up_and_that_is_no_change_but_said_with_the_way_back() -> None:
+    in_file = GroupSpec("web", Role.SIDECAR, ("true",), count=1)
+    scaled = GroupSpec("web", Role.SIDECAR, ("true",), count=3)
+    state = State(run=RunState(up=True), groups={"web": GroupState(spec=scaled, file_count=1)})
+    for number in range(3):
+        state.slots[f"web-{number}"] = Slot(f"web-{number}", "web", number, state=UnitState.READY, incarnation=1)
+    effect = of_plan(plan(state, (in_file,)))
+    assert effect.empty
+    assert tier_of(effect) is Tier.NONE
+    (note,) = effect.notes
+    assert "web stays at 3" in note
+    assert note.endswith("agentrl scale web 1")
+    assert effect.sentence() == f"changes nothing; {note}"

@@ -1,0 +1,93 @@
+"""What a turn of the loop brings is written, then carried out; what fails takes nothing else with it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentrl.control import executor as executing
+from agentrl.control import lasting as lasting_work
+from agentrl.control.executor import Executor
+from agentrl.control.lasting import lasting
+from agentrl.control.records.journal import Batch, Journal
+from agentrl.errors import DiskError
+from agentrl.supervision import instructions as do
+from agentrl.supervision.slots import RunState, State
+from tests.waiting import aeventually
+
+
+class Disk:
+    """A journal whose disk can be full."""
+
+    def __init__(self, path: Path) -> None:
+        self.journal = Journal.open(path / "journal.sqlite", at=1.0)
+        self.full = False
+
+    def commit(self, batch: Batch) -> None:
+        if self.full:
+            raise DiskError("The disk is full.")
+        self.journal.commit(batch)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def executor_on(disk: Disk, perform: list[do.Instruction]) -> Executor:
+    def carry_out(instruction: do.Instruction) -> None:
+        perform.append(instruction)
+        if isinstance(instruction, do.StartTimer):
+            raise ZeroDivisionError("nobody foresaw this")
+
+    return Executor(disk, State(RunState()), carry_out)  # type: ignore[arg-type]
+
+
+async def test_an_instruction_that_fails_takes_no_other_with_it(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    done: list[do.Instruction] = []
+    executor = executor_on(disk, done)
+    turn: list[do.Instruction] = [
+        do.StartTimer("web-0", 1.0),
+        do.KillTree("a", "web-1", 3),
+        do.Publish("unit", "web-0"),
+    ]
+    answered: list[str] = []
+    executor.add(turn)
+    executor.then(lambda: answered.append(f"{1 / 0}"))
+    executor.then(lambda: answered.append("the second"))
+    await aeventually(lambda: answered)
+    assert done == turn
+    assert answered == ["the second"]
+    assert caplog.text.count("ZeroDivisionError: ") == 2
+
+
+async def test_events_that_wait_for_a_full_disk_are_bounded(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executing, "MOST_WAITING_EVENTS", 10)
+    monkeypatch.setattr(executing, "RETRY_S", 0.05)
+    executor = executor_on(disk, [])
+    disk.full = True
+    executor.event("audit", "first", 0.0, b"")
+    await aeventually(lambda: executor.full)
+    for number in range(100):
+        executor.event("audit", f"{number}", float(number), b"")
+    disk.full = False
+    await aeventually(lambda: not executor.full)
+    assert [event.id for event in disk.journal.events()] == [str(number) for number in range(90, 100)]
+    assert "91 events were lost" in caplog.text
+
+
+async def test_lasting_work_begins_again_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_work, "AGAIN_AFTER_S", 0.01)
+    tries = iter([OSError("no descriptor is left"), ZeroDivisionError(), None])
+
+    async def work() -> None:
+        if failure := next(tries):
+            raise failure
+
+    async with asyncio.timeout(20):
+        await lasting("some work", work)
+    assert next(tries, "all were used") == "all were used"

@@ -1,0 +1,41 @@
+"""A post-mortem: what a run that is down has left is read by the same verbs."""
+
+from __future__ import annotations
+
+from agentrl.errors import ExitCode
+from tests.e2e.running import Run
+from tests.waiting import eventually
+
+
+def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
+    run.sidecar("web", ["sh", "-c", "echo a last word from $AGENTRL_INCARNATION; exec sleep 1000"])
+    run.up()
+    run.kill(run.unit_row("web-0").pid)
+    run.wait_incarnation("web-0", above=1)
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the second life")
+    living = run.cli("events", "--kind", "incident")
+    run.cli("down", "--yes")
+
+    said = run.raw("logs", "web-0")
+    assert (said.returncode, said.stdout) == (0, "a last word from web-0.2\n")
+    assert f"The run {run.name} is not up. This is what {run.name} has left" in said.stderr
+    assert run.raw("logs", "web-0", "--previous").stdout == "a last word from web-0.1\n"
+    assert run.raw("logs", "web-0.9").returncode == ExitCode.UNKNOWN
+    assert "web-0.1, web-0.2" in run.raw("logs", "web-0.9").stderr
+    assert run.cli("events", "--kind", "incident") == living
+    assert any(row["command"] == "down" for row in run.cli("events", "--kind", "operation"))
+    assert run.raw("events", "--follow").returncode == ExitCode.NO_COORDINATOR
+
+
+def test_what_was_killed_altogether_is_read_too(run: Run) -> None:
+    run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
+    run.up()
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
+    keepers = (run.agent_pid(), run.coordinator_pid())
+    for pid in keepers:
+        run.kill(pid)
+    eventually(lambda: not any(run.alive(pid) for pid in keepers), what="the end of both")
+    said = run.raw("logs", "web-0")
+    assert (said.returncode, said.stdout) == (0, "a last word\n")
+    assert "is dead, and so is the host agent" in said.stderr
+    assert [row["command"] for row in run.cli("events", "--kind", "operation")] == ["apply"]

@@ -1,0 +1,244 @@
+"""Somebody is told when a number goes wrong, with evidence and a command, and is left alone when nothing does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ExitCode
+from agentrl.protocol.rows import AlertRow, AlertState
+from tests.e2e.running import PYTHON, Run, running
+from tests.waiting import eventually
+
+METER = str(Path(__file__).parent / "programs" / "meter.py")
+REWARD = "reward-collapsed:judge-0"
+QUEUE = "queue-full:queue-0"
+WELL = {"judge": 'reward_mean 0.8\nreward_mean_by{split="eval"} 0.7\n', "queue": "depth 3\nrefused 0\n"}
+ILL = {"judge": "reward_mean 0.0625\n", "queue": "depth 500\n"}
+PINGS_EVERY_S = 0.2
+STEP_S = 0.05
+QUIET_STEPS = round(15 / STEP_S)
+REPEAT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run whose numbers are read over HTTP and from a command; two rules watch them and two sinks hear of it."""
+    for run in running(tmp_path_factory.mktemp("alerts"), f"t-{uuid.uuid4().hex[:8]}"):
+        port = free_port()
+        numbers = {"interval_s": 0.1}
+        run.sidecar(
+            "judge", [PYTHON, METER, str(port), "judge"], metrics={"http": f"http://127.0.0.1:{port}/", **numbers}
+        )
+        run.sidecar("queue", ["sleep", "1000"], metrics={"exec": ["cat", "{run_dir}/queue"], **numbers})
+        run.unit("tick", "ticker", "--every", str(STEP_S))
+        run.unit("pair", "ticker", "--every", "0.1", "--waits-for", "tick-0", count=2)
+        run.sidecar("job", ["true"], life="job")
+        run.sidecar("web", ["sleep", "1000"], live={"exec": ["true"], "interval_s": 0.2}, after=["judge"])
+        run.config["alerts"] = alerts(run)
+        run.dir.mkdir()
+        for name in WELL:
+            show(run, name, WELL)
+        run.up()
+        yield run
+
+
+def free_port() -> int:
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return int(line.getsockname()[1])
+
+
+def alerts(run: Run) -> dict[str, Any]:
+    return {
+        "rules": [
+            {
+                "name": "reward-collapsed",
+                "metric": "reward_mean",
+                "of": "judge",
+                "severity": "page",
+                "below": 0.2,
+                "clear": 0.4,
+                "for_s": 0.5,
+                "sentence": "The reward of {subject} fell to {value}.",
+                "suggest": "agentrl pause {subject}",
+            },
+            {"name": "queue-full", "metric": "depth", "of": "queue-0", "above": 100, "severity": "page"},
+        ],
+        "sinks": {"file": {"path": "pages.jsonl"}, "exec": {"command": ["sh", "-c", exec_sink(run)]}},
+        "dead_man": {"file": "alive", "every_s": PINGS_EVERY_S},
+        "repeat_s": REPEAT_S,
+    }
+
+
+def exec_sink(run: Run) -> str:
+    return f'printf "%s %s %s\\n" "$AGENTRL_ALERT_WHAT" "$AGENTRL_ALERT_ID" "$AGENTRL_ALERT_SUGGEST" >> {run.dir}/told'
+
+
+def show(run: Run, name: str, numbers: dict[str, str]) -> None:
+    draft = run.dir / f"{name}.draft"
+    draft.write_text(numbers[name])
+    draft.replace(run.dir / name)
+
+
+def pages(run: Run, what: str, id: str) -> list[Any]:
+    """What the file sink got."""
+    try:
+        lines = (run.dir / "pages.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found = [json.loads(line) for line in lines]
+    return [each for each in found if (each["what"], each["alert"]["id"]) == (what, id)]
+
+
+def alert(run: Run, id: str, state: str) -> Any:
+    def there() -> Any:
+        found = {each["id"]: each for each in run.cli("alerts", "list", "--all")}
+        assert id in found, f"there are {list(found)}"
+        assert found[id]["state"] == state
+        return found[id]
+
+    return eventually(there, within_s=40, every_s=0.1, what=f"{id} to be {state}")
+
+
+# ---- in this order: from silence to the end of what watches ----
+
+
+def test_a_healthy_run_is_silent(run: Run) -> None:
+    read = eventually(lambda: run.unit_row("judge-0").metrics, what="the numbers to be read")
+    assert read == {"reward_mean": 0.8}, "only what rules read is shown"
+    seen: dict[str, AlertRow] = {}
+    until = run.unit_row("tick-0").progress + QUIET_STEPS
+
+    def a_while_passed() -> bool:
+        rows = run.rows()
+        alerting = {key: row for key, row in rows.items() if isinstance(row, AlertRow)}
+        seen.update((key, row) for key, row in alerting.items() if row.state is not AlertState.PENDING)
+        return rows["unit/tick-0"].progress >= until  # type: ignore[no-any-return]
+
+    eventually(a_while_passed, within_s=120, every_s=0.2, what="a quarter of a minute to pass")
+    assert not seen
+    assert run.cli("alerts", "list", "--all") == []
+    assert not (run.dir / "pages.jsonl").exists()
+    assert not [each for each in run.cli("events", "--kind", "alert", "--kind", "incident")]
+    assert run.raw("status", "--check").returncode == ExitCode.OK
+
+
+def test_a_number_that_goes_wrong_pages_with_evidence_and_a_command(run: Run) -> None:
+    show(run, "judge", ILL)
+    wrong = time.time()
+    row = alert(run, REWARD, "firing")
+    assert row["severity"] == "page"
+    assert row["sentence"] == "The reward of judge-0 fell to 0.0625."
+    assert row["evidence"][0] == "reward_mean = 0.0625 (alert below 0.2 for 0.5 s, ends at 0.4)"
+    assert "most 0.8" in row["evidence"][1], "what it was before"
+    assert row["suggest"] == "agentrl pause judge-0"
+    assert wrong - 1 <= row["since_at"] <= time.time()
+    (page,) = eventually(lambda: pages(run, "firing", REWARD), what="the page in the file")
+    assert page["text"] == f"[page] {run.name}: The reward of judge-0 fell to 0.0625."
+    assert page["alert"]["evidence"]
+    assert (page["run"], page["uuid"]) == (run.name, run.uuid())
+    line = f"firing {REWARD} agentrl pause judge-0\n"
+    eventually(lambda: line in (run.dir / "told").read_text(), what="the command to have been told")
+    status = run.cli("status")
+    assert [each["id"] for each in status["alerts"]] == [REWARD]
+    assert run.raw("status", "--check").returncode == ExitCode.UNHEALTHY
+    # The suggested command is one that can be given as it stands.
+    assert run.cli(*row["suggest"].split()[1:], "--dry-run")["dry_run"]
+
+
+def test_a_page_is_repeated_until_somebody_acknowledges_it(run: Run) -> None:
+    eventually(lambda: len(pages(run, "repeated", REWARD)) >= 1, what="the page to be repeated")
+    assert run.cli("alerts", "ack", REWARD)["operation"]["state"] == "succeeded"
+    row = alert(run, REWARD, "acknowledged")
+    assert "@" in row["acknowledged_by"]
+    heard = len(pages(run, "repeated", REWARD))
+    # Another one that nobody acknowledges shows that pages are repeated all the while.
+    show(run, "queue", ILL)
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) >= 2, within_s=40, what="the other page to be repeated")
+    assert len(pages(run, "repeated", REWARD)) <= heard + 1, "one may have been under way"
+    sentence = pages(run, "firing", QUEUE)[0]["alert"]["sentence"]
+    assert sentence == "depth of queue-0 is 500, above 100."
+
+
+def test_a_silenced_alert_stays_visible_and_nobody_is_told(run: Run) -> None:
+    done = run.cli("alerts", "silence", "queue-full", "--for", "1h", "--why", "the queue is being moved")
+    assert done["operation"]["state"] == "succeeded"
+    row = alert(run, QUEUE, "firing")
+    assert row["silence_why"] == "the queue is being moved"
+    assert row["silenced_until_at"] > time.time() + 3000
+    heard = len(pages(run, "repeated", QUEUE))
+    at = time.time()
+    eventually(lambda: time.time() > at + 2 * REPEAT_S, what="two repetitions to be due")
+    assert len(pages(run, "repeated", QUEUE)) <= heard + 1
+    run.cli("alerts", "silence", "queue-full", "--for", "0")
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard + 1, within_s=40, what="to be heard again")
+
+
+def test_what_nobody_has_cannot_be_acknowledged_and_leaves_no_trace(run: Run) -> None:
+    before = len(run.cli("events", "--kind", "operation"))
+    for command in ("ack", "silence"):
+        code, said = run.cli("alerts", command, "reward-collapsed:judge-7", check=False)
+        assert code == ExitCode.UNKNOWN
+        assert f"did you mean '{REWARD}'" in said["error"]["message"]
+    assert len(run.cli("events", "--kind", "operation")) == before
+
+
+def test_a_new_coordinator_knows_what_fired_and_who_is_on_it(run: Run) -> None:
+    before = {each["id"]: each for each in run.cli("alerts", "list")}
+    assert {id: each["state"] for id, each in before.items()} == {REWARD: "acknowledged", QUEUE: "firing"}
+    heard = len(pages(run, "repeated", QUEUE))
+    run.kill(run.coordinator_pid())
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard, within_s=40, what="the new one to go on")
+    after = {each["id"]: each for each in run.cli("alerts", "list")}
+    for same in ("state", "since_at", "acknowledged_by", "sentence"):
+        assert {id: each[same] for id, each in after.items()} == {id: each[same] for id, each in before.items()}
+    assert len(pages(run, "firing", REWARD)) == len(pages(run, "firing", QUEUE)) == 1, "nothing was paged anew"
+    assert not pages(run, "resolved", REWARD)
+
+
+def test_when_it_is_well_again_those_who_were_told_are_told(run: Run) -> None:
+    for name in WELL:
+        show(run, name, WELL)
+    for id in (REWARD, QUEUE):
+        row = alert(run, id, "resolved")
+        assert row["resolved_at"] > row["since_at"]
+        eventually(lambda id=id: pages(run, "resolved", id), what=f"the end of {id} to be told")
+    assert run.cli("alerts", "list") == []
+    states = [each["state"] for each in run.cli("events", "--kind", "alert") if each["id"] == REWARD]
+    assert states == ["firing", "acknowledged", "resolved"]
+
+
+def test_a_test_goes_through_every_sink_and_names_the_one_that_fails(run: Run) -> None:
+    done = run.cli("alerts", "test")["operation"]
+    assert sorted(done["lines"]) == ["exec: delivered", "file: delivered"]
+    assert pages(run, "test", "test:alert")[0]["text"].startswith(f"[test] {run.name}: This is a test, sent by ")
+    run.config["alerts"]["sinks"]["exec"]["command"] = ["sh", "-c", "echo no such pager >&2; exit 4"]
+    run.up()
+    code, document = run.cli("alerts", "test", check=False)
+    assert code == ExitCode.FAILED
+    assert "exec: The command sh ended with 4: no such pager." in document["operation"]["lines"]
+    assert "file: delivered" in document["operation"]["lines"]
+
+
+def test_the_dead_man_ping_stops_when_nobody_watches_any_more(run: Run) -> None:
+    alive = run.dir / "alive"
+
+    def age_s() -> float:
+        return time.time() - alive.stat().st_mtime
+
+    first = alive.read_text()
+    eventually(lambda: alive.read_text() != first and age_s() < 1, what="pings to go on")
+    run.kill(run.agent_pid())
+    run.kill(run.coordinator_pid())
+    eventually(lambda: age_s() > 10 * PINGS_EVERY_S, what="the pings to stop")
+    assert run.lives_of("tick-0"), "the units work on"
+    run.up()
+    eventually(lambda: age_s() < 1, what="the pings to be there again")

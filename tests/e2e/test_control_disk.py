@@ -1,0 +1,190 @@
+"""A full disk: units go on, nothing new is accepted or started, somebody is told, and room cures everything.
+
+State and logs are on two small disks of their own, so that each can be full while the other is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentrl.errors import DiskError, ExitCode
+from agentrl.protocol.commands import Pause, Resume
+from tests.e2e.running import Run, running
+from tests.waiting import eventually
+
+FILES = 400
+CHATTY = 'n=0; while :; do n=$((n+1)); echo "line $n" 2>/dev/null || :; sleep 0.02; done'
+"""A program that writes a line fifty times a second and does not care whether it could."""
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir(mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={FILES},mode=0700", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.fail(f"{' '.join(command)}: {mounted.stderr.strip()}; run this as root: `sudo make test`")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Not a byte is left on the disk of the folder, and no room for another file."""
+    ballast = folder / "ballast"
+    ballast.mkdir()
+    try:
+        with contextlib.suppress(OSError), (ballast / "bytes").open("wb", buffering=0) as file:
+            while os.write(file.fileno(), b"x" * 4096):
+                pass
+        with contextlib.suppress(OSError):
+            for number in range(FILES):
+                (ballast / str(number)).touch()
+        yield
+    finally:
+        shutil.rmtree(ballast)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("disk")
+    with small_disk(folder / "home", "16m"), small_disk(folder / "run", "4m"):
+        for run in running(folder, f"t-{uuid.uuid4().hex[:8]}"):
+            run.unit("step", "ticker", "--every", "0.05", count=2)
+            run.sidecar("chat", ["sh", "-c", CHATTY])
+            run.sidecar("web", ["sleep", "1000"], count=2)
+            run.up()
+            yield run
+
+
+def goes_on(run: Run, unit: str = "step-0") -> None:
+    seen = run.unit_row(unit).progress
+    eventually(lambda: run.unit_row(unit).progress > seen + 5, what=f"{unit} to go on")
+
+
+def alert(run: Run, id: str) -> dict[str, Any]:
+    def firing() -> dict[str, Any] | None:
+        listed: list[dict[str, Any]] = run.cli("alerts", "list")
+        return next((each for each in listed if each["id"] == id and each["state"] == "firing"), None)
+
+    return eventually(firing, within_s=30, what=f"the alert {id}")
+
+
+def refused(run: Run) -> DiskError:
+    """Commands go on until one needs room that is not there."""
+
+    def no_more() -> DiskError | None:
+        for command, args in (("pause", Pause("web")), ("resume", Resume("web"))):
+            try:
+                run.client.call(command, args)
+            except DiskError as full:
+                return full
+        return None
+
+    return eventually(no_more, within_s=30, what="a command to be refused")
+
+
+def accepted_again(run: Run) -> None:
+    def taken() -> bool:
+        code, _ = run.cli("resume", "web", check=False)
+        assert code == ExitCode.OK, f"exit {code}"
+        return True
+
+    eventually(taken, within_s=30, what="a command to be accepted again")
+    assert run.run_row().journal_full == ""
+
+
+def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
+    before = run.units()
+    log = run.dir / "logs" / "chat-0" / "1.log"
+    with filled(run.dir):
+        size = log.stat().st_size
+        run.kill(before["web-0"].pid)
+        # It cannot be started, again and again: that is the disk's fault, and no reason to give it up.
+        eventually(lambda: run.unit_row("web-0").incarnation > 8, within_s=60, what="many attempts")
+        row = run.unit_row("web-0")
+        assert row.state != "fatal"
+        assert "No space left on device" in row.reason
+        goes_on(run)
+        assert str(run.dir) in run.host().disk_full
+        told = alert(run, f"host-cannot-write:{run.host().host}")
+        assert "cannot write" in told["sentence"]
+        assert log.stat().st_size - size < 4096
+    run.wait_incarnation("web-0", above=row.incarnation)
+    eventually(lambda: log.stat().st_size > size + 4096, within_s=30, what="the log to grow again")
+    eventually(lambda: run.host().disk_full == "", within_s=30)
+    after = run.units()
+    for unit in set(before) - {"web-0"}:
+        assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
+
+
+def test_a_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> None:
+    run.cli("scale", "web", "3")
+    before = run.units()
+    with filled(run.home):
+        full = refused(run)
+        assert "nothing was changed" in full.message
+        code, _ = run.cli("scale", "web", "5", check=False)
+        assert code == ExitCode.DISK
+        said = run.raw("scale", "web", "5").stderr
+        assert "The journal" in said
+        assert "Free some space" in said
+        assert "disk is full" in run.run_row().journal_full
+        assert "commands are refused" in alert(run, f"journal-full:{run.name}")["sentence"]
+        run.kill(before["web-0"].pid)
+        goes_on(run)
+        assert run.lives_of("web-0") == set(), "nothing is started that could not be written down"
+    run.wait_incarnation("web-0", above=before["web-0"].incarnation)
+    accepted_again(run)
+    after = run.units()
+    assert set(after) == set(before), "what was refused was not done"
+    for unit in set(before) - {"web-0"}:
+        assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
+
+
+def test_a_coordinator_that_dies_on_a_full_disk_is_back_when_there_is_room(run: Run) -> None:
+    before = run.units()
+    pid = run.coordinator_pid()
+    with filled(run.home):
+        refused(run)
+        run.kill(pid)
+        eventually(lambda: not run.alive(pid))
+        assert {run_id for unit in before for run_id in run.lives_of(unit)} == {
+            f"{unit}.{row.incarnation}" for unit, row in before.items()
+        }
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=60, what="the next coordinator")
+    accepted_again(run)
+    eventually(lambda: all(row.state == "ready" for row in run.units().values()), within_s=30)
+    assert {u: (r.incarnation, r.pid) for u, r in run.units().items()} == {
+        u: (r.incarnation, r.pid) for u, r in before.items()
+    }
+    goes_on(run)
+
+
+def test_a_file_size_limit_is_a_full_disk_as_well(run: Run) -> None:
+    coordinator = psutil.Process(run.coordinator_pid())
+    usual = coordinator.rlimit(resource.RLIMIT_FSIZE)
+    coordinator.rlimit(resource.RLIMIT_FSIZE, (1, usual[1]))
+    try:
+        assert "The journal" in refused(run).message
+        goes_on(run)
+    finally:
+        coordinator.rlimit(resource.RLIMIT_FSIZE, usual)
+    accepted_again(run)
+    assert coordinator.is_running()
+    down = run.cli("down", "--yes")
+    assert down["proven"]

@@ -1,0 +1,85 @@
+"""A run whose port is somebody else's: refused beforehand, and no reason to die for a coordinator that comes back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from agentrl.errors import ExitCode
+from agentrl.transport.addresses import why_not_free
+from tests.e2e.running import Run, running
+from tests.transport.conftest import free_triplet
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    for run in running(tmp_path_factory.mktemp("ports"), f"t-{uuid.uuid4().hex[:8]}"):
+        run.sidecar("web", ["sleep", "1000"])
+        run.up()
+        yield run
+
+
+def somebody_at(port: int) -> socket.socket:
+    other = socket.socket()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    other.bind(("127.0.0.1", port))
+    other.listen()
+    return other
+
+
+def listens_at(run: Run) -> str:
+    return str(msgspec.json.decode((run.state_dir / "coordinator.json").read_bytes())["listen"])
+
+
+def test_a_port_that_is_taken_is_refused_and_nothing_is_changed(alone: Run) -> None:
+    port, pid = free_triplet(), alone.coordinator_pid()
+    before = alone.unit_row("web-0")
+    alone.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
+    alone.sidecar("more", ["sleep", "1000"])
+    alone.write()
+    with somebody_at(port + 1):
+        code, told = alone.cli("up", str(alone.file), check=False)
+    assert code == ExitCode.CONFIG
+    assert f"tcp://127.0.0.1:{port + 1}" in told["error"]["message"]
+    assert (alone.coordinator_pid(), alone.unit_row("web-0").pid) == (pid, before.pid)
+    assert set(alone.units()) == {"web-0"}
+
+    alone.up()
+    assert listens_at(alone) == alone.config["coordinator"]["listen"]
+    assert set(alone.units()) == {"web-0", "more-0"}
+
+
+def test_a_coordinator_that_finds_its_port_taken_works_here_and_tries_again(alone: Run) -> None:
+    listen, agent, before = listens_at(alone), alone.agent_pid(), alone.coordinator_pid()
+    web = alone.unit_row("web-0").pid
+    alone.kill(agent, signal.SIGSTOP)
+    alone.kill(before)
+    port = int(listen.rpartition(":")[2])
+    eventually(lambda: not why_not_free(f"tcp://127.0.0.1:{port}"), what="the dead one's port to be free")
+    with somebody_at(port):
+        alone.kill(agent, signal.SIGCONT)
+        eventually(lambda: alone.run_row().coordinator_pid not in (0, before), within_s=60, what="the next coordinator")
+        eventually(lambda: firing(alone) == ["not-listening"], within_s=30, what="the alert")
+        assert alone.unit_row("web-0").pid == web
+        assert listens_at(alone) == ""
+    eventually(lambda: listens_at(alone) == listen, within_s=30, what="it to listen")
+    eventually(lambda: not firing(alone), within_s=60, what="the alert to end")
+
+
+def firing(run: Run) -> list[str]:
+    return [alert["rule"] for alert in run.cli("alerts", "list")]
+
+
+def test_ports_are_given_back_when_the_file_does_not_want_them_any_more(alone: Run) -> None:
+    listen = listens_at(alone)
+    assert why_not_free(listen)
+    alone.config["coordinator"] = {}
+    alone.up()
+    eventually(lambda: not why_not_free(listen), within_s=30, what="the port to be free")
+    assert listens_at(alone) == ""

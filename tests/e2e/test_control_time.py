@@ -1,0 +1,105 @@
+"""Time that is not what it seems: keepers that are stopped for a while, and everybody's leases meanwhile.
+
+Jumps of the wall clock are tested where a clock can be injected: leases and deadlines in tests/supervision, alerts in
+tests/control. A pid that belongs to another process now is tested with the host agent.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from agentrl.protocol.rows import UnitRow
+from tests.e2e.running import Run, running
+from tests.waiting import eventually
+
+STOPPED_S = 4.0
+"""Twice the silence after which a unit or a host is given up, at the pace of these tests."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    for run in running(tmp_path_factory.mktemp("time"), f"t-{uuid.uuid4().hex[:8]}"):
+        # A coordinator that never answers again is another matter, and another test.
+        run.config["supervision"]["coordinator_silent_s"] = 60.0
+        run.unit("step", "ticker", "--every", "0.05", count=3)
+        run.sidecar("web", ["sleep", "1000"], count=3, ready={"exec": ["true"], "interval_s": 0.2})
+        run.up()
+        yield run
+
+
+@contextmanager
+def stopped(run: Run, pid: int) -> Iterator[None]:
+    """The body runs at once; the process goes on when it has been stopped for long enough."""
+    began = time.monotonic()
+    run.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+        eventually(lambda: time.monotonic() - began > STOPPED_S, within_s=STOPPED_S + 30)
+    finally:
+        run.kill(pid, signal.SIGCONT)
+
+
+def lives(units: dict[str, UnitRow]) -> dict[str, tuple[int, int]]:
+    return {unit: (row.incarnation, row.pid) for unit, row in units.items()}
+
+
+def goes_on(run: Run) -> None:
+    before = run.unit_row("step-0").progress
+    eventually(lambda: run.unit_row("step-0").progress > before + 10, what="its progress to be heard")
+
+
+def moves(run: Run) -> list[tuple[str, float]]:
+    """States of units, and since when: one that was only suspected for a moment has another time."""
+    return sorted((row.unit + row.state, row.since_at) for row in run.units().values())
+
+
+def test_a_coordinator_that_was_stopped_makes_nobody_pay_for_it(run: Run) -> None:
+    goes_on(run)
+    before, pid, since = run.units(), run.coordinator_pid(), moves(run)
+    with stopped(run, pid):
+        assert {row.state for row in before.values()} == {"ready"}
+    goes_on(run)
+    assert run.coordinator_pid() == pid
+    assert lives(run.units()) == lives(before)
+    assert moves(run) == since, "nobody was even suspected"
+    assert run.host().state == "up"
+    assert not run.client.events(kinds=("incident",))
+
+
+def test_what_died_while_the_coordinator_was_stopped_is_replaced_with_its_status_known(run: Run) -> None:
+    before, pid = run.units(), run.coordinator_pid()
+    with stopped(run, pid):
+        run.kill(before["web-1"].pid)
+    row = run.wait_incarnation("web-1", above=before["web-1"].incarnation)
+    assert row.last_exit is not None
+    assert row.last_exit.signal == signal.SIGKILL
+    after = lives(run.units())
+    assert after | {"web-1": ()} == lives(before) | {"web-1": ()}
+
+
+def test_a_host_agent_that_was_stopped_loses_what_only_it_can_see_and_finds_it_again(run: Run) -> None:
+    before, pid = run.units(), run.agent_pid()
+    with stopped(run, pid):
+        eventually(lambda: run.host().state == "lost", within_s=30)
+        run.wait_state("web-0", "lost")
+        assert {run.unit_row(f"step-{n}").state for n in range(3)} == {"ready"}, "these are heard themselves"
+        goes_on(run)
+        run.kill(before["web-2"].pid)
+        run.kill(before["step-2"].pid)
+    for unit in ("web-2", "step-2"):
+        row = run.wait_incarnation(unit, above=before[unit].incarnation)
+        assert row.incarnation == before[unit].incarnation + 1
+        assert row.last_exit is not None
+        assert row.last_exit.signal == signal.SIGKILL
+    eventually(lambda: {row.state for row in run.units().values()} == {"ready"}, within_s=30)
+    after = lives(run.units())
+    gone = {"web-2": (), "step-2": ()}
+    assert after | gone == lives(before) | gone
+    assert run.agent_pid() == pid
+    assert all(len(run.lives_of(unit)) == 1 for unit in before)

@@ -1,0 +1,124 @@
+"""Units that block for long: announced, they are left alone; unannounced, replaced; and what only waits is alive."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.protocol.rows import IncidentRow, UnitRow
+from tests.e2e.running import Run, running
+from tests.waiting import eventually
+
+BLOCKED_S = 7.0
+"""More than three times as long as a silent unit outside any phase may live here."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    for run in running(tmp_path_factory.mktemp("blocked"), f"t-{uuid.uuid4().hex[:8]}"):
+        run.config["supervision"]["stacks_grace_s"] = 1.0
+        assert run.config["supervision"]["dead_after_s"] * 3 < BLOCKED_S
+        long = ("--for", str(BLOCKED_S), "--at-most", "60")
+        run.unit("released", "blocker", *long)
+        run.unit("held", "blocker", *long, "--hold-gil")
+        run.unit("silent", "blocker", "--for", "60", "--hold-gil", "--unannounced")
+        run.unit("waiter", "waiter", "--waits", "200", "--on", "judge-0")
+        run.sidecar("judge", ["sleep", "1000"])
+        run.up("--no-wait")
+        yield run
+
+
+def watched(run: Run, *units: str, until: str, within_s: float) -> dict[str, set[tuple[str, int]]]:
+    """Every state and life in which the units were seen until the status of all of them says so."""
+    seen: dict[str, set[tuple[str, int]]] = {unit: set() for unit in units}
+
+    def all_said_it() -> bool:
+        rows = run.units()
+        for unit in units:
+            if rows[unit].ready_at:
+                seen[unit].add((rows[unit].state, rows[unit].incarnation))
+        assert all(rows[unit].status == until for unit in units), [rows[unit].status for unit in units]
+        return True
+
+    eventually(all_said_it, within_s=within_s, every_s=0.1, what=f"{units} to say {until!r}")
+    return seen
+
+
+def incidents(run: Run, unit: str) -> list[IncidentRow]:
+    found = run.client.events(kinds=("incident",), limit=1000)
+    return [row for row in found if isinstance(row, IncidentRow) and row.unit == unit]
+
+
+def test_a_loop_that_blocks_inside_its_announced_phase_is_left_alone(run: Run) -> None:
+    began = time.monotonic()
+    seen = watched(run, "released-0", "held-0", until="blocked 1 times", within_s=60)
+    assert time.monotonic() - began > BLOCKED_S / 2, "it was not looked at while it was blocked"
+    assert seen == {"released-0": {("ready", 1)}, "held-0": {("ready", 1)}}
+    assert not incidents(run, "released-0")
+    assert not incidents(run, "held-0")
+
+
+def test_the_same_silence_that_was_not_announced_is_stacked_and_replaced(run: Run) -> None:
+    def told() -> IncidentRow | None:
+        return next((row for row in incidents(run, "silent-0") if row.incarnation == 1), None)
+
+    incident = eventually(told, within_s=30, what="an incident of silent-0")
+    assert "hung: silent for" in incident.what
+    assert "outside any announced phase" in incident.what
+    # Its stacks can be had although nothing in it ran: faulthandler needs no GIL.
+    assert any("blocker.py" in line and "in _block" in line for line in incident.tail), incident.tail
+    assert run.unit_row("silent-0").incarnation >= 2
+
+
+def test_a_loop_with_200_waits_is_alive_and_tells_how_many_they_are(run: Run) -> None:
+    def told() -> UnitRow | None:
+        row = run.wait_state("waiter-0", "ready")
+        return row if "200 waits" in row.status else None
+
+    before = eventually(told)
+    assert before.status == "200 records under way (200 waits, the oldest 20 listed)"
+    assert [wait.what for wait in before.waits] == [f"record {number}" for number in range(20)]
+    assert {wait.on for wait in before.waits} == {"judge-0"}
+    eventually(lambda: run.unit_row("waiter-0").progress > before.progress + 5, what="its loop to turn on")
+
+    (chain,) = [chain for chain in run.cli("why")["chains"] if chain["culprit"] == "judge-0"]
+    assert [(link["who"], link["what"]) for link in chain["links"]] == [
+        ("waiter-0", f"record {number}") for number in range(20)
+    ]
+    assert all(link["age_s"] > 0 for link in chain["links"])
+    said = run.raw("why").stdout
+    assert "waiter-0 ← judge-0" in said
+    assert "waiter-0 has 18 more such waits" in said
+    after = run.unit_row("waiter-0")
+    assert (after.state, after.incarnation) == ("ready", 1)
+
+
+@pytest.mark.slow
+def test_at_the_default_times_a_minute_in_foreign_code_is_left_alone(tmp_path: Path) -> None:
+    for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
+        assert run.config["supervision"] == {}
+        run.unit("released", "blocker", "--for", "60", "--at-most", "90")
+        run.unit("held", "blocker", "--for", "60", "--at-most", "90", "--hold-gil")
+        run.sidecar("big", ["sleep", "1000"], resources={"gpus": 512})
+        run.up("--no-wait")
+        seen = watched(run, "released-0", "held-0", until="blocked 1 times", within_s=120)
+        assert seen == {"released-0": {("ready", 1)}, "held-0": {("ready", 1)}}
+        assert not run.client.events(kinds=("incident",), limit=10)
+        _somebody_is_told_of_the_unit_that_cannot_be_placed(run)
+
+
+def _somebody_is_told_of_the_unit_that_cannot_be_placed(run: Run) -> None:
+    """Its alert fires after a minute, which is here over anyway."""
+
+    def firing() -> dict[str, object] | None:
+        return next((alert for alert in run.cli("alerts", "list") if alert["id"] == "unit-pending:big-0"), None)
+
+    alert = eventually(firing, within_s=30, what="the alert of a unit that is not started")
+    assert alert["state"] == "firing"
+    assert "big-0 is wanted and not started: no host can take it" in str(alert["sentence"])
+    assert "needs 512 GPU" in str(alert["sentence"])
+    assert alert["suggest"] == "agentrl why"
