@@ -33,6 +33,12 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
     config = access.configuration(unit.run_dir)
+    if config.engines.kind != "embedded":
+        # Weights of another engine than the one that was asked for would be sampled from, and nobody would notice.
+        raise ConfigError(
+            f"This unit runs embedded engines, and engines.kind is {config.engines.kind}.",
+            hint="Write engines: {kind: embedded}.",
+        )
     torch.set_num_threads(config.engines.threads)
     engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
     database = access.open_database(config, unit.state_dir)
