@@ -41,7 +41,7 @@ ENOUGH, GAIN = 0.8, 0.3
 KILL_AT = 0.6
 """Of the steps."""
 WITHIN_S = 1800.0
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 2.0
 TOLD_EVERY_S = 10.0
 """Without a terminal: one line in so many seconds."""
 
@@ -82,7 +82,7 @@ class TrainingDemo:
     # ---- acts ----
 
     def _prepare(self) -> None:
-        self._file.parent.mkdir(parents=True)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with resources.as_file(resources.files("assets").joinpath("train.yaml")) as file:
             shutil.copyfile(file, self._file)
         shopdata.write(self._home / "runs" / "shop-data", random_number=self._random)
