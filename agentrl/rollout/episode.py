@@ -130,7 +130,7 @@ class Episode:
 
     def over(self) -> None:
         """The last turn is complete."""
-        self._close_turn()
+        self._close_turn(last=True)
 
     def _wanted(self, turn: int, prompt: list[int], most_tokens: int) -> Wanted:
         record = self.recorder.record
@@ -157,10 +157,10 @@ class Episode:
             version=self.task.version,
         )
 
-    def _close_turn(self) -> None:
+    def _close_turn(self, *, last: bool = False) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            self.recorder.turn_over(turn)
+            self.recorder.turn_over(turn, last=last)
 
 
 def _parsed_calls(parsed: Parsed) -> list[ParsedCall]:

@@ -191,14 +191,15 @@ class Recorder:
 
     # ---- turns ----
 
-    def turn_over(self, turn: Turn) -> None:
-        """A turn with all its tool calls is complete."""
+    def turn_over(self, turn: Turn, *, last: bool = False) -> None:
+        """A turn with all its tool calls is complete. After the last one the Record's own end tells its progress."""
         if turn.index in self._turns:
             return
         turn.owner = self._owner
         self._turns[turn.index] = turn
         self._later(self._after(set(self._pending), self._writer.turn(copy.copy(turn))))
-        self._later(self._progress())
+        if not last:
+            self._later(self._progress())
 
     # ---- durability ----
 
