@@ -1,0 +1,76 @@
+"""What the trainer asks of others: evaluations, and episodes that do not fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from agentrl.policies.states import Actor
+from agentrl.store import claims, evaluations, groups, tasks
+from agentrl.store.database import Database
+from agentrl.store.documents import Record, to_bson
+from agentrl.training import selection
+from tests.store.flow import RULE, admit, end, row
+from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
+
+
+async def evaluate_what_is_wanted(db: Database) -> None:
+    """As steward and sampler would, until cancelled."""
+    while True:
+        for version in await evaluations.wanted(db):
+            asked = row(version, purpose="eval", version=version)
+            task = msgspec.structs.replace(asked, id=f"shop/eval/{version}/000000")
+            await tasks.insert(db, [task])
+            await admit(db, task, n=1)
+            claim = await claims.claim(db, OWNER)
+            assert claim is not None
+            assert await end(db, claim, float(version > 1), version=version)
+            assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
+            await evaluations.mark_queued(db, version)
+        await asyncio.sleep(0.02)
+
+
+async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_complete(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"query": "what costs a pear?", "answer": "4"}))
+    await closed_groups(db, 4)
+    mine = trainer(db, configuration(tmp_path, tiny, steps=2, evaluation=str(held_out)), tmp_path)
+    others = asyncio.create_task(evaluate_what_is_wanted(db))
+    try:
+        async with asyncio.timeout(100):
+            await mine.run()
+    finally:
+        others.cancel()
+        await asyncio.wait([others])
+    done = await db.find("Publication", {"evaluation": "done"}, sort=[("_id", 1)])
+    assert [publication["_id"] for publication in done] == [1, 3]
+    assert [(await evaluations.results(db, version))[0].mean for version in (1, 3)] == [0.0, 1.0]
+    assert await db.count("Task", {"purpose": "eval", "status": "done"}) == 2
+
+
+async def ended(db: Database, classes: list[str]) -> None:
+    now = datetime.now(UTC)
+    records = [
+        Record(
+            id=f"r{at}", task="t", seat=at, status="failed", outcome_class=kind, finished_at=now + timedelta(seconds=at)
+        )
+        for at, kind in enumerate(classes)
+    ]
+    await db.insert_many("Record", to_bson(records))
+
+
+async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
+    await ended(db, ["infrastructure"] * 30 + ["policy"] * 10)
+    assert await selection.hold_reason(db) == "", "too few to judge by"
+    await db.delete_many("Record", {})
+    await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
+    assert "60 of the last 100 records" in await selection.hold_reason(db)
+    await db.delete_many("Record", {})
+    await ended(db, ["infrastructure"] * 100 + ["policy"] * 150)
+    assert await selection.hold_reason(db) == "", "only recent ones count"
