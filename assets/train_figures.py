@@ -59,9 +59,9 @@ class Books:
     def account(self) -> Account:
         return self._ask(accounting.account(self._opened()))
 
-    def first_claim_at(self, incarnation: str) -> float | None:
-        """When this life of a sampler first had an episode; None if it had none yet."""
-        return self._ask(_first_claim(self._opened(), incarnation))
+    def has_claimed(self, incarnation: str) -> bool:
+        """Whether this life of a sampler has an episode, or had one. It may have begun under another."""
+        return self._ask(self._opened().count("Record", {"owner": incarnation})) > 0
 
     def close(self) -> None:
         """May be called twice."""
@@ -112,12 +112,6 @@ async def _held_out(database: Database) -> dict[int, float]:
         if means:
             found[version] = sum(means) / len(means)
     return found
-
-
-async def _first_claim(database: Database, incarnation: str) -> float | None:
-    mine = {"owner": incarnation, "started_at": {"$type": "date"}}
-    first = await database.find_one("Record", mine, sort=[("started_at", 1)], projection=["started_at"])
-    return None if first is None else float(first["started_at"].timestamp())
 
 
 def sparkline(values: tuple[float, ...], width: int = 30) -> str:
