@@ -14,6 +14,9 @@ BENCH_STAMP := $(BENCH)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
+# Files of tests run side by side, the tests of a file one after another: many of them wait for processes.
+IN_PARALLEL := -n 2 --dist loadfile
+
 .PHONY: help install demo tour test lint bench chaos clean
 
 help:
@@ -47,7 +50,7 @@ tour: $(STAMP)
 
 test: $(STAMP)
 	.ci/packages
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
