@@ -16,6 +16,8 @@ EDITABLE := --config-settings editable_mode=compat
 
 # Files of tests run side by side, the tests of a file one after another: many of them wait for processes.
 IN_PARALLEL := -n 2 --dist loadfile
+# The tests of the host agent end every descendant of their own process, so they have one to themselves.
+ALL_TESTS = $(BIN)/python -m pytest $(IN_PARALLEL) --ignore=tests/host && $(BIN)/python -m pytest tests/host
 
 .PHONY: help install demo tour test lint bench chaos clean
 
@@ -50,7 +52,7 @@ tour: $(STAMP)
 
 test: $(STAMP)
 	.ci/packages
-	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(ALL_TESTS))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

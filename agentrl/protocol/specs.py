@@ -17,13 +17,13 @@ class Role(enum.StrEnum):
 
     COORDINATOR = "coordinator"
     HOST = "host"
-    MONGO = "mongo"
-    SIDECAR = "sidecar"
     STEWARD = "steward"
     TOOLBOX = "toolbox"
     ENGINE = "engine"
     SAMPLER = "sampler"
     TRAINER = "trainer"
+    MONGO = "mongo"
+    SIDECAR = "sidecar"
 
 
 class Life(enum.StrEnum):

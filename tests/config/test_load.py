@@ -356,7 +356,7 @@ def test_a_group_may_be_made_by_set(load):
 @pytest.mark.parametrize(
     ("set", "sentence"),
     [
-        ("a.b=3", "--set a.b: unknown key a; known are: name, dir, "),
+        ("a.b=3", "--set a.b: unknown key a; known are: model, environments, "),
         ("name.x=3", "--set name.x: name has no keys of its own, so there is no name.x."),
         ("sidecars.web.count.x=3", "--set sidecars.web.count.x: sidecars.web.count has no keys of its own, so "),
     ],

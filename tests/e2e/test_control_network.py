@@ -248,7 +248,7 @@ def test_down_proves_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
     down = run.cli("down", "--yes")
     assert down["proven"]
     said = " ".join(down["lines"])
-    assert f"{HERE}: " in said
+    assert f" on {HERE} belongs to it" in said
     assert f"{THERE}: " in said
     assert hosts.agent is not None
     assert hosts.agent.wait(30) == 0
