@@ -14,10 +14,8 @@ BENCH_STAMP := $(BENCH)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
-# Files of tests run side by side, the tests of a file one after another: many of them wait for processes.
-IN_PARALLEL := -n 2 --dist loadfile
 # The tests of the host agent end every descendant of their own process, so they have one to themselves.
-ALL_TESTS = $(BIN)/python -m pytest $(IN_PARALLEL) --ignore=tests/host && $(BIN)/python -m pytest tests/host
+ALL_TESTS = $(BIN)/python -m pytest --ignore=tests/host && $(BIN)/python -m pytest tests/host
 
 .PHONY: help install demo tour test lint bench chaos clean
 

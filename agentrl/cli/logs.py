@@ -136,6 +136,7 @@ async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, pri
     from agentrl.cli.logtext import Lines
 
     joined = Lines()
+    replaced = False
     while True:
         offset = chunk.offset + len(chunk.data)
         following = await client.read_logs(chunk.unit, incarnation=chunk.incarnation, offset=offset, limit=_CHUNK_BYTES)
@@ -149,7 +150,12 @@ async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, pri
         if following.data:
             continue
         newest = chunk if pinned else await client.read_logs(chunk.unit, incarnation=0, offset=0, limit=1)
+        if newest.incarnation != chunk.incarnation and not replaced:
+            # Its last words may have come between the two questions.
+            replaced = True
+            continue
         if newest.incarnation != chunk.incarnation:
+            replaced = False
             _print_lines(cli, chunk, joined.end(), choice, printed)
             output_note(f"{chunk.unit}.{chunk.incarnation} ended; this is {newest.unit}.{newest.incarnation}.")
             chunk = _at(newest, 0)

@@ -177,6 +177,7 @@ class Pool:
         self._size = size
         self._idle: deque[Connection] = deque()
         self._taken: set[Connection] = set()
+        self._ending: set[Connection] = set()
         self._waiting: deque[asyncio.Future[Connection]] = deque()
         self._news = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -202,7 +203,8 @@ class Pool:
                     self._news.clear()
         finally:
             self._tasks = None
-            rest = [*self._idle, *self._taken]
+            # What was being ended has been interrupted, and is ended here.
+            rest = [*self._idle, *self._taken, *self._ending]
             await asyncio.gather(*(connection.close("the toolbox ends") for connection in rest))
 
     async def take(self, wait_s: float) -> Connection:
@@ -212,9 +214,10 @@ class Pool:
                 return self._lend(connection)
         turn: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        lent: Connection | None = None
         try:
             async with asyncio.timeout(wait_s):
-                return self._lend(await turn)
+                lent = await turn
         except TimeoutError:
             if not self._taken:
                 raise UnavailableError(
@@ -222,15 +225,22 @@ class Pool:
                 ) from None
             raise QuotaError(f"All {self._size} processes of the server are in use.", retry_after_s=1.0) from None
         finally:
-            self._forget(turn)
+            if lent is None:
+                self._forget(turn)
+        return lent
 
     def give_back(self, connection: Connection) -> None:
         self._taken.discard(connection)
         if connection.calls == 0 and not connection.gone.is_set():
             self._offer(connection)
         elif self._tasks is not None:
-            self._tasks.create_task(connection.close(), name="end a process that was used")
+            self._ending.add(connection)
+            self._tasks.create_task(self._end(connection), name="end a process that was used")
         self._news.set()
+
+    async def _end(self, connection: Connection) -> None:
+        await connection.close()
+        self._ending.discard(connection)
 
     def _lend(self, connection: Connection) -> Connection:
         self._taken.add(connection)
@@ -240,7 +250,8 @@ class Pool:
         """Who gave up waiting may have been given one in the same moment."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
-        if turn.done() and not turn.cancelled() and turn.result() not in self._taken:
+        if turn.done() and not turn.cancelled():
+            self._taken.discard(turn.result())
             self._offer(turn.result())
         turn.cancel()
 
@@ -248,7 +259,8 @@ class Pool:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(connection)
+                # Counted from now on: before the one who waits runs again, nobody may think that there is room.
+                turn.set_result(self._lend(connection))
                 return
         self._idle.append(connection)
 

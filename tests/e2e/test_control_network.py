@@ -164,8 +164,8 @@ def _bring_up(hosts: TwoHosts) -> None:
     run.unit("fenced", "ticker", "--every", "0.05", fenced=True, count=0)
     hosts.up()
     run.cli("keys", "new", THERE, "--permission", "unit", "--out", str(run.file.parent / "b.key"))
-    waiting = run.wait_state("far-0", "pending")
-    assert f"{THERE}: has not registered" in waiting.reason
+    run.wait_state("far-0", "pending")
+    eventually(lambda: f"{THERE}: has not registered" in run.unit_row("far-0").reason, what="why it waits")
     hosts.start_agent()
     hosts.all_ready()
     run.cli("scale", "fenced", "1")  # to where fewer units are

@@ -71,6 +71,7 @@ def replaced(run: Run, before: UnitRow) -> UnitRow:
 
 def test_a_killed_unit_is_replaced_at_once_and_told_with_its_last_words(run: Run) -> None:
     before = run.wait_state("victim-0", "ready")
+    eventually(lambda: b"last words" in run.client.read_logs("victim-0").data, what="its words")
     killed = time.time()
     run.kill(before.pid)
     after = replaced(run, before)

@@ -108,7 +108,7 @@ async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeTool
         for process in psutil.Process().children():
             if "unruly" in " ".join(process.cmdline()):
                 process.kill()
-        await aeventually(lambda: hands.server().starts == 3, what="the idle one is replaced")
+        await aeventually(lambda: hands.server().starts >= 3, what="the idle one is replaced")
         answers = await asyncio.gather(*(hands.call("s", f"c{number}", "count") for number in range(4)))
         assert len({answer.content.split()[0] for answer in answers}) == 1
         assert await hands.open("t", wait_s=5)
