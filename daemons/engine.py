@@ -15,10 +15,11 @@ import torch
 
 from agentrl.config.tokenfile import http_token
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app, listening
+from agentrl.engines.embedded.server import build_app
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Puller, ServiceReport
 from agentrl.errors import ConfigError
+from agentrl.http.server import listening
 from agentrl.store import access
 from agentrl.unit import Unit, run_unit
 

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 
 from agentrl.config.tokenfile import http_token
 from agentrl.errors import ConfigError
+from agentrl.http.server import listening
 from agentrl.store import access
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.listening import listening
 from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from agentrl.engines.http import ConnectionBrokenError, HttpClient, Reply
 from agentrl.engines.protocol import (
     CallRefusedError,
     EngineBusyError,
@@ -28,6 +27,7 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
     WeightsRefusedError,
 )
+from agentrl.http.client import ConnectionBrokenError, HttpClient, Reply
 
 ORDER_WITHIN_S = 30.0
 HEALTH_WITHIN_S = 5.0

@@ -6,10 +6,9 @@ everything else has an HTTP status of its own and a sentence. A caller that goes
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agentrl.http.server import BodyError, bears, body_of
 from agentrl.toolbox.answers import (
     BadRequestError,
     CallTool,
@@ -31,8 +31,6 @@ from agentrl.toolbox.answers import (
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
-MOST_BODY_BYTES = 8 << 20
-B = TypeVar("B")
 Act = Callable[[Request], Awaitable[Response]]
 
 
@@ -77,14 +75,14 @@ class _Handlers:
         return _json({"tools": self._toolbox.statistics.all()})
 
     async def open(self, request: Request) -> Response:
-        return _json(await self._toolbox.open(await _body(request, OpenSession)))
+        return _json(await self._toolbox.open(await body_of(request, OpenSession)))
 
     async def close(self, request: Request) -> Response:
         await self._toolbox.close(request.path_params["id"])
         return _json({})
 
     async def call(self, request: Request) -> Response:
-        return _json(await self._toolbox.call(request.path_params["tool"], await _body(request, CallTool)))
+        return _json(await self._toolbox.call(request.path_params["tool"], await body_of(request, CallTool)))
 
 
 def _entry(tool: ToolInfo) -> ToolEntry:
@@ -93,16 +91,17 @@ def _entry(tool: ToolInfo) -> ToolEntry:
 
 def _guarded(token: str, act: Act) -> Act:
     """The token first; then every failure becomes an answer with a sentence."""
-    expected = f"Bearer {token}".encode()
 
     async def answer(request: Request) -> Response:
-        if not hmac.compare_digest(request.headers.get("authorization", "").encode(), expected):
+        if not bears(request, token):
             wrong = WrongTokenError("The toolbox wants the token of its run.")
             return _refused(wrong, {"WWW-Authenticate": "Bearer"})
         try:
             return await act(request)
         except ClientDisconnect:
             return Response(status_code=499)
+        except BodyError as wrong:
+            return _refused(BadRequestError(wrong.message), {})
         except ToolboxError as refused:
             wait_s = refused.retry_after_s
             return _refused(refused, {"Retry-After": f"{wait_s:.1f}"} if wait_s else {})
@@ -112,19 +111,6 @@ def _guarded(token: str, act: Act) -> Act:
             return _json(body, 500)
 
     return answer
-
-
-async def _body(request: Request, kind: type[B]) -> B:
-    """The decoded body. Raises BadRequestError for one that is too long or makes no sense."""
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MOST_BODY_BYTES:
-            raise BadRequestError(f"A body may have {MOST_BODY_BYTES} bytes at most.")
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise BadRequestError(f"The body makes no sense: {wrong}.") from wrong
 
 
 def _refused(error: ToolboxError, headers: dict[str, str]) -> Response:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from agentrl.engines.http import ConnectionBrokenError, HttpClient
+from agentrl.http.client import ConnectionBrokenError, HttpClient
 from agentrl.toolbox.answers import (
     Answer,
     CallTool,

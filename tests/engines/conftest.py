@@ -15,9 +15,10 @@ from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.building import build_tiny
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.model import Model
-from agentrl.engines.embedded.server import build_app, listening
+from agentrl.engines.embedded.server import build_app
 from agentrl.engines.embedded.weights import load_unverified
 from agentrl.engines.manifest import Canary, Manifest
+from agentrl.http.server import listening
 
 TEXTS = [f"What do {n} pears cost? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer>" for n in range(40)]
 TOKEN = "a-token-for-tests-only"

@@ -12,7 +12,6 @@ import pytest
 
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.http import HttpClient
 from agentrl.engines.protocol import (
     CallRefusedError,
     EngineError,
@@ -22,6 +21,7 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
     WeightsRefusedError,
 )
+from agentrl.http.client import HttpClient
 from tests.engines.asking import CLOSE
 from tests.engines.conftest import TOKEN, Weights
 from tests.waiting import aeventually

@@ -15,7 +15,7 @@ import torch
 
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.building import build_tiny
-from agentrl.engines.embedded.server import listening
+from agentrl.http.server import listening
 from agentrl.policies.states import ToolCallStatus
 from agentrl.rollout import speech
 from agentrl.rollout.attempt import House, Settings
@@ -40,7 +40,6 @@ from agentrl.store.documents import (
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.toolbox.api import build_app as build_toolbox_app
-from agentrl.toolbox.listening import listening as toolbox_listening
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
@@ -135,7 +134,7 @@ class Stage:
     async def toolbox(self, **options: Any) -> Toolbox:
         made = Toolbox(self.config.tools, run_dir=Path.cwd(), name="toolbox-0.1", **options)
         await self.stack.enter_async_context(made.running())
-        url = await self.stack.enter_async_context(toolbox_listening(build_toolbox_app(made, TOKEN)))
+        url = await self.stack.enter_async_context(listening(build_toolbox_app(made, TOKEN)))
         await self.register("toolbox", "toolbox-0", url, names=sorted(self.config.tools))
         await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
         return made

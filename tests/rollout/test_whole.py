@@ -12,8 +12,9 @@ import pytest
 
 from agentrl.chat.tools import ToolSpec
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app, listening
+from agentrl.engines.embedded.server import build_app
 from agentrl.errors import UsageError
+from agentrl.http.server import listening
 from agentrl.protocol import messages
 from agentrl.rollout import speech
 from agentrl.rollout.knobs import SamplerKnobs

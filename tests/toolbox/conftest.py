@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from agentrl.config.data import ToolServer
+from agentrl.http.server import listening
 from agentrl.toolbox.answers import Answer, CallTool, OpenSession
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.client import Tools
-from agentrl.toolbox.listening import listening
 from agentrl.toolbox.toolbox import Toolbox
 from tests.toolbox.others import Others
 from tests.waiting import eventually

@@ -9,16 +9,16 @@ import httpx2
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.http.server import MOST_BODY_BYTES, listening
 from agentrl.toolbox.answers import (
     SessionError,
     ToolboxGoneError,
     UnavailableError,
     WrongTokenError,
 )
-from agentrl.toolbox.api import MOST_BODY_BYTES, build_app
+from agentrl.toolbox.api import build_app
 from agentrl.toolbox.breaker import BreakerRule
 from agentrl.toolbox.client import Tools
-from agentrl.toolbox.listening import listening
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import TOKEN, MakeToolbox, over_http, unruly
 from tests.waiting import aeventually

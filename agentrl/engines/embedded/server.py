@@ -7,16 +7,12 @@ answers 200 with what it had generated; the loop only moves bytes, computing is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
 import logging
-import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -34,15 +30,12 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
     WeightsRefusedError,
 )
+from agentrl.http.server import BodyError, bears, body_of
 
 log = logging.getLogger("engine")
-MOST_BODY_BYTES = 16 << 20
 LONGEST_CALL_S = 3600.0
 """A call without an end of its own; whoever called has an earlier deadline and aborts."""
-KEEP_ALIVE_S = 120
-LEAVE_WITHIN_S = 3
 Decode = Callable[[list[int]], str]
-B = TypeVar("B")
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +107,7 @@ class _Handlers:
         self._model_path = model_path
 
     async def generate(self, request: Request) -> Response:
-        body = await _body(request, GenerateBody)
+        body = await body_of(request, GenerateBody)
         rid = body.rid or uuid.uuid4().hex
         if body.stream:
             return await self._stream(rid, body)
@@ -132,13 +125,13 @@ class _Handlers:
             gone.cancel()
 
     async def abort(self, request: Request) -> Response:
-        body = await _body(request, AbortBody)
+        body = await body_of(request, AbortBody)
         if body.rid or body.abort_all:
             await self._engine.abort("" if body.abort_all else body.rid)
         return _json({"success": True})
 
     async def pause(self, request: Request) -> Response:
-        await self._engine.pause((await _body(request, PauseBody)).mode)
+        await self._engine.pause((await body_of(request, PauseBody)).mode)
         return _json({"success": True})
 
     async def resume(self, request: Request) -> Response:
@@ -146,7 +139,7 @@ class _Handlers:
         return _json({"success": True})
 
     async def update(self, request: Request) -> Response:
-        body = await _body(request, UpdateBody)
+        body = await body_of(request, UpdateBody)
         if not body.weight_version.isdecimal():
             raise CallRefusedError(f"weight_version must be a whole number, not {body.weight_version!r}.")
         await self._engine.update(body.model_path, int(body.weight_version))
@@ -154,7 +147,7 @@ class _Handlers:
         return _json({"success": True, "message": "Succeeded to update model weights."})
 
     async def pin(self, request: Request) -> Response:
-        body = await _body(request, PinBody)
+        body = await body_of(request, PinBody)
         if body.version is None:
             await self._engine.unpin()
         else:
@@ -267,15 +260,16 @@ def _finish_reason(made: Generated) -> dict[str, Any]:
 
 def _guarded(token: str, act: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """The token first; then every failure becomes an answer with a sentence."""
-    expected = f"Bearer {token}".encode()
 
     async def answer(request: Request) -> Response:
-        if not hmac.compare_digest(request.headers.get("authorization", "").encode(), expected):
+        if not bears(request, token):
             return _failure(401, "This engine wants the token of its run.", {"WWW-Authenticate": "Bearer"})
         try:
             return await act(request)
         except ClientDisconnect:
             return Response(status_code=499)
+        except BodyError as wrong:
+            return _failure(400, wrong.message)
         except EngineError as failed:
             return _failure(_status_of(failed), failed.message)
         except Exception:
@@ -297,19 +291,6 @@ def _status_of(failed: EngineError) -> int:
             return 500
 
 
-async def _body(request: Request, kind: type[B]) -> B:
-    """The decoded body. Raises CallRefusedError for one that is too long or makes no sense."""
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MOST_BODY_BYTES:
-            raise CallRefusedError(f"A body may have {MOST_BODY_BYTES} bytes at most.")
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise CallRefusedError(f"The body makes no sense: {wrong}.") from wrong
-
-
 async def _disconnected(request: Request) -> None:
     """Returns when the caller went away; to be asked after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -327,42 +308,3 @@ def _event(value: Any) -> bytes:
 def _failure(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
     body = msgspec.json.encode({"error": {"message": sentence}})
     return Response(body, status_code=status, headers=headers, media_type="application/json")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: signals belong to the unit."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.asynccontextmanager
-async def listening(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve while the body runs; gives the URL. Port 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-        taken: int = listener.getsockname()[1]
-        server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LEAVE_WITHIN_S,
-            )
-        )
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="engine-http")
-        try:
-            yield f"http://[{host}]:{taken}" if ":" in host else f"http://{host}:{taken}"
-        finally:
-            server.should_exit = True
-            await serving
-    finally:
-        listener.close()

@@ -1,21 +1,34 @@
-"""The HTTP listener of the toolbox.
+"""What every HTTP listener of a run has in common.
 
-Invariant: it is bound before anybody is told of it, and closed when the body is left.
+Invariants: it is bound before anybody is told of it, and closed when the body is left; a token is compared in constant
+time; a body is never read beyond its limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import TypeVar
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+
+from agentrl.errors import UsageError
 
 KEEP_ALIVE_S = 120
 LEAVE_WITHIN_S = 3
+MOST_BODY_BYTES = 8 << 20
 _BACKLOG = 1024
+B = TypeVar("B")
+
+
+class BodyError(UsageError):
+    """The body of a request is too long or makes no sense."""
 
 
 class _Server(uvicorn.Server):
@@ -46,9 +59,27 @@ async def listening(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -
                 timeout_graceful_shutdown=LEAVE_WITHIN_S,
             )
         )
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="toolbox-http")
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         try:
             yield f"http://[{host}]:{taken}" if ":" in host else f"http://{host}:{taken}"
         finally:
             server.should_exit = True
             await serving
+
+
+def bears(request: Request, token: str) -> bool:
+    """Whether the caller has the token of the run."""
+    return hmac.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+
+
+async def body_of(request: Request, kind: type[B]) -> B:
+    """The decoded body. Raises BodyError."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MOST_BODY_BYTES:
+            raise BodyError(f"A body may have {MOST_BODY_BYTES} bytes at most.")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+        raise BodyError(f"The body makes no sense: {wrong}.") from wrong
