@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,11 @@ from agentrl.engines.protocol import EngineGoneError, Load, Sampling
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Announced, Puller, ServiceReport
 from agentrl.store.database import connect
-from tests.engines import mongo
 from tests.engines.conftest import Weights
 from tests.waiting import aeventually
 
 ROOT = Path(__file__).parents[2]
 Database = Any
-
-
-@pytest.fixture(scope="module")
-def mongo_url() -> Iterator[str]:
-    with mongo.running() as url:
-        yield url
 
 
 @pytest.fixture

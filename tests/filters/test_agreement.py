@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +16,6 @@ from agentrl.filters.evaluate import matches
 from agentrl.filters.expressions import Compare, Expression
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.sorting import after, arranged, parse_sort, to_mongo_sort
-from agentrl.store.binary import find_mongod
-from agentrl.store.embedded import Mongod
-from agentrl.store.files import prepare
 from tests.filters.queries import FIELDS, NOW, TEXT, documents, expressions
 
 Documents = list[dict[str, Any]]
@@ -30,25 +24,11 @@ some_documents = st.lists(documents, max_size=8, unique_by=lambda document: docu
 real = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def wait_a_little(seconds: float) -> bool:
-    time.sleep(seconds)
-    return True
-
-
 @pytest.fixture(scope="module")
-def collection() -> Iterator[Collection[dict[str, Any]]]:
-    # Short, because of the limits that paths of sockets have.
-    with tempfile.TemporaryDirectory(prefix="agentrl-filters-") as directory:
-        files = prepare(Path(directory) / "mongo")
-        server = Mongod(find_mongod(), files)
-        server.start()
-        try:
-            server.bring_up(keep_trying=wait_a_little)
-            with MongoClient[dict[str, Any]](files.url) as client:
-                # Nothing here has to outlive the test, so no write waits for the disk.
-                yield client["filters"].get_collection("documents", write_concern=WriteConcern(w=1, j=False))
-        finally:
-            server.stop(within_s=20)
+def collection(mongo_url: str) -> Iterator[Collection[dict[str, Any]]]:
+    with MongoClient[dict[str, Any]](mongo_url) as client:
+        # Nothing here has to outlive the test, so no write waits for the disk.
+        yield client["filters"].get_collection("documents", write_concern=WriteConcern(w=1, j=False))
 
 
 def keep(collection: Collection[dict[str, Any]], rows: Documents) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from agentrl.errors import DiskError
 from agentrl.host.ledger import Entry, Ledger
 from agentrl.protocol.messages import Exited, GroupEmpty, HostStats, Spawned, SpawnFailed
+from tests.disks import small_disk
 from tests.host.harness import SLEEP, Bench, spawn
 from tests.waiting import aeventually
 
@@ -23,14 +23,8 @@ from tests.waiting import aeventually
 @pytest.fixture
 def full_disk_bench(bench: Bench, tmp_path: Path) -> Iterator[tuple[Bench, Path]]:
     folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("no small disk may be mounted here")
-    yield Bench(dataclasses.replace(bench.home, state_dir=folder)), folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with small_disk(folder, "128k"):
+        yield Bench(dataclasses.replace(bench.home, state_dir=folder)), folder
 
 
 def fill(folder: Path) -> Path:

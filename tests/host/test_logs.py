@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from agentrl.config.logfiles import cuts
 from agentrl.host.logs import Logs, clean
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, LogChunk, ReadLog, Spawned
+from tests.disks import small_disk
 from tests.host.harness import QUICK, SLEEP, Bench, python, spawn
 from tests.waiting import aeventually
 
@@ -126,26 +126,14 @@ def test_clean_leaves_text_alone() -> None:
     assert clean("a\x9b31mb\x00\x85") == "a31mb"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> object:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no small disk may be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_a_log_on_a_full_disk_is_cut_even_if_its_end_cannot_be_kept(small_disk: Path) -> None:
-    logs = Logs(small_disk)
-    fd = logs.open("web-0", 1)
-    with contextlib.suppress(OSError):
-        while True:
-            os.write(fd, b"x" * 1023 + b"\n")
-    assert logs.cut_if_large("web-0", 1, 100_000)
-    assert logs.size("web-0", 1) == 0
-    assert os.write(fd, b"goes on\n") == 8
-    os.close(fd)
+def test_a_log_on_a_full_disk_is_cut_even_if_its_end_cannot_be_kept(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "256k") as folder:
+        logs = Logs(folder)
+        fd = logs.open("web-0", 1)
+        with contextlib.suppress(OSError):
+            while True:
+                os.write(fd, b"x" * 1023 + b"\n")
+        assert logs.cut_if_large("web-0", 1, 100_000)
+        assert logs.size("web-0", 1) == 0
+        assert os.write(fd, b"goes on\n") == 8
+        os.close(fd)

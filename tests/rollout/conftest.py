@@ -43,7 +43,6 @@ from agentrl.toolbox.api import build_app as build_toolbox_app
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
-from tests.store.server import empty_database, shared_server
 from tests.waiting import aeventually
 
 TOKEN = "a-token-for-tests-only"
@@ -57,18 +56,6 @@ ENDED = ("finished", "failed", "abandoned", "scored", "unscored", "unscorable")
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def mongo_url() -> Iterator[str]:
-    with shared_server() as url:
-        yield url
-
-
-@pytest.fixture
-async def db(mongo_url: str) -> AsyncIterator[Database]:
-    async with empty_database(mongo_url) as database:
-        yield database
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""One real mongod for all tests of a session, and databases in it that are emptied instead of dropped.
+"""Real mongods for the tests, and databases in them that are emptied instead of dropped.
 
-Invariant: it starts with the first test that needs it and ends with the session, however many directories share it.
+Invariant: the server of a session (`mongo_url` in tests/conftest.py) is started once, whoever needs it.
 """
 
 from __future__ import annotations
@@ -19,43 +19,46 @@ from agentrl.store.files import prepare
 
 NAME = f"test-{os.getpid()}"
 
-_urls: list[str] = []
-_indexed = False
+_indexed: set[str] = set()
+"""The servers whose database of the session has its indexes."""
 
 
-def _pause(seconds: float) -> bool:
+def keep_trying(seconds: float) -> bool:
+    """What `Mongod.bring_up` does between two looks."""
     time.sleep(seconds)
     return True
 
 
 @contextlib.contextmanager
 def shared_server() -> Iterator[str]:
-    """The URL. Only the first to come starts it; pytest ends sessions in reverse, so the first also ends it."""
-    if _urls:
-        yield _urls[0]
-        return
-    with tempfile.TemporaryDirectory(prefix="mongo-", ignore_cleanup_errors=True) as directory:
-        files = prepare(Path(directory) / "mongo")
-        server = embedded.Mongod(find_mongod(), files)
-        server.start()
-        try:
-            assert server.bring_up(keep_trying=_pause)
-            _urls.append(files.url)
-            yield files.url
-        finally:
-            _urls.clear()
-            server.stop(within_s=20)
+    """The URL of a server that is there while the body runs."""
+    # Directly under /tmp, because of the limits that paths of sockets have.
+    directory = tempfile.TemporaryDirectory(prefix="mongo-", ignore_cleanup_errors=True)
+    with directory as root, server_in(Path(root) / "mongo") as (_, url):
+        yield url
+
+
+@contextlib.contextmanager
+def server_in(directory: Path) -> Iterator[tuple[embedded.Mongod, str]]:
+    """A server with its data in that directory, and its URL."""
+    files = prepare(directory)
+    server = embedded.Mongod(find_mongod(), files)
+    server.start()
+    try:
+        assert server.bring_up(keep_trying=keep_trying)
+        yield server, files.url
+    finally:
+        server.stop(within_s=20)
 
 
 @contextlib.asynccontextmanager
 async def empty_database(url: str, *, driver: Driver = "motor") -> AsyncIterator[Database]:
     """The database of this session, with its indexes and without documents."""
-    global _indexed
     opened = database.connect(url, NAME, driver=driver, within_s=20)
     try:
-        if not _indexed:
+        if url not in _indexed:
             await indexes.ensure(opened)
-            _indexed = True
+            _indexed.add(url)
         for collection in await opened.collections():
             await opened.delete_many(collection, {})
         yield opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, write: Callable[[Path,
 
 
 def test_a_dataset_that_the_library_saved_is_read_with_its_splits(tmp_path: Path) -> None:
-    library = pytest.importorskip("datasets")
+    library = importlib.import_module("datasets")
     splits = {
         "train": library.Dataset.from_list(ROWS).shuffle(seed=1),
         "test": library.Dataset.from_list([{"id": "c", "query": "2 + 2?", "answer": 4, "hint": None}]),

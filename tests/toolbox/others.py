@@ -27,19 +27,17 @@ class Others:
 
     time: tuple[str, ...]
     git: tuple[str, ...]
-    everything: tuple[str, ...] | None
-    """None where there is no npm."""
+    everything: tuple[str, ...]
 
     @staticmethod
     def built() -> Others:
         python = _once("python", PYTHON, _build_python)
-        npm = shutil.which("npm")
-        node = _once("node", NODE, _build_node) if npm else None
+        node = _once("node", NODE, _build_node)
         everything = "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
         return Others(
             time=(str(python / "bin/mcp-server-time"), "--local-timezone", "Europe/Paris"),
             git=(str(python / "bin/mcp-server-git"),),
-            everything=None if node is None else (shutil.which("node") or "node", str(node / everything)),
+            everything=("node", str(node / everything)),
         )
 
 

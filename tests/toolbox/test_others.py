@@ -18,12 +18,6 @@ from tests.toolbox.others import Others
 from tests.waiting import aeventually
 
 
-def everything_of(others: Others) -> tuple[str, ...]:
-    if others.everything is None:
-        pytest.skip("there is no npm here")
-    return others.everything
-
-
 async def test_a_clock_of_the_first_generation(make: MakeToolbox, others: Others) -> None:
     async with make({"time": ToolServer(command=others.time, session="shared", block="convert_time")}) as hands:
         await hands.open("s", "time")
@@ -54,11 +48,10 @@ async def test_git_in_a_process_for_each_episode(make: MakeToolbox, others: Othe
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_server_in_another_language(make: MakeToolbox, others: Others, transport: str) -> None:
     """Numbers, images, resources, slow calls, and a call that does not end in time."""
-    command = everything_of(others)
     if transport == "stdio":
-        await _use_everything(make, ToolServer(command=(*command, "stdio"), session="shared", timeout_s=5.0))
+        await _use_everything(make, ToolServer(command=(*others.everything, "stdio"), session="shared", timeout_s=5.0))
         return
-    with http_server("env", "PORT={port}", *command, "streamableHttp") as (url, _):
+    with http_server("env", "PORT={port}", *others.everything, "streamableHttp") as (url, _):
         await _use_everything(make, ToolServer(url=url, session="shared", timeout_s=5.0))
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,10 @@ from agentrl.protocol import messages
 from agentrl.store.database import Database
 from agentrl.toolbox.answers import UnavailableError
 from agentrl.toolbox.client import Tools
-from tests.store.server import NAME, empty_database, shared_server
+from tests.store.server import NAME
 from tests.toolbox.conftest import UNRULY
 from tests.unit.counterpart import Counterpart, Process
 from tests.waiting import aeventually
-
-
-@pytest.fixture(scope="module")
-def mongo_url() -> Iterator[str]:
-    with shared_server() as url:
-        yield url
-
-
-@pytest.fixture
-async def db(mongo_url: str) -> AsyncIterator[Database]:
-    async with empty_database(mongo_url) as database:
-        yield database
 
 
 class Unit:

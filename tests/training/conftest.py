@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import pytest
 import torch
 
 from agentrl.engines.embedded.building import build_tiny
-from agentrl.store.database import Database
 from agentrl.training.learner import Learner, LearnerSettings
-from tests.store.server import empty_database, shared_server
 
 TEXTS = ("lookup(item) calculator(expression)", "what do 3 apples and 12 pears cost?", "the answer is 45")
 
@@ -76,15 +73,3 @@ def make_learner(directory: Path, *, exact: bool = True, **settings: Any) -> Lea
 @pytest.fixture
 def exact(tiny: Path) -> Learner:
     return make_learner(tiny)
-
-
-@pytest.fixture(scope="session")
-def mongo_url() -> Iterator[str]:
-    with shared_server() as url:
-        yield url
-
-
-@pytest.fixture
-async def db(mongo_url: str) -> AsyncIterator[Database]:
-    async with empty_database(mongo_url) as database:
-        yield database

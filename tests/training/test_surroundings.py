@@ -16,22 +16,23 @@ from agentrl.store.documents import Record, to_bson
 from agentrl.training import selection
 from tests.store.flow import RULE, admit, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
+from tests.waiting import aeventually
 
 
-async def evaluate_what_is_wanted(db: Database) -> None:
-    """As steward and sampler would, until cancelled."""
-    while True:
-        for version in await evaluations.wanted(db):
-            asked = row(version, purpose="eval", version=version)
-            task = msgspec.structs.replace(asked, id=f"shop/eval/{version}/000000")
-            await tasks.insert(db, [task])
-            await admit(db, task, n=1)
-            claim = await claims.claim(db, OWNER)
-            assert claim is not None
-            assert await end(db, claim, float(version > 1), version=version)
-            assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
-            await evaluations.mark_queued(db, version)
-        await asyncio.sleep(0.02)
+async def evaluate_what_is_wanted(db: Database) -> bool:
+    """As steward and sampler would; False if nothing is wanted now."""
+    wanted = await evaluations.wanted(db)
+    for version in wanted:
+        asked = row(version, purpose="eval", version=version)
+        task = msgspec.structs.replace(asked, id=f"shop/eval/{version}/000000")
+        await tasks.insert(db, [task])
+        await admit(db, task, n=1)
+        claim = await claims.claim(db, OWNER)
+        assert claim is not None
+        assert await end(db, claim, float(version > 1), version=version)
+        assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
+        await evaluations.mark_queued(db, version)
+    return bool(wanted)
 
 
 async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_complete(
@@ -41,13 +42,10 @@ async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_co
     held_out.write_text(json.dumps({"query": "what costs a pear?", "answer": "4"}))
     await closed_groups(db, 4)
     mine = trainer(db, configuration(tmp_path, tiny, steps=2, evaluation=str(held_out)), tmp_path)
-    others = asyncio.create_task(evaluate_what_is_wanted(db))
-    try:
-        async with asyncio.timeout(100):
-            await mine.run()
-    finally:
-        others.cancel()
-        await asyncio.wait([others])
+    async with asyncio.timeout(100), asyncio.TaskGroup() as together:
+        together.create_task(mine.run())
+        for _ in ("the first", "the last"):
+            await aeventually(lambda: evaluate_what_is_wanted(db), within_s=60)
     done = await db.find("Publication", {"evaluation": "done"}, sort=[("_id", 1)])
     assert [publication["_id"] for publication in done] == [1, 3]
     assert [(await evaluations.results(db, version))[0].mean for version in (1, 3)] == [0.0, 1.0]

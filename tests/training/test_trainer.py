@@ -22,6 +22,7 @@ from agentrl.training.losses import PolicyLoss
 from agentrl.training.trainer import DivergedError
 from tests.training.conftest import make_learner
 from tests.training.rollouts import closed_groups, configuration, end_of_data, task_statuses, trainer
+from tests.waiting import aeventually
 
 DEATHS = (
     ("weights written", 1),
@@ -208,9 +209,11 @@ async def test_what_is_past_the_bound_is_sampled_again(db: Database, tiny: Path,
     await end_of_data(db)
     running = asyncio.create_task(trainer(db, configuration(tmp_path, tiny, bound=0, steps=5), tmp_path).run())
     try:
-        async with asyncio.timeout(20):
-            while await task_statuses(db) != ["trained", "trained", "queued", "queued"]:
-                await asyncio.sleep(0.05)
+
+        async def sampled_again() -> bool:
+            return await task_statuses(db) == ["trained", "trained", "queued", "queued"]
+
+        await aeventually(sampled_again)
     finally:
         running.cancel()
         await asyncio.wait([running])

@@ -1,22 +1,28 @@
-"""A database of a real server, empty at the start of each test."""
+"""What every room's tests may ask for: a real MongoDB, started with the first test that needs it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from agentrl.store.database import Database
-from tests.store.server import empty_database, shared_server
+if TYPE_CHECKING:
+    from agentrl.store.database import Database
 
 
 @pytest.fixture(scope="session")
 def mongo_url() -> Iterator[str]:
+    from tests.store.server import shared_server
+
     with shared_server() as url:
         yield url
 
 
 @pytest.fixture
 async def db(mongo_url: str) -> AsyncIterator[Database]:
+    """A database of a real server, empty at the start of each test."""
+    from tests.store.server import empty_database
+
     async with empty_database(mongo_url) as database:
         yield database

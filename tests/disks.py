@@ -1,0 +1,21 @@
+"""A small disk for tests of what happens when it is full. Where none can be mounted the test fails."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """`folder` is a disk of that size (`512k`, `300m`) while the body runs."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert mounted.returncode == 0, f"these tests mount small disks, which wants root: {mounted.stderr}"
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
