@@ -1,14 +1,16 @@
 """The demo's tool server: a shop that tells prices, and a calculator that remembers its last result.
 
     python -m assets.shop [--http PORT] [--errors 0.03] [--latency-ms 15] [--spread 0.6] [--random N] [--calm]
+                          [--ledger FILE]
 
 It speaks MCP over stdio, or over streamable HTTP with `--http`. Options may stand in the environment too: SHOP_ERRORS,
-SHOP_LATENCY_MS, SHOP_SPREAD, SHOP_RANDOM, and SHOP_WEATHER=off for `--calm`.
+SHOP_LATENCY_MS, SHOP_SPREAD, SHOP_RANDOM, and SHOP_WEATHER=off for `--calm`. With `--ledger` it writes down every call
+that it carries out, one JSON line each, before it does: so one can see afterwards that none was carried out twice.
 
 Invariants: prices are the same everywhere and for ever; what a session left in the calculator (`ans`) is seen by that
 session alone, by the key in the metadata of each call; the weather of a call (an error of the infrastructure, a delay)
 follows from the random number, the session and the number of the call in it, and from nothing else, so that a run can
-be repeated; a call that the weather spoiled changed nothing.
+be repeated; a call that the weather spoiled changed nothing and is in no ledger.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import ast
 import asyncio
 import hashlib
+import json
 import math
 import operator
 import os
@@ -25,6 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the dataset is made from this module too, and need not wait for the SDK
@@ -45,6 +49,8 @@ DESCRIPTIONS = {
 }
 SESSION_KEY = "agentrl/session"
 """Under this name the metadata of a call says whose call it is."""
+CALL_KEY = "agentrl/call"
+"""And under this one, which call."""
 MOST_SESSIONS = 20_000
 _MOST_CHARS = 200
 _MOST_DIGITS = 30
@@ -148,15 +154,28 @@ class _Customer:
     ans: Fraction | None = None
 
 
+class Ledger:
+    """What was carried out, in a file that several lives of a shop may share."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, session: str, call: str, tool: str, arguments: Mapping[str, Any]) -> None:
+        """A line is appended as a whole, also where the next life writes already."""
+        entry = {"session": session, "call": call, "tool": tool, "arguments": dict(arguments), "pid": os.getpid()}
+        os.write(self._file, json.dumps(entry).encode() + b"\n")
+
+
 class Shop:
     """All sessions of one server."""
 
-    def __init__(self, weather: Weather = CALM) -> None:
+    def __init__(self, weather: Weather = CALM, ledger: Ledger | None = None) -> None:
         self._weather = weather
+        self._ledger = ledger
         self._customers: OrderedDict[str, _Customer] = OrderedDict()
 
-    async def call(self, session: str, tool: str, arguments: Mapping[str, Any]) -> str:
-        """MistakeError and StormError instead of a result."""
+    async def call(self, session: str, tool: str, arguments: Mapping[str, Any], *, call: str = "") -> str:
+        """MistakeError and StormError instead of a result. `call` is its id, for the ledger."""
         customer = self._customers.setdefault(session, _Customer())
         self._customers.move_to_end(session)
         if len(self._customers) > MOST_SESSIONS:
@@ -167,6 +186,8 @@ class Shop:
             await asyncio.sleep(delay_s)
         if fails:
             raise StormError(f"{tool} cannot be reached, the line is down")
+        if self._ledger is not None:
+            self._ledger.note(session, call, tool, arguments)
         return self._act(customer, tool, arguments)
 
     def _act(self, customer: _Customer, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -196,9 +217,10 @@ def server_of(shop: Shop) -> Server[Any]:
         return types.ListToolsResult(tools=offered)
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        session = str((context.meta or {}).get(SESSION_KEY, ""))
+        meta = context.meta or {}
+        session, call = str(meta.get(SESSION_KEY, "")), str(meta.get(CALL_KEY, ""))
         try:
-            text, failed = await shop.call(session, params.name, params.arguments or {}), False
+            text, failed = await shop.call(session, params.name, params.arguments or {}, call=call), False
         except MistakeError as mistake:
             text, failed = str(mistake), True
         except StormError as storm:
@@ -239,6 +261,7 @@ def _options(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> arg
         parser.add_argument(f"--{option}", type=kind, default=given, help=f"{text} (%(default)s)")
     calm = environ.get("SHOP_WEATHER", "on") == "off"
     parser.add_argument("--calm", action="store_true", default=calm, help="no weather at all")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="write down there what is carried out")
     parser.add_argument("--http", type=int, default=0, metavar="PORT", help="serve over HTTP instead of stdio")
     return parser.parse_args(arguments)
 
@@ -246,7 +269,7 @@ def _options(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> arg
 def main(arguments: Sequence[str] | None = None) -> None:
     given = _options(arguments, os.environ)
     weather = Weather(given.errors, given.latency_ms, given.spread, given.random)
-    shop = Shop(CALM if given.calm else weather)
+    shop = Shop(CALM if given.calm else weather, Ledger(given.ledger) if given.ledger else None)
     if given.http:
         serve_http(shop, given.http)
     else:

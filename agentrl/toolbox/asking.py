@@ -14,6 +14,7 @@ from agentrl.config.data import ToolServer
 from agentrl.policies.outcomes import Blame, tool_fault
 from agentrl.toolbox.answers import Answer, AnswerStatus
 from agentrl.toolbox.connection import (
+    CALL_KEY,
     SESSION_KEY,
     CallRejectedError,
     CallTimedOutError,
@@ -25,10 +26,17 @@ from agentrl.toolbox.results import cut, declared_fault, text_of
 
 
 async def ask(
-    connection: Connection, tool: str, arguments: dict[str, Any], config: ToolServer, *, session: str, timeout_s: float
+    connection: Connection,
+    tool: str,
+    arguments: dict[str, Any],
+    config: ToolServer,
+    *,
+    session: str,
+    call: str,
+    timeout_s: float,
 ) -> Answer:
     """Whatever the server does, as an answer."""
-    meta = {SESSION_KEY: session} if config.session == "keyed" else {}
+    meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
     try:
         result = await connection.call(tool, arguments, meta=meta, timeout_s=timeout_s)
     except CallTimedOutError as late:

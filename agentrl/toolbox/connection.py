@@ -35,6 +35,8 @@ _LATE_S = 2.0
 _MOST_TOOLS = 10_000
 SESSION_KEY = "agentrl/session"
 """Under this name a keyed server finds, in the metadata of each call, whose call it is."""
+CALL_KEY = "agentrl/call"
+"""And under this one, which call: an id that is never sent twice."""
 
 
 class ConnectionFailedError(AgentrlError):

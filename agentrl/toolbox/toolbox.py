@@ -290,7 +290,13 @@ class Toolbox:
         began = time.monotonic()
         try:
             answer = await ask(
-                connection, tool.name, call.arguments, server.config, session=call.session, timeout_s=timeout_s
+                connection,
+                tool.name,
+                call.arguments,
+                server.config,
+                session=call.session,
+                call=call.id,
+                timeout_s=timeout_s,
             )
         except BaseException:
             server.breaker.abandoned(permit)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -112,3 +114,19 @@ def test_options_are_told_and_wrong_ones_are_refused() -> None:
     done = subprocess.run([*SHOP, "--errors", "many"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--errors" in done.stderr
+
+
+async def test_the_ledger_has_each_call_that_was_carried_out_once(make: MakeToolbox, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    weather = ("--errors", "0.5", "--latency-ms", "0", "--ledger", str(ledger))
+    async with make({"shop": ToolServer(command=(*SHOP, *weather), session="keyed")}) as hands:
+        await hands.open("s", "shop")
+        calls = [f"c{number}" for number in range(12)]
+        answers = {call: await hands.call("s", call, "lookup", server="shop", item=ITEMS[0]) for call in calls}
+        for call in calls:
+            assert await hands.call("s", call, "lookup", server="shop", item=ITEMS[0]) == answers[call]
+    carried_out = [json.loads(line) for line in ledger.read_text().splitlines()]
+    fine = [call for call, answer in answers.items() if answer.status == "ok"]
+    assert 0 < len(fine) < len(calls)
+    assert [entry["call"] for entry in carried_out] == fine
+    assert {entry["session"] for entry in carried_out} == {"s"}
