@@ -13,12 +13,13 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from agentrl.config import learning
 from agentrl.config.run import RunConfig
 from agentrl.config.tokenfile import http_token
 from agentrl.errors import ConfigError
 from agentrl.rollout import speech
 from agentrl.rollout.attempt import House
-from agentrl.rollout.ending import Endings, group_rule
+from agentrl.rollout.ending import Endings
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.knobs import SamplerKnobs
 from agentrl.rollout.ports import OfferedTool, RefusalKind, ToolAnswer, ToolRefusedError
@@ -80,7 +81,7 @@ def _house(unit: Unit, config: RunConfig, database: Database, lease: Lease, flee
         writer=Writer(database),
         lease=lease,
         fleet=fleet,
-        endings=Endings(database, lease, group_rule(config)),
+        endings=Endings(database, lease, learning.group_rule(config)),
         template=words.template,
         vocabulary=words.vocabulary,
         wait=lambda what, on, at_most_s: unit.wait(what, on=on, at_most_s=at_most_s),

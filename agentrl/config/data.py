@@ -12,11 +12,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from agentrl.config.base import Command, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
+from agentrl.policies.freshness import Strategy
+from agentrl.policies.objective import Aggregation, Counted, RatioAgainst
+from agentrl.policies.outcomes import LimitRule
 
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 _Share = Annotated[Number, Field(ge=0, le=1)]
 _Rate = Annotated[Number, Field(gt=0, le=10)]
+_Least = Annotated[Number, Field(ge=0, le=1_000)]
 Meaning = Literal["policy", "infrastructure"]
 
 
@@ -64,6 +68,12 @@ class Environment(Section):
     """The number that fixes the order of the tasks within an epoch."""
     weight: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """Its share of the mix, against the weights of the other environments."""
+    bound: _Natural | None = None
+    """A staleness bound of its own, instead of `training.bound`."""
+    hard_bound: _Natural | None = None
+    """A hard bound of its own, instead of `training.hard_bound`."""
+    strategy: Strategy | None = None
+    """A strategy of its own at the bound, instead of `training.strategy`."""
 
 
 class ToolServer(Section):
@@ -168,19 +178,55 @@ class Evaluation(Section):
     """How many held-out tasks at most; 0 takes all."""
 
 
+class DecaySettings(Section):
+    """The bounds of the ratio under the strategy `decay`: they close around 1 as a version grows older."""
+
+    out_of_date_decay: Annotated[Number, Field(ge=0, le=100)] = 0.5
+    """How fast they close, per publication or per second."""
+    per: Literal["publication", "second"] = "publication"
+    """What age is counted in: publications, or the time from a version's announcement to the lease of the step."""
+    epsilon: _Share = 0.2
+    """How far the ratio of an old version may fall below 1, and rise above it."""
+    extra: _Least = 0.1
+    """How much further it may rise."""
+    cap: Annotated[Number, Field(ge=1, le=1_000)] = 4.0
+    """How many times wider the bounds of the newest version are; epsilon times cap must be below 1."""
+    strict: Flag = False
+    """Every version counts as very old."""
+
+
 class Training(Section):
     """The trainer."""
 
     frozen: Flag = False
-    """True: there is no trainer; samplers work with the weights that the run begins with."""
+    """True: nothing is trained. The trainer publishes the weights that the run begins with, and is done."""
     steps: _Natural = 0
     """Steps after which the run is complete; 0 goes on to the end of the data."""
     groups: _Positive = 8
     """Groups of one step."""
-    loss: Literal["grpo"] = "grpo"
-    """The policy loss."""
+    loss: Literal["grpo", "sft"] = "grpo"
+    """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations; that is a job of `agentrl train`."""
+    demonstrations: str = ""
+    """With `sft`: JSONL file of demonstrations (`messages`); relative to the run file."""
+    batch: _Positive = 64
+    """With `sft`: demonstrations of one step."""
     advantage: Literal["grpo", "leave-one-out"] = "grpo"
     """The baseline of a group."""
+    divide_by_std: Flag = True
+    """Advantages of `grpo` are divided by the spread of their group."""
+    normalise: Flag = False
+    """Advantages are normalised once more over the trained tokens of each environment in a batch."""
+    limits: LimitRule = "cap"
+    """What a record that ran into a limit (turns, tokens, repetition) trains with: an advantage of at most 0 (`cap`),
+    nothing (`mask`), or its own (`keep`)."""
+    min_range: _Least = 0.0
+    """A group whose scores span no more than this has no signal."""
+    sign_clip: Flag = False
+    """Records that score at most 0.5 never gain, others never lose."""
+    cap_malformed: Flag = False
+    """Records with malformed calls that did not end them never gain."""
+    turn_spread: _Share = 0.0
+    """What the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` for matrices inside the network, with AdamW for the rest."""
     learning_rate: _Rate = 1e-6
@@ -189,12 +235,29 @@ class Training(Section):
     """How far the ratio may fall before its gradient is cut."""
     clip_high: _Share = 0.28
     """How far the ratio may rise before its gradient is cut."""
+    dual_clip: _Least = 0.0
+    """With a negative advantage the ratio counts no more than this; 0: no limit."""
+    ratio: RatioAgainst = "bypass"
+    """`bypass`: against the policy that sampled. `decoupled`: against the policy that the step begins with."""
+    weight_cap: _Least = 0.0
+    """With `decoupled`: pairs are weighted by that policy over the one that sampled, at most so much; 0: no weights."""
+    aggregation: Aggregation = "token-mean"
+    """What a token counts: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
+    `sampling.context` tokens each)."""
+    denominator: Counted = "all"
+    """With `token-mean`: whether tokens that the bounds of `decay` took out count (`all`) or not (`kept`)."""
     max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """A longer gradient is scaled down."""
     bound: _Natural = 2
     """Publications by which the oldest trained token of a record may be behind."""
-    strategy: Literal["drop", "wait", "decay"] = "drop"
+    strategy: Strategy = "drop"
     """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
+    hard_bound: _Natural = 0
+    """Under `decay`: what takes the place of the bound; 0: the bound itself."""
+    wait_limit_s: Seconds = 300.0
+    """Under `wait`: how long a step is held back for records that it would make too old."""
+    decay: DecaySettings = DecaySettings()
+    """The bounds under `decay`."""
     publish_every: _Positive = 1
     """Steps of one publication."""
     checkpoint_every: _Positive = 50

@@ -215,8 +215,9 @@ def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, ob
     model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
     warmup = config.training.warmup
     warmup = warmup.model_copy(update={"dataset": beside(warmup.dataset)})
+    training = {"warmup": warmup, "demonstrations": beside(config.training.demonstrations)}
     return {
         "environments": environments,
         "model": model,
-        "training": config.training.model_copy(update={"warmup": warmup}),
+        "training": config.training.model_copy(update=training),
     }

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config import data
+from agentrl.config import data, learning
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.base import Flag, Secret, Section
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
@@ -145,6 +145,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[Problem]:
     yield from _problems_of_after(config)
     yield from _problems_of_alerts(config)
     yield from data.problems_of(config)
+    yield from learning.problems_of(config)
 
 
 def _problems_of_alerts(config: RunConfig) -> Iterator[Problem]:

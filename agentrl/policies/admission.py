@@ -59,13 +59,14 @@ def capacity(plan: Plan, counts: Counts) -> int:
     return min(free_places, free_of_bound)
 
 
-def granted(capacity: int, sizes: Iterable[int]) -> int:
-    """How many of the waiting groups, in their order, are admitted now."""
-    number = 0
-    for size in sizes:
-        if size > capacity:
+def granted(waiting: Iterable[tuple[int, int]]) -> int:
+    """How many of the waiting groups, in their order, are admitted now; each with the room that its bound leaves and
+    its size. One that must wait is not overtaken: a stricter bound would never have its turn."""
+    taken = number = 0
+    for room, size in waiting:
+        if taken + size > room:
             break
-        capacity -= size
+        taken += size
         number += 1
     return number
 

@@ -9,8 +9,8 @@ the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from agentrl.policies.freshness import Freshness
 
@@ -30,6 +30,14 @@ class ReadyGroup:
     admitted_order: int
     signal: bool
     records: tuple[ReadyRecord, ...] = ()
+    environment: str = ""
+
+
+class UnderWay(NamedTuple):
+    """A record of a group that is not closed yet and has generated tokens."""
+
+    age: int
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,8 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Situation:
     ready: Sequence[ReadyGroup]
-    under_way: Sequence[int] = ()
-    """Ages of the records of groups that are not closed yet and have generated tokens. Late ones of a closed group will
-    not train, so nobody waits for them."""
+    under_way: Sequence[UnderWay] = ()
+    """Late ones of a closed group will not train, so nobody waits for them."""
     publishes: bool = True
     """Whether a version is published after this Step."""
     waited_s: float = 0.0
@@ -86,6 +93,8 @@ class Decision:
     """Of a Step: members of its groups that do not train with it."""
     stale_groups: tuple[str, ...] = ()
     """Tasks that leave `ready` now, whatever the act."""
+    held: bool = False
+    """Of a wait: a Step could be taken, and is held back for records under way."""
 
 
 def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
@@ -97,12 +106,13 @@ def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
         if not group.signal:
             flat.append(group)
             continue
-        trainable = tuple(record for record in group.records if freshness.allows(record.age))
+        rule = freshness.of(group.environment)
+        trainable = tuple(record for record in group.records if rule.allows(record.age))
         if not trainable:
             stale_groups.append(group.task)
             continue
-        stale_records[group.task] = tuple(record.record for record in group.records if not freshness.allows(record.age))
-        fresh.append(ReadyGroup(group.task, group.admitted_order, True, trainable))
+        stale_records[group.task] = tuple(record.record for record in group.records if not rule.allows(record.age))
+        fresh.append(replace(group, records=trainable))
     return Cut(tuple(fresh), tuple(flat), stale_records, tuple(stale_groups))
 
 
@@ -120,7 +130,7 @@ def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
             return Decision("wait", why, stale_groups=left.stale_groups)
     chosen = _chosen(left.fresh, now, wanted, freshness)
     if chosen and (why := _held_back(now, freshness)):
-        return Decision("wait", why, stale_groups=left.stale_groups)
+        return Decision("wait", why, stale_groups=left.stale_groups, held=True)
     return _step(left, chosen)
 
 
@@ -149,18 +159,24 @@ def _chosen(
 ) -> tuple[ReadyGroup, ...]:
     """The oldest admitted groups. Under `wait` those go first that the Step would make too old: nothing else can save
     what is finished already, so waiting for it would be waiting for nothing."""
-    if freshness.strategy != "wait" or not now.publishes:
+    if not now.publishes:
         return fresh[: wanted.groups]
-    at_the_brink = [group for group in fresh if any(record.age >= freshness.oldest for record in group.records)]
+    at_the_brink = [group for group in fresh if _waits(group, freshness)]
     others = [group for group in fresh if group not in at_the_brink]
     return tuple([*at_the_brink, *others][: wanted.groups])
 
 
+def _waits(group: ReadyGroup, freshness: Freshness) -> bool:
+    rule = freshness.of(group.environment)
+    return rule.strategy == "wait" and any(record.age >= rule.oldest for record in group.records)
+
+
 def _held_back(now: Situation, freshness: Freshness) -> str:
     """Why a Step would come too early for records under way."""
-    if freshness.strategy != "wait" or not now.publishes:
+    if not now.publishes:
         return ""
-    pushed = sum(1 for age in now.under_way if age == freshness.oldest)
-    if not pushed or now.waited_s >= freshness.wait_limit_s:
-        return ""
-    return f"{pushed} records under way would be pushed past the bound of {freshness.bound}"
+    rules = [(one.age, freshness.of(one.environment)) for one in now.under_way]
+    pushed = sum(
+        1 for age, rule in rules if rule.strategy == "wait" and age == rule.oldest and now.waited_s < rule.wait_limit_s
+    )
+    return f"{pushed} records under way would be pushed past their bound" if pushed else ""

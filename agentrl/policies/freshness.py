@@ -7,8 +7,8 @@ of a decayed ratio are computed from ages or times that are given, never from a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.errors import ConfigError
@@ -25,12 +25,22 @@ class Freshness:
     """Under `decay`: what takes the place of the bound; at least as great."""
     wait_limit_s: float = 300.0
     """Under `wait`: how long a Step is held back for records that it would make too old."""
+    of_environments: Mapping[str, Freshness] = field(default_factory=dict)
+    """Environments that have rules of their own."""
 
     def __post_init__(self) -> None:
         if self.bound < 0:
             raise ConfigError(f"The staleness bound must be at least 0, not {self.bound}.")
         if self.hard_bound is not None and self.hard_bound < self.bound:
             raise ConfigError(f"The hard bound {self.hard_bound} is smaller than the bound {self.bound}.")
+
+    def of(self, environment: str) -> Freshness:
+        return self.of_environments.get(environment, self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anybody waits at the bound."""
+        return any(rule.strategy == "wait" for rule in (self, *self.of_environments.values()))
 
     @property
     def oldest(self) -> int:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from agentrl.config.run import RunConfig
 from agentrl.errors import DiskError
 from agentrl.policies import outcomes
 from agentrl.policies.groups import GroupRule
@@ -54,13 +53,6 @@ def structure(
         versions=sorted(versions),
         capped=outcomes.capped(kind),
     )
-
-
-def group_rule(config: RunConfig) -> GroupRule:
-    """How groups of this run close."""
-    training = config.training
-    estimator: Literal["grpo", "leave_one_out"] = "grpo" if training.advantage == "grpo" else "leave_one_out"
-    return GroupRule(estimator=estimator, min_valid=training.min_valid or None)
 
 
 class Endings:

@@ -35,21 +35,21 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     """One turn."""
     told = await _told(database)
     counted = await counts.of_admission(database)
-    room = _room(rules, told, counted)
+    room = max(_rooms(rules, told, counted).values())
     hold = rules.hold or str(told.get("hold", ""))
     if hold or room < rules.n:
         return Admitted(0, room, counted, hold or "there is no room")
     queue = await _queue(database, rules)
     # Once more behind the queue: what another steward admitted by now is either not in it, or loses here below.
     counted = await counts.of_admission(database)
-    room = _room(rules, told, counted)
+    rooms = _rooms(rules, told, counted)
     done = 0
-    for task in queue[: admission.granted(room, [rules.n] * len(queue))]:
+    for task in queue[: admission.granted((rooms[task.environment], rules.n) for task in queue)]:
         if not await _admit(database, rules, task):
             break  # Somebody else is at it: what was counted is out of date.
         done += 1
     why_not = "" if done else "the queue is empty" if not queue else "there is no room"
-    return Admitted(done, room, counted, why_not)
+    return Admitted(done, max(rooms.values()), counted, why_not)
 
 
 async def admit_evaluations(database: Database, rules: Rules) -> int:
@@ -85,10 +85,11 @@ async def _told(database: Database) -> Mapping[str, object]:
     return {} if lineage is None else lineage.plan
 
 
-def _room(rules: Rules, told: Mapping[str, object], counted: Counts) -> int:
+def _rooms(rules: Rules, told: Mapping[str, object], counted: Counts) -> dict[str, int]:
+    """How many records more the bound of each environment leaves room for."""
     if rules.frozen:
-        return rules.max_in_flight - counted.in_flight
-    return admission.capacity(rules.plan(told), counted)
+        return dict.fromkeys(rules.environments, rules.max_in_flight - counted.in_flight)
+    return {name: admission.capacity(rules.plan(told, name), counted) for name in rules.environments}
 
 
 async def _queue(database: Database, rules: Rules) -> list[Task]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from agentrl.config import learning
 from agentrl.config.run import RunConfig
 from agentrl.policies import admission, groups, outcomes
 from agentrl.policies.admission import Plan
 from agentrl.policies.groups import GroupRule
 
 ROUNDS_MAX = 3
-_ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class Rules:
     context: int = 8192
     max_in_flight: int = 256
     bound: int = 2
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    """Of environments that have one of their own."""
     groups: int = 8
     publish_every: int = 1
     frozen: bool = False
@@ -58,10 +60,11 @@ class Rules:
         if not self.frozen:
             admission.refuse_impossible(self.plan({}), [self.n])
 
-    def plan(self, told: Mapping[str, Any]) -> Plan:
+    def plan(self, told: Mapping[str, Any], environment: str = "") -> Plan:
         """The numbers of the admission formula. What the trainer told of itself counts more than the file."""
+        bounds = told.get("bounds", self.bounds)
         return Plan(
-            bound=int(told.get("bound", self.bound)),
+            bound=int(bounds.get(environment, told.get("bound", self.bound))),
             batch=admission.batch_records(int(told.get("groups", self.groups)), [self.n]),
             max_concurrent=self.max_in_flight,
             publish_every=int(told.get("publish_every", self.publish_every)),
@@ -86,6 +89,7 @@ class Rules:
 
 def from_config(config: RunConfig) -> Rules:
     training, evaluation = config.training, config.evaluation
+    freshness = learning.freshness(config)
     return Rules(
         environments={
             name: EnvironmentRules(
@@ -104,13 +108,14 @@ def from_config(config: RunConfig) -> Rules:
         max_tokens=config.sampling.max_tokens,
         context=config.sampling.context,
         max_in_flight=config.rollout.max_in_flight,
-        bound=training.bound,
+        bound=freshness.oldest,
+        bounds={name: own.oldest for name, own in freshness.of_environments.items()},
         groups=training.groups,
         publish_every=training.publish_every,
         frozen=training.frozen,
         # Every attempt may take a whole episode's time, one after another.
         group_s=float(config.rollout.episode_s) * (1 + outcomes.MAX_REDRAWS),
-        group_rule=GroupRule(estimator=_ESTIMATORS[training.advantage], min_valid=training.min_valid or None),
+        group_rule=learning.group_rule(config),
         max_trained_count=training.max_trained_count,
         evaluation_samples=evaluation.samples,
         evaluation_temperature=float(evaluation.temperature),

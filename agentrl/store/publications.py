@@ -7,6 +7,7 @@ only the lineage that took a number announces it; engines make it current (`agen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from agentrl.policies.states import PUBLICATION, Actor, PublicationStatus, check
@@ -94,6 +95,14 @@ async def parents(database: Database) -> dict[int, int | None]:
     """The tree of versions, for ages."""
     found = await database.find("Publication", {}, projection=["parent"])
     return {int(document["_id"]): document.get("parent") for document in found}
+
+
+async def ages_s(database: Database, versions: Iterable[int], at: datetime | None) -> dict[int, float]:
+    """From the announcement of each version to that moment; 0 for one that was never announced."""
+    asked = sorted(versions)
+    found = await database.find("Publication", {"_id": {"$in": asked}}, projection=["announced_at"])
+    announced = {int(one["_id"]): one["announced_at"] for one in found if one["announced_at"] is not None}
+    return {one: (at - announced[one]).total_seconds() if at and one in announced else 0.0 for one in asked}
 
 
 async def get(database: Database, version: int) -> Publication | None:

@@ -57,8 +57,16 @@ def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordDa
     ]
 
 
-async def under_way(database: Database) -> list[int]:
-    """The oldest version of each record of a group that is not closed yet, as far as it generated tokens."""
+class Flying(NamedTuple):
+    """A record of a group that is not closed yet."""
+
+    version: int
+    """The oldest that generated a token of it."""
+    environment: str
+
+
+async def under_way(database: Database) -> list[Flying]:
+    """Those that have generated tokens."""
     flying = {
         "status": {"$in": [*IN_FLIGHT, RecordStatus.SCORED]},
         "purpose": {"$in": list(TRAINS)},
@@ -66,9 +74,8 @@ async def under_way(database: Database) -> list[int]:
     }
     unclosed = await database.find("Task", {"status": TaskStatus.ADMITTED}, projection=["_id"])
     flying["task"] = {"$in": [task["_id"] for task in unclosed]}
-    return [
-        int(record["oldest_version"]) for record in await database.find("Record", flying, projection=["oldest_version"])
-    ]
+    found = await database.find("Record", flying, projection=["oldest_version", "environment"])
+    return [Flying(int(record["oldest_version"]), record["environment"]) for record in found]
 
 
 async def lease(database: Database, step: Step) -> Step | None:

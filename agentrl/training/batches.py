@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from agentrl.errors import ConfigError
+from agentrl.policies import groups
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.freshness import Freshness
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask
@@ -59,8 +62,12 @@ def make_batch(
     calls: Iterable[DispatchedSamplingTask],
     tree: VersionTree,
     freshness: Freshness,
+    *,
+    environments: Mapping[str, str] | None = None,
+    normalise: bool = False,
 ) -> Made:
-    """`calls` are all calls of these records. Records without advantage do not train."""
+    """`calls` are all calls of these records. Records without advantage do not train. `environments` names the
+    environment of every Task; `normalise` brings the advantages of each to one scale."""
     of_record: dict[str, list[DispatchedSamplingTask]] = {}
     for call in calls:
         of_record.setdefault(call.record, []).append(call)
@@ -76,13 +83,32 @@ def make_batch(
             log.error("%s does not train: %s", one.id, wrong.message)
             broken.append(one.id)
             continue
-        if freshness.allows(tree.staleness(trajectory.versions, base_version)):
-            made.append(trajectory)
+        rule = freshness.of((environments or {}).get(one.task, ""))
+        if rule.allows(tree.staleness(trajectory.versions, base_version)):
+            made.append(msgspec.structs.replace(trajectory, decays=rule.strategy == "decay"))
         else:
             stale.append(one.id)
+    if normalise:
+        made = _normalised(made, data, environments or {})
     seen = {version for trajectory in made for version in trajectory.versions}
     ages = {version: tree.age(version, base_version) for version in sorted(seen)}
     return Made(Batch(step=step, base_version=base_version, trajectories=made, ages=ages), tuple(stale), tuple(broken))
+
+
+def _normalised(
+    made: Sequence[Trajectory], data: Sequence[DBRecordData], environments: Mapping[str, str]
+) -> list[Trajectory]:
+    capped = {one.id for one in data if one.capped}
+    known = [
+        groups.Trained(
+            environments.get(one.group, ""), one.group, one.advantage, one.trained_tokens, one.record in capped
+        )
+        for one in made
+    ]
+    return [
+        msgspec.structs.replace(one, advantage=advantage)
+        for one, advantage in zip(made, groups.normalised(known), strict=True)
+    ]
 
 
 def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask]) -> Trajectory:

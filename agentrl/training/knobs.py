@@ -1,21 +1,25 @@
 """What a person may change about training while it goes on, and what the next Step goes by.
 
 Invariants: a Step goes by one set of values from its first look at the batch to its commit; a new value comes into
-force between Steps. A preview says what would be lost before it is.
+force between Steps. A preview says what would be lost before it is, and refuses what contradicts the other values; if
+such a value comes nevertheless, the plan before it stays.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from agentrl.config import learning
 from agentrl.config.run import RunConfig
+from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy, voided
-from agentrl.training.losses import PolicyLoss
+from agentrl.policies.objective import PolicyLoss
 from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob, Preview
 
-DECAY_PER_PUBLICATION = 0.5
+log = logging.getLogger("trainer")
 STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
 
 
@@ -30,18 +34,23 @@ class Plan:
     publish_every: int
     checkpoint_every: int
     evaluate_every: int
+    normalise: bool = False
+    """Whether advantages are brought to one scale within each environment."""
+    decays_by_time: bool = False
 
     def told(self, hold: str) -> dict[str, object]:
         """What admission must know."""
+        bounds = {name: own.oldest for name, own in self.freshness.of_environments.items()}
         numbers = {"bound": self.freshness.oldest, "groups": self.groups, "publish_every": self.publish_every}
-        return {**numbers, "hold": hold}
+        return {**numbers, "bounds": bounds, "hold": hold}
 
 
-class Knobs:
-    """`ages` gives the ages of the records that are ready now."""
+class FreshnessKnobs:
+    """How old a record may be, and what happens then. `ages` gives the ages of the records that are ready now."""
 
     def __init__(self, unit: Unit, config: RunConfig, ages: Callable[[], Sequence[int]]) -> None:
         training = config.training
+        self._config = config
         self._ages = ages
         self._bound = unit.knob(
             "bound",
@@ -51,6 +60,14 @@ class Knobs:
             minimum=0,
             preview=self._preview_bound,
         )
+        self._hard = unit.knob(
+            "hard_bound",
+            training.hard_bound,
+            boundary="next version",
+            help="Under decay: what takes the place of the bound; 0: the bound itself.",
+            minimum=0,
+            preview=self._preview_hard_bound,
+        )
         self._strategy = unit.knob(
             "strategy",
             str(training.strategy),
@@ -58,6 +75,100 @@ class Knobs:
             help="What happens at the bound.",
             choices=STRATEGIES,
         )
+        self._wait = unit.knob(
+            "wait_limit_s",
+            float(training.wait_limit_s),
+            boundary="next version",
+            help="Under wait: how long a step is held back for records that it would make too old.",
+            unit="s",
+            minimum=0.0,
+        )
+
+    def take(self) -> Freshness:
+        self._strategy.take(), self._bound.take(), self._hard.take(), self._wait.take()
+        return self._rules(self._bound.value, self._hard.value)
+
+    def _rules(self, bound: int, hard: int) -> Freshness:
+        """ConfigError if they contradict each other."""
+        strategy: Strategy = next(one for one in STRATEGIES if one == self._strategy.pending)
+        usual = learning.freshness_rule(strategy, bound, hard, wait_limit_s=self._wait.pending)
+        environments = self._config.environments
+        own = {
+            name: learning.freshness_of(environments[name], usual, hard)
+            for name in learning.freshness(self._config).of_environments
+        }
+        return replace(usual, of_environments=own)
+
+    def _preview_bound(self, bound: int) -> Preview:
+        """A record that is dropped is lost; raising the bound again does not bring it back."""
+        after = self._rules(bound, self._hard.pending)
+        before = self._rules(self._bound.value, self._hard.value)
+        change = f"the bound goes from {self._bound.value} to {bound} with the next step"
+        return self._voiding(change, before, after)
+
+    def _preview_hard_bound(self, hard: int) -> Preview:
+        after = self._rules(self._bound.pending, hard)
+        before = self._rules(self._bound.value, self._hard.value)
+        change = f"the hard bound goes from {self._hard.value} to {hard} with the next step"
+        return self._voiding(change, before, after)
+
+    def _voiding(self, change: str, before: Freshness, after: Freshness) -> Preview:
+        lost = voided(self._ages(), before, after)
+        if not lost:
+            return Preview(f"{change}; no ready record is too old for it")
+        return Preview(f"{change} and voids {lost} ready records", exact_undo=False, loses=lost)
+
+
+class DecayKnobs:
+    """The bounds of the ratio under `decay`; together they must leave room above 0."""
+
+    def __init__(self, unit: Unit, config: RunConfig) -> None:
+        self._settings = config.training.decay
+        usual = learning.decay(self._settings)
+        self._rate = self._knob(unit, "out_of_date_decay", usual.out_of_date_decay, "How fast the bounds close.")
+        self._epsilon = self._knob(unit, "epsilon", usual.epsilon, "How far the ratio of an old version may go.")
+        self._extra = self._knob(unit, "extra", usual.extra, "How much further it may rise.")
+        self._cap = self._knob(unit, "cap", usual.cap, "How many times wider the bounds of the newest version are.")
+
+    def take(self) -> Decay:
+        values = [knob.take() for knob in (self._rate, self._epsilon, self._extra, self._cap)]
+        rate, epsilon, extra, cap = values
+        return self._made(out_of_date_decay=rate, epsilon=epsilon, extra=extra, cap=cap)
+
+    def _made(self, **numbers: float) -> Decay:
+        """ConfigError if the bounds would reach 0."""
+        pending = {
+            "out_of_date_decay": self._rate.pending,
+            "epsilon": self._epsilon.pending,
+            "extra": self._extra.pending,
+            "cap": self._cap.pending,
+        }
+        return Decay(strict=self._settings.strict, **(pending | numbers))
+
+    def _knob(self, unit: Unit, name: str, default: float, help: str) -> Knob[float]:
+        def preview(value: float) -> str:
+            lower, upper = self._made(**{name: value}).bounds(0, 0)
+            return f"ratios of the newest version may lie between {lower:.3g} and {upper:.3g} from the next step on"
+
+        return unit.knob(
+            f"decay_{name}",
+            default,
+            boundary="next version",
+            help=help,
+            minimum=0.0,
+            scientific=True,
+            preview=preview,
+        )
+
+
+class Knobs:
+    """`ages` gives the ages of the records that are ready now and go by the bound of the run."""
+
+    def __init__(self, unit: Unit, config: RunConfig, ages: Callable[[], Sequence[int]]) -> None:
+        training = config.training
+        self._config = config
+        self._freshness = FreshnessKnobs(unit, config, ages)
+        self._decay = DecayKnobs(unit, config)
         self._groups = _counted(unit, "groups", training.groups, "Groups of one step.", scientific=True)
         self._rate = _real(unit, "learning_rate", float(training.learning_rate), "Learning rate.", most=10.0)
         self._low = _real(unit, "clip_low", float(training.clip_low), "How far the ratio may fall.", most=1.0)
@@ -69,28 +180,36 @@ class Knobs:
         self._evaluate = _counted(
             unit, "evaluate_every", config.evaluation.every, "Publications between two evaluations; 0: none.", least=0
         )
+        self._taken: Plan | None = None
 
     def take(self) -> Plan:
         """Pass the boundary."""
-        strategy: Strategy = next(one for one in STRATEGIES if one == self._strategy.take())
-        decay = Decay(out_of_date_decay=DECAY_PER_PUBLICATION) if strategy == "decay" else None
+        try:
+            self._taken = self._next()
+        except ConfigError as refused:
+            if self._taken is None:
+                raise
+            log.error("the plan stays as it was: %s", refused.message)
+        return self._taken
+
+    def _next(self) -> Plan:
+        freshness, decay = self._freshness.take(), self._decay.take()
+        decays = any(rule.strategy == "decay" for rule in (freshness, *freshness.of_environments.values()))
+        training = self._config.training
+        loss = learning.policy_loss(
+            training, longest=self._config.sampling.context, with_decay=decay if decays else None
+        )
         return Plan(
-            freshness=Freshness(strategy, self._bound.take()),
+            freshness=freshness,
             groups=self._groups.take(),
-            loss=PolicyLoss(clip_low=self._low.take(), clip_high=self._high.take(), decay=decay),
+            loss=replace(loss, clip_low=self._low.take(), clip_high=self._high.take()),
             learning_rate=self._rate.take(),
             publish_every=self._publish.take(),
             checkpoint_every=self._checkpoint.take(),
             evaluate_every=self._evaluate.take(),
+            normalise=training.normalise,
+            decays_by_time=decays and training.decay.per == "second",
         )
-
-    def _preview_bound(self, bound: int) -> Preview:
-        """A record that is dropped is lost; raising the bound again does not bring it back."""
-        lost = voided(self._ages(), Freshness(bound=self._bound.value), Freshness(bound=bound))
-        change = f"the bound goes from {self._bound.value} to {bound} with the next step"
-        if not lost:
-            return Preview(f"{change}; no ready record is too old for it")
-        return Preview(f"{change} and voids {lost} ready records", exact_undo=False, loses=lost)
 
 
 def _counted(unit: Unit, name: str, default: int, help: str, *, least: int = 1, scientific: bool = False) -> Knob[int]:

@@ -19,14 +19,17 @@ import transformers
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
+from agentrl.policies.objective import PolicyLoss
 from agentrl.training import losses, measures
-from agentrl.training.losses import Denominator, PairFacts, PolicyLoss, Terms
+from agentrl.training.losses import Denominator, PairFacts, Terms
 from agentrl.training.model import MicroBatch, collate, layout_of, load_model, save_model, score
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.trajectories import Batch, Segment, Trajectory
 
 Objective = PolicyLoss | Literal["supervised"]
+_FREE = (0.0, math.inf)
+"""Bounds that no ratio leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,8 @@ class Learner:
             self.accelerator.backward(loss * self.accelerator.num_processes)
             measured.add(loss, scored, terms, facts, self._ages(micro, batch))
             self._on_progress()
+        if objective != "supervised" and objective.denominator == "kept":
+            self._count_kept_only(measured)
         norm = float(self.accelerator.clip_grad_norm_(self._model.parameters(), self.settings.max_gradient_norm))
         metrics = measured.summary(supervised=objective == "supervised") | {
             "gradient_norm": norm,
@@ -145,6 +150,17 @@ class Learner:
                 found[record].append(value)
         return found
 
+    def _count_kept_only(self, measured: measures.Measures) -> None:
+        """One factor for the whole gradient, before it is clipped."""
+        counted = torch.tensor([measured.pairs, measured.masked], device=self.accelerator.device)
+        pairs, masked = self.accelerator.reduce(counted, "sum").tolist()
+        if 0 < masked < pairs:
+            factor = pairs / (pairs - masked)
+            measured.rescale(factor)
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
     def _packed(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         cost = self.settings.token_cost
         if cost is None:
@@ -168,15 +184,21 @@ class Learner:
         options = {"dtype": self._log_dtype, "device": self.accelerator.device}
         records = micro.record.tolist()
         advantages = torch.tensor([batch.trajectories[record].advantage for record in records], **options)
-        weight = torch.tensor(losses.pair_weights(records, counts.of_record, counts.whole, how), **options)
-        return PairFacts(micro.behaviour, advantages, weight, before, self._bounds(micro, batch, objective))
+        longest = 0 if objective == "supervised" else objective.longest
+        weight = losses.pair_weights(records, counts.of_record, counts.whole, how, longest=longest)
+        weights = torch.tensor(weight, **options)
+        return PairFacts(micro.behaviour, advantages, weights, before, self._bounds(micro, batch, objective))
 
     def _bounds(self, micro: MicroBatch, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor] | None:
         if objective == "supervised" or objective.decay is None:
             return None
         decay = objective.decay
-        bounds = {version: decay.bounds(-age, 0) for version, age in batch.ages.items()}
-        pairs = [bounds[version] for version in micro.version.tolist()]
+        bounds = {version: decay.bounds(-age, 0) for version, age in (batch.ages_s or batch.ages).items()}
+        decays = [one.decays for one in batch.trajectories]
+        pairs = [
+            bounds[version] if decays[record] else _FREE
+            for record, version in zip(micro.record.tolist(), micro.version.tolist(), strict=True)
+        ]
         options = {"dtype": self._log_dtype, "device": self.accelerator.device}
         return torch.tensor([low for low, _ in pairs], **options), torch.tensor([high for _, high in pairs], **options)
 

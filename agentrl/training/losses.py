@@ -9,44 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
-from agentrl.policies.freshness import Decay
+from agentrl.policies.objective import Aggregation, PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
-
-Aggregation = Literal["token-mean", "record-mean", "record-sum"]
-RatioAgainst = Literal["bypass", "decoupled"]
-"""`bypass`: π_θ/μ. `decoupled`: π_θ/π_old, where π_old is the policy that the step begins with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyLoss:
-    """GRPO."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    """With a negative advantage the ratio counts no more than this."""
-    ratio: RatioAgainst = "bypass"
-    weight_cap: float | None = None
-    """Only decoupled: every pair is weighted by min(π_old/μ, cap)."""
-    decay: Decay | None = None
-    """Pairs are masked once π_θ/μ leaves bounds that close with the age of their version."""
-    aggregation: Aggregation = "token-mean"
-
-    def __post_init__(self) -> None:
-        if self.ratio == "bypass" and self.weight_cap is not None:
-            raise ConfigError(
-                "A weight π_old/μ together with the ratio π_θ/μ would count the same difference twice.",
-                hint="Take the decoupled ratio, or no weight.",
-            )
-        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ConfigError(f"dual_clip must be above 1 + clip_high, not {self.dual_clip:g}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,13 +90,15 @@ class Denominator:
 
 
 def pair_weights(
-    records: Sequence[int], pairs_of: Mapping[int, int], whole: Denominator, how: Aggregation
+    records: Sequence[int], pairs_of: Mapping[int, int], whole: Denominator, how: Aggregation, *, longest: int = 0
 ) -> list[float]:
     """What each pair counts. `records` names the record of every pair, `pairs_of` has all pairs of each record."""
     if how == "token-mean":
         return [1.0 / whole.pairs] * len(records)
     if how == "record-sum":
         return [1.0 / whole.records] * len(records)
+    if how == "dr-grpo":
+        return [1.0 / (whole.records * longest)] * len(records)
     return [1.0 / (whole.records * pairs_of[record]) for record in records]
 
 

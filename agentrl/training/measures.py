@@ -36,6 +36,18 @@ class Measures:
         ):
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
 
+    @property
+    def pairs(self) -> int:
+        return sum(column.numel() for column in self._columns["log_prob"])
+
+    @property
+    def masked(self) -> int:
+        return int(sum(float(column.sum()) for column in self._columns["masked"]))
+
+    def rescale(self, factor: float) -> None:
+        """The loss, as the gradient was rescaled."""
+        self._loss *= factor
+
     def summary(self, *, supervised: bool) -> Metrics:
         whole = {name: torch.cat(columns) for name, columns in self._columns.items()}
         metrics = {

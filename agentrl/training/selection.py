@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agentrl.policies import batches
 from agentrl.policies.ages import VersionTree
-from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, Wanted
+from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.store import steps, tasks
 from agentrl.store.database import Database
@@ -43,13 +43,16 @@ class Look:
     decision: Decision
     ready: dict[str, Ready] = field(default_factory=dict)
     ages: tuple[int, ...] = ()
+    """Of the records that go by the bound of the run."""
 
 
 async def look(database: Database, place: Place, plan: Plan, hold: str) -> Look:
     found = await steps.ready(database)
     groups = [_group(one, place) for one in found]
-    waits = plan.freshness.strategy == "wait"
-    under_way = [place.tree.age(version, place.version) for version in await steps.under_way(database)] if waits else []
+    under_way = []
+    if plan.freshness.waits:
+        flying = await steps.under_way(database)
+        under_way = [UnderWay(place.tree.age(one.version, place.version), one.environment) for one in flying]
     # Asked after the groups: one that became ready in between is found by the next look.
     enough = sum(group.signal for group in groups) >= plan.groups
     exhausted = not enough and await tasks.exhausted(database, place.epochs) and not await _newly_ready(database, found)
@@ -62,7 +65,8 @@ async def look(database: Database, place: Place, plan: Plan, hold: str) -> Look:
         hold=hold,
     )
     decision = batches.decide(situation, Wanted(groups=plan.groups, max_refill=plan.groups), plan.freshness)
-    ages = tuple(record.age for group in groups for record in group.records)
+    usual = [group for group in groups if group.environment not in plan.freshness.of_environments]
+    ages = tuple(record.age for group in usual for record in group.records)
     return Look(decision, {one.task.id: one for one in found}, ages)
 
 
@@ -95,4 +99,4 @@ async def _newly_ready(database: Database, found: list[Ready]) -> bool:
 
 def _group(one: Ready, place: Place) -> ReadyGroup:
     records = tuple(ReadyRecord(data.id, staleness(data, place)) for data in one.records)
-    return ReadyGroup(one.task.id, one.task.admitted_order, one.task.signal, records)
+    return ReadyGroup(one.task.id, one.task.admitted_order, one.task.signal, records, one.task.environment)

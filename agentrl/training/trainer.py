@@ -12,9 +12,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
@@ -107,7 +109,8 @@ class Trainer:
         self._lease = owners.Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="trainer")
         self._told: dict[str, object] = {}
         self._hold, self._hold_looked_at = "", float("-inf")
-        self._waits_since: float | None = None
+        self._held_since: float | None = None
+        """Since when a Step has been held back for records under way."""
         self.standing = Standing(0)
         self.learner: Learner
         self._lineage = ""
@@ -159,14 +162,15 @@ class Trainer:
             case "end":
                 return look.decision.why
             case "wait":
+                if look.decision.held:
+                    self._held_since = self._held_since or time.monotonic()
                 await self._wait(look.decision.why)
             case "step":
-                self._waits_since = None
+                self._held_since = None
                 await self._step(look, plan)
         return ""
 
     async def _wait(self, why: str) -> None:
-        self._waits_since = self._waits_since or time.monotonic()
         self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {why}")
         with self._unit.wait("batch", on="sampler-0", at_most_s=BATCH_AT_MOST_S):
             await self._unit.sleep_async(LOOK_EVERY_S)
@@ -219,7 +223,20 @@ class Trainer:
         data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
         calls = await trajectories.calls_of(self._database, [one.id for one in data])
         flat = [call for those in calls.values() for call in those]
-        return batches.make_batch(leased.step, leased.base_version, data, flat, self._tree, plan.freshness)
+        made = batches.make_batch(
+            leased.step,
+            leased.base_version,
+            data,
+            flat,
+            self._tree,
+            plan.freshness,
+            environments={name: look.ready[name].task.environment for name in leased.tasks},
+            normalise=plan.normalise,
+        )
+        if not plan.decays_by_time:
+            return made
+        ages_s = await publications.ages_s(self._database, made.batch.ages, leased.leased_at)
+        return replace(made, batch=msgspec.structs.replace(made.batch, ages_s=ages_s))
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
@@ -398,7 +415,7 @@ class Trainer:
 
     def _place(self, plan: Plan) -> Place:
         now = self.standing
-        waited = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        waited = 0.0 if self._held_since is None else time.monotonic() - self._held_since
         publishes = now.steps_published + 1 >= plan.publish_every
         return Place(self._tree, now.version, publishes, self._epochs, waited)
 

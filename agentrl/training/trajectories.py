@@ -41,6 +41,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """Members of a group are packed together: they begin alike."""
     segments: list[Segment]
     advantage: float = 0.0
+    decays: bool = False
+    """Whether the bounds of its ratios close with age."""
 
     @property
     def trained_tokens(self) -> int:
@@ -84,6 +86,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     trajectories: list[Trajectory]
     ages: Mapping[int, int] = {}
     """Of every version that a trained token has: publications from it to `base_version`."""
+    ages_s: Mapping[int, float] = {}
+    """Of the same versions, where decay goes by time: from the announcement to the lease of the Step."""
 
     @property
     def trained_tokens(self) -> int:

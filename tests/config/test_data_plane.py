@@ -66,6 +66,10 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
     after = groups_of(config_of(tmp_path, SMALL + "engines: {slots: 8}\n"))
     changed = {name for name in before if before[name].fingerprint() != after[name].fingerprint()}
     assert changed == {"engine"}
+    rated = groups_of(config_of(tmp_path, SMALL + "training: {learning_rate: 0.1}\n"))
+    assert before["sampler"].fingerprint() == rated["sampler"].fingerprint()
+    closed = groups_of(config_of(tmp_path, SMALL + "training: {limits: mask}\n"))
+    assert before["sampler"].fingerprint() != closed["sampler"].fingerprint(), "samplers close groups"
     more = groups_of(config_of(tmp_path, SMALL + "rollout: {samplers: 3}\n"))
     assert more["sampler"].count == 3
 
@@ -78,6 +82,11 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
         (SMALL + "rollout: {max_in_flight: 4}\n", "no group would ever be admitted"),
         (SMALL.replace("build: tiny", "build: tiny, path: x"), "exactly one of path, build"),
         (SMALL + "sampling: {temprature: 2}\n", "did you mean temperature?"),
+        (SMALL + "training: {decay: {cap: 9}}\n", "training.decay cannot be followed: The lower bound would reach 0"),
+        (SMALL + "training: {bound: 4, hard_bound: 2}\n", "hard bound 2 is smaller than the bound 4"),
+        (SMALL + "training: {weight_cap: 2}\n", "count the same difference twice"),
+        (SMALL + "training: {dual_clip: 1.1}\n", "dual_clip must be above 1 + clip_high"),
+        (SMALL + "training: {aggregation: record-sum, denominator: kept}\n", "Only a mean over tokens"),
     ],
 )
 def test_what_does_not_fit_together_is_told(tmp_path: Path, text: str, sentence: str) -> None:

@@ -20,15 +20,20 @@ def test_the_formula() -> None:
 
 
 def test_whole_groups_in_their_order() -> None:
-    assert granted(20, [8, 8, 8]) == 2
-    assert granted(20, [8, 16, 4]) == 1, "a small group does not overtake a large one"
-    assert granted(-3, [1]) == 0
-    assert granted(100, []) == 0
+    assert granted([(20, 8), (20, 8), (20, 8)]) == 2
+    assert granted([(20, 8), (20, 16), (20, 4)]) == 1, "a small group does not overtake a large one"
+    assert granted([(-3, 1)]) == 0
+    assert granted([]) == 0
+
+
+def test_a_stricter_bound_holds_for_its_own_groups_and_is_not_overtaken() -> None:
+    assert granted([(24, 8), (8, 8), (24, 8)]) == 1, "one group is enough for the strict one to wait"
+    assert granted([(8, 8), (24, 8), (24, 8)]) == 3
 
 
 @given(st.integers(-20, 200), st.lists(st.integers(1, 16)))
 def test_no_more_is_granted_than_there_is(room: int, sizes: list[int]) -> None:
-    number = granted(room, sizes)
+    number = granted((room, size) for size in sizes)
     assert sum(sizes[:number]) <= max(room, 0)
     assert number == len(sizes) or sum(sizes[: number + 1]) > room
 
@@ -48,7 +53,7 @@ def test_a_batch_that_lacks_a_group_leaves_room_for_any(
     refuse_impossible(plan, sizes)
     number = data.draw(st.integers(0, groups - 1))
     ready = sum(data.draw(st.sampled_from(sizes)) for _ in range(number))
-    assert granted(capacity(plan, Counts(ready=ready)), [max(sizes)]) == 1
+    assert granted([(capacity(plan, Counts(ready=ready)), max(sizes))]) == 1
 
 
 def test_a_configuration_that_could_never_admit_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl.policies.batches import ReadyGroup, ReadyRecord, Situation, Wanted, cut, decide
+from dataclasses import replace
+
+from agentrl.policies.batches import ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, cut, decide
 from agentrl.policies.freshness import Freshness
 
 TWO = Wanted(groups=2, max_refill=2)
@@ -59,12 +61,34 @@ def test_groups_without_signal_are_replaced_up_to_a_limit() -> None:
 
 def test_waiting_for_records_that_the_step_would_make_too_old() -> None:
     ready = [group(1, 0), group(2, 0)]
-    held = decide(Situation(ready, under_way=[1, 0]), TWO, WAIT)
-    assert (held.act, held.why) == ("wait", "1 records under way would be pushed past the bound of 1")
-    assert decide(Situation(ready, under_way=[1], waited_s=60), TWO, WAIT).act == "step", "the limit is over"
-    assert decide(Situation(ready, under_way=[1], publishes=False), TWO, WAIT).act == "step", "nothing gets older"
-    assert decide(Situation(ready, under_way=[0, 2]), TWO, WAIT).act == "step", "one is too old in any case"
-    assert decide(Situation(ready, under_way=[1]), TWO, DROP).act == "step"
+    brink = [UnderWay(1)]
+    held = decide(Situation(ready, under_way=[*brink, UnderWay(0)]), TWO, WAIT)
+    assert held.held
+    assert (held.act, held.why) == ("wait", "1 records under way would be pushed past their bound")
+    assert decide(Situation(ready, under_way=brink, waited_s=60), TWO, WAIT).act == "step", "the limit is over"
+    assert decide(Situation(ready, under_way=brink, publishes=False), TWO, WAIT).act == "step", "nothing gets older"
+    assert decide(Situation(ready, under_way=[UnderWay(0), UnderWay(2)]), TWO, WAIT).act == "step", (
+        "one is too old in any case"
+    )
+    assert decide(Situation(ready, under_way=brink), TWO, DROP).act == "step"
+
+
+def of(environment: str, one: ReadyGroup) -> ReadyGroup:
+    return replace(one, environment=environment)
+
+
+def test_an_environment_may_have_a_bound_and_a_strategy_of_its_own() -> None:
+    rules = Freshness("drop", 1, of_environments={"slow": Freshness("wait", 3, wait_limit_s=60)})
+    ready = [of("fast", group(1, 2)), of("slow", group(2, 3)), of("slow", group(3, 4)), of("fast", group(4, 0))]
+    left = cut(ready, rules)
+    assert tasks(left.fresh) == ["t2", "t4"]
+    assert left.stale_groups == ("t1", "t3")
+    fresh = [of("fast", group(1, 0)), of("fast", group(2, 1)), of("slow", group(3, 3))]
+    assert tasks(decide(Situation(fresh), TWO, rules).groups) == ["t3", "t1"], "only the slow one waits at its brink"
+    held = Situation(fresh, under_way=[UnderWay(3, "slow")])
+    assert decide(held, TWO, rules).held
+    assert decide(replace(held, waited_s=60.0), TWO, rules).act == "step"
+    assert decide(Situation(fresh, under_way=[UnderWay(1, "fast")]), TWO, rules).act == "step"
 
 
 def test_what_is_ready_and_on_the_brink_goes_first_instead_of_being_waited_for() -> None:

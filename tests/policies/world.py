@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.policies import admission, groups, outcomes, states
 from agentrl.policies.ages import VersionTree
-from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, Wanted, decide
+from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, decide
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import NEW, Actor, RecordStatus, StepStatus, TaskStatus, check
@@ -204,7 +204,7 @@ class World:
     def _admit(self) -> None:
         queue = [task for task in self.tasks if task.status == T.QUEUED]
         room = admission.capacity(self.plan, self.counts())
-        for task in queue[: admission.granted(room, [task.n for task in queue])]:
+        for task in queue[: admission.granted((room, task.n) for task in queue)]:
             task.move(T.ADMITTED, Actor.STEWARD)
             self.admitted += 1
             task.order, task.deadline = self.admitted, self.now + GROUP_DEADLINE_S
@@ -295,7 +295,7 @@ class World:
         if decision.act == "end":
             self.ended = decision.why
         elif decision.act == "wait":
-            if "pushed past" in decision.why and self.held_since is None:
+            if decision.held and self.held_since is None:
                 self.held_since = self.now
         else:
             self._take(decision)
@@ -304,7 +304,7 @@ class World:
     def _situation(self) -> Situation:
         unclosed = [record for task in self.tasks if task.status == T.ADMITTED for record in task.records]
         under_way = [
-            self.tree.staleness(record.versions, self.version)
+            UnderWay(self.tree.staleness(record.versions, self.version))
             for record in unclosed
             if record.status in states.HOLDS_SEAT and record.versions
         ]

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.config import learning
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.building import build_tiny
 from agentrl.http.server import listening
 from agentrl.policies.states import ToolCallStatus
 from agentrl.rollout import speech
 from agentrl.rollout.attempt import House, Settings
-from agentrl.rollout.ending import Endings, group_rule
+from agentrl.rollout.ending import Endings
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
@@ -153,7 +154,7 @@ class Stage:
             writer=Writer(self.db),
             lease=lease,
             fleet=fleet,
-            endings=Endings(self.db, lease, group_rule(self.config)),
+            endings=Endings(self.db, lease, learning.group_rule(self.config)),
             template=self.words.template,
             vocabulary=self.words.vocabulary,
             wait=self._wait,

@@ -145,7 +145,7 @@ async def test_records_under_way_tell_their_oldest_version(db: Database) -> None
     assert await steps.under_way(db) == []
     await claims.progress(db, claim.record.id, "s.1", turns=1, generated_tokens=4, versions=[7])
     await claims.progress(db, claim.record.id, "s.1", turns=2, generated_tokens=9, versions=[8, 9])
-    assert await steps.under_way(db) == [7]
+    assert await steps.under_way(db) == [(7, "shop")]
 
 
 async def test_numbers_of_versions_are_never_used_twice(db: Database) -> None:

@@ -92,6 +92,33 @@ def test_age_goes_over_the_common_ancestor_of_two_lineages() -> None:
     assert make_batch(7, 4, [data], calls, TREE, Freshness(bound=2)).stale == (data.id,)
 
 
+def test_environments_are_cut_by_their_own_bounds_and_decay_only_where_they_say_so() -> None:
+    rules = Freshness("drop", 0, of_environments={"slow": Freshness("decay", 1, hard_bound=2)})
+    data, calls = stored([(0, [1, 2], [3, 4])], versions=[(1, 2)])
+    late = make_batch(7, 3, [data], calls, TREE, rules, environments={data.task: "fast"})
+    assert late.stale == (data.id,)
+    slow = make_batch(7, 3, [data], calls, TREE, rules, environments={data.task: "slow"})
+    assert [one.decays for one in slow.batch.trajectories] == [True]
+    fresh = make_batch(7, 1, [data], calls, TREE, rules, environments={data.task: "fast"})
+    assert [one.decays for one in fresh.batch.trajectories] == [False]
+
+
+def test_advantages_are_brought_to_one_scale_within_an_environment() -> None:
+    sizes = {"a": (1.0, 2), "b": (-3.0, 1), "c": (8.0, 1)}
+    data, calls = [], []
+    for name, (advantage, tokens) in sizes.items():
+        one, its = stored([(0, [1, 2], [3, 4, 5][:tokens])], record=name, advantage=advantage)
+        data.append(msgspec.structs.replace(one, task=f"task {name}", capped=name == "a"))
+        calls += its
+    environments = {"task a": "shop", "task b": "shop", "task c": "alone"}
+    made = make_batch(1, 1, data, calls, TREE, Freshness(), environments=environments, normalise=True).batch
+    found = {one.record: one.advantage for one in made.trajectories}
+    mean, spread = (2 * 1.0 - 3.0) / 3, (32 / 9) ** 0.5
+    assert found["b"] == pytest.approx((-3.0 - mean) / spread, rel=1e-5)
+    assert found["a"] == 0.0, "capped again: it stood above the mean"
+    assert found["c"] == 8.0, "one group alone stays as it is"
+
+
 def test_records_without_advantage_do_not_train() -> None:
     data, calls = stored([(0, [1, 2], [3, 4])], advantage=None)
     assert make_batch(1, 1, [data], calls, TREE, Freshness()).batch.trajectories == []

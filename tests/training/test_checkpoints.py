@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, DiskError
+from agentrl.policies.objective import PolicyLoss
 from agentrl.store.documents import Checkpoint, Lineage
 from agentrl.training import checkpoints, files
 from agentrl.training.checkpoints import Progress
 from agentrl.training.history import standing
 from agentrl.training.learner import Learner
-from agentrl.training.losses import PolicyLoss
 from agentrl.training.optimizers import Kind
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.errors import ConfigError
+from agentrl.policies.freshness import Decay
 from agentrl.training.knobs import Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
@@ -36,4 +38,37 @@ def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny
     plan = knobs.take()
     assert plan.loss.decay is not None
     assert plan.freshness.oldest == 3
-    assert plan.told("") == {"bound": 3, "groups": 2, "publish_every": 1, "hold": ""}
+    assert plan.told("") == {"bound": 3, "groups": 2, "publish_every": 1, "bounds": {}, "hold": ""}
+
+
+def test_a_value_that_contradicts_the_others_is_refused_and_changes_nothing(
+    unit: Unit, tmp_path: Path, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=2, strategy="decay", hard_bound=3), lambda: [0, 3, 3])
+    before = knobs.take()
+    with pytest.raises(ConfigError, match="must be below 1"):
+        unit._knobs.preview("decay_cap", 6.0)
+    assert "between 0.4 and 1.9" in unit._knobs.preview("decay_cap", 3.0).sentence
+    with pytest.raises(ConfigError, match="smaller than the bound"):
+        unit._knobs.preview("bound", 4)
+    assert unit._knobs.preview("hard_bound", 2).loses == 2
+    # Whoever sets it without asking first does not end the trainer.
+    unit._knobs.offer("decay_cap", 6.0)
+    assert knobs.take() == before
+    assert "the plan stays as it was" in caplog.text
+    unit._knobs.offer("decay_epsilon", 0.1)
+    assert knobs.take().loss.decay == Decay(out_of_date_decay=0.5, epsilon=0.1, extra=0.1, cap=6.0)
+
+
+def test_an_environment_keeps_its_own_bound_when_that_of_the_run_is_changed(
+    unit: Unit, tmp_path: Path, tiny: Path
+) -> None:
+    config = configuration(tmp_path, tiny, bound=2)
+    own = config.environments["shop"].model_copy(update={"bound": 7})
+    knobs = Knobs(unit, config.model_copy(update={"environments": {"shop": own, "other": own}}), tuple)
+    unit._knobs.offer("bound", 1)
+    unit._knobs.offer("strategy", "wait")
+    plan = knobs.take()
+    assert plan.told("")["bounds"] == {"shop": 7, "other": 7}
+    assert plan.told("")["bound"] == 1
+    assert plan.freshness.of("shop").strategy == "wait"

@@ -15,8 +15,8 @@ from agentrl.chat.tokenizer import Tokenizer
 from agentrl.engines.embedded.model import score as engine_score
 from agentrl.engines.embedded.weights import load_unverified
 from agentrl.errors import ConfigError
+from agentrl.policies.objective import PolicyLoss
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
-from agentrl.training.losses import PolicyLoss
 from agentrl.training.publication import make_canary, probe_set
 from agentrl.training.trajectories import Segment, Trajectory
 from agentrl.training.warmup import WarmupFailedError, warm_up

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
+from agentrl.policies.objective import PolicyLoss
 from agentrl.training import losses
-from agentrl.training.losses import Denominator, PairFacts, PolicyLoss, pair_weights, policy_terms, supervised_terms
+from agentrl.training.losses import Denominator, PairFacts, pair_weights, policy_terms, supervised_terms
 
 CASES = {
     "bypass": PolicyLoss(),
@@ -164,6 +165,8 @@ def test_the_denominator_is_one_number(lengths: list[int]) -> None:
         share = sum(weight for at, weight in zip(records, mean, strict=True) if at == record)
         assert share == pytest.approx(1 / len(lengths))
     assert sum(pair_weights(records, pairs_of, whole, "record-sum")) == pytest.approx(len(records) / len(lengths))
+    fixed = pair_weights(records, pairs_of, whole, "dr-grpo", longest=9)
+    assert set(fixed) == {1 / (9 * len(lengths))}, "a long record weighs no less per token than a short one"
 
 
 def test_contradictions_are_refused() -> None:
@@ -171,6 +174,10 @@ def test_contradictions_are_refused() -> None:
         PolicyLoss(weight_cap=2.0)
     with pytest.raises(ConfigError, match="dual_clip"):
         PolicyLoss(dual_clip=1.1)
+    with pytest.raises(ConfigError, match="longest record"):
+        PolicyLoss(aggregation="dr-grpo")
+    with pytest.raises(ConfigError, match="mean over tokens"):
+        PolicyLoss(aggregation="record-mean", denominator="kept")
     with pytest.raises(ConfigError, match="reach 0"):
         PolicyLoss(decay=Decay(out_of_date_decay=0.5, epsilon=0.3))
     with pytest.raises(ValueError, match="begins with"):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from agentrl.policies.objective import PolicyLoss
 from agentrl.training import learner as learning
 from agentrl.training.learner import Learner
-from agentrl.training.losses import PolicyLoss
 from agentrl.training.packing import micro_batches, rows
 from agentrl.training.trajectories import Batch, Segment, Trajectory
 from tests.training.trees import batch_of, chain, fork, group, some, trajectory_of_calls

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from agentrl.engines.embedded.weights import load_verified
 from agentrl.engines.manifest import read
+from agentrl.policies.objective import PolicyLoss
 from agentrl.policies.states import StepStatus
 from agentrl.store import accounting, lineages, publications
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import trainer as training
 from agentrl.training.dumps import train_from_dumps
-from agentrl.training.losses import PolicyLoss
 from agentrl.training.trainer import DivergedError
 from tests.training.conftest import make_learner
 from tests.training.rollouts import closed_groups, configuration, end_of_data, task_statuses, trainer

@@ -16,11 +16,26 @@ from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
 SETTINGS_VARIABLE = "AGENTRL_SETTINGS"
 """A digest of the sections that a role reads: another digest, another life."""
 
+_OF_GROUPS = tuple(
+    f"training.{key}"
+    for key in (
+        "advantage",
+        "cap_malformed",
+        "divide_by_std",
+        "limits",
+        "min_range",
+        "min_valid",
+        "sign_clip",
+        "turn_spread",
+    )
+)
+"""How groups close: samplers close most of them, and read nothing else of the trainer's section."""
+
 _READS: dict[Role, tuple[str, ...]] = {
     Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation"),
     Role.TOOLBOX: ("mongo", "tools"),
     Role.ENGINE: ("mongo", "model", "engines"),
-    Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling"),
+    Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling", *_OF_GROUPS),
     Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation"),
 }
 _NEEDS: dict[Role, tuple[Role, ...]] = {
@@ -83,5 +98,12 @@ def _gpus(role: Role, config: RunConfig) -> int:
 
 
 def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:
-    read = {name: plain.get(name) for name in sections}
+    read = {name: _at(plain, name) for name in sections}
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _at(plain: object, name: str) -> object:
+    """A section, or by `section.key` a part of one."""
+    for key in name.split("."):
+        plain = plain.get(key) if isinstance(plain, dict) else None
+    return plain

@@ -1,0 +1,101 @@
+"""From the configuration to the rules that the pure policies go by: the one place where a key becomes a rule.
+
+Invariant: steward, samplers and trainer of a run close groups, admit and cut batches by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from agentrl.config.data import DataPlane, DecaySettings, Environment, Problem, Training
+from agentrl.errors import ConfigError
+from agentrl.policies.freshness import Decay, Freshness, Strategy
+from agentrl.policies.groups import GroupRule
+from agentrl.policies.objective import PolicyLoss
+
+_ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
+
+
+def group_rule(config: DataPlane) -> GroupRule:
+    """How groups close."""
+    training = config.training
+    return GroupRule(
+        estimator=_ESTIMATORS[training.advantage],
+        divide_by_std=training.divide_by_std,
+        min_valid=training.min_valid or None,
+        limits=training.limits,
+        min_range=float(training.min_range),
+        sign_clip=training.sign_clip,
+        cap_malformed=training.cap_malformed,
+        turn_spread=float(training.turn_spread),
+    )
+
+
+def freshness(config: DataPlane) -> Freshness:
+    """Which records may still train, with the environments that have rules of their own."""
+    training = config.training
+    usual = freshness_rule(
+        training.strategy, training.bound, training.hard_bound, wait_limit_s=float(training.wait_limit_s)
+    )
+    own = {
+        name: freshness_of(each, usual, training.hard_bound)
+        for name, each in config.environments.items()
+        if (each.bound, each.hard_bound, each.strategy) != (None, None, None)
+    }
+    return replace(usual, of_environments=own)
+
+
+def freshness_rule(strategy: Strategy, bound: int, hard_bound: int, *, wait_limit_s: float) -> Freshness:
+    """ConfigError if the hard bound is smaller; 0 stands for the bound."""
+    return Freshness(strategy, bound, hard_bound or None, wait_limit_s)
+
+
+def freshness_of(environment: Environment, usual: Freshness, hard_bound: int) -> Freshness:
+    """What an environment has instead of the rules of the run, or with them."""
+    bound = usual.bound if environment.bound is None else environment.bound
+    hard = hard_bound if environment.hard_bound is None else environment.hard_bound
+    if environment.hard_bound is None and hard < bound:
+        hard = bound  # It asked for a wider bound only.
+    return freshness_rule(environment.strategy or usual.strategy, bound, hard, wait_limit_s=usual.wait_limit_s)
+
+
+def decay(settings: DecaySettings) -> Decay:
+    """ConfigError if the bounds would reach 0."""
+    return Decay(
+        out_of_date_decay=float(settings.out_of_date_decay),
+        epsilon=float(settings.epsilon),
+        extra=float(settings.extra),
+        cap=float(settings.cap),
+        strict=settings.strict,
+    )
+
+
+def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = None) -> PolicyLoss:
+    """ConfigError if it contradicts itself. `longest`: the tokens of the longest record that there may be."""
+    return PolicyLoss(
+        clip_low=float(training.clip_low),
+        clip_high=float(training.clip_high),
+        dual_clip=float(training.dual_clip) or None,
+        ratio=training.ratio,
+        weight_cap=float(training.weight_cap) or None,
+        decay=with_decay,
+        aggregation=training.aggregation,
+        longest=longest,
+        denominator=training.denominator,
+    )
+
+
+def problems_of(config: DataPlane) -> Iterator[Problem]:
+    """What cannot be a rule, with the key that says so."""
+    checks: dict[tuple[str, ...], Callable[[], object]] = {
+        ("training", "hard_bound"): lambda: freshness(config),
+        ("training", "decay"): lambda: decay(config.training.decay),
+        ("training",): lambda: policy_loss(config.training, longest=config.sampling.context),
+    }
+    for place, make in checks.items():
+        try:
+            make()
+        except ConfigError as refused:
+            yield place, f"cannot be followed: {refused.message}"
