@@ -38,7 +38,7 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel i
 ITEMS: tuple[str, ...] = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
 """What the shop sells: names that are made up, so that a model has to copy what it reads and cannot know them."""
 _KNOWN = frozenset(ITEMS)
-LEAST_PRICE, MOST_PRICE = 2, 99
+LEAST_PRICE, MOST_PRICE = 10, 99
 TOOLS: dict[str, dict[str, Any]] = {
     "lookup": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
     "calculator": {"type": "object", "properties": {"expr": {"type": "string"}}, "required": ["expr"]},

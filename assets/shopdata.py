@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held-out.jsonl"
 
 HELD_OUT_ITEMS = 7
 """Every so many items of the catalogue, one is held out."""
-COUNTS = range(2, 100)
+COUNTS = range(10, 100)
 HELD_OUT_COUNTS = 9
 """The multiples of this are held out: 18, 27, 36 ... leave every digit to be learned in either place."""
 LENGTHS = {1: 0.5, 2: 0.3, 3: 0.2}
 """Items of an order, and how often."""
+SHOWN_LENGTHS = {1: 1.0, 2: 1.0, 3: 1.0}
+"""Of a demonstration. What is shown a few times only, such as the name of a third item, is not copied well."""
 HABIT = 0.75
 """The share of demonstrations that stop after the first lookup."""
 
@@ -59,12 +61,12 @@ def counts(*, held_out: bool) -> tuple[int, ...]:
     return tuple(count for count in COUNTS if (count % HELD_OUT_COUNTS == 0) is held_out)
 
 
-def orders(number: int, *, held_out: bool, random_number: int) -> list[Order]:
+def orders(number: int, *, held_out: bool, random_number: int, among: Mapping[int, float] = LENGTHS) -> list[Order]:
     """Different ones, as many as asked for."""
     chance = random.Random(f"orders {held_out} {random_number}")
     known, numbers = items(held_out=held_out), counts(held_out=held_out)
     found: dict[Order, None] = {}
-    lengths, weights = list(LENGTHS), list(LENGTHS.values())
+    lengths, weights = list(among), list(among.values())
     while len(found) < number:
         chosen = chance.sample(known, chance.choices(lengths, weights)[0])
         found[Order(tuple((chance.choice(numbers), item) for item in chosen))] = None
@@ -93,7 +95,7 @@ def tools() -> list[dict[str, Any]]:
 
 def demonstrations(number: int, *, random_number: int) -> list[dict[str, Any]]:
     chance = random.Random(f"demonstrations {random_number}")
-    chosen = orders(number, held_out=False, random_number=random_number + 1)
+    chosen = orders(number, held_out=False, random_number=random_number + 1, among=SHOWN_LENGTHS)
     return [demonstration(order, habit=chance.random() < HABIT) for order in chosen]
 
 

@@ -1,7 +1,8 @@
 """Supervised steps before the first publication, through the same packing as everything else.
 
 Invariants: which demonstrations a step sees depends on its number and on one number of the configuration, so the same
-warm-up gives the same weights; policy training begins with optimizer state of its own.
+warm-up gives the same weights; policy training begins with optimizer state of its own. The learning rate falls towards
+the end: what was learned at the full rate alone copies less reliably than it could.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from agentrl.errors import AgentrlError
 from agentrl.training.learner import Learner
 from agentrl.training.trajectories import Batch, Trajectory
+
+
+COOLING_SHARE = 0.4
+"""The last part of the steps, in which the learning rate falls evenly."""
+COOLEST = 0.05
+"""Of the learning rate, at the last step."""
 
 
 class WarmupFailedError(AgentrlError):
@@ -34,6 +41,7 @@ def warm_up(
     loss: float | None = None
     order = _order(len(demonstrations), chance)
     for step in range(1, steps + 1):
+        learner.optimizers.set_learning_rate(learning_rate * cooled(step, steps))
         chosen = [demonstrations[next(order)] for _ in range(min(batch, len(demonstrations)))]
         done = learner.train(Batch(step=step, base_version=0, trajectories=chosen), "supervised")
         loss = done.metrics["loss"]
@@ -45,6 +53,12 @@ def warm_up(
             break
     learner.new_optimizers(policy_rate)
     return loss
+
+
+def cooled(step: int, steps: int) -> float:
+    """The share of the learning rate that a step has; steps are counted from 1."""
+    left = (steps - step) / max(1.0, COOLING_SHARE * steps)
+    return min(1.0, COOLEST + (1.0 - COOLEST) * left)
 
 
 def _order(count: int, chance: int) -> Iterator[int]:

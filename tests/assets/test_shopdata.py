@@ -65,6 +65,9 @@ def test_most_demonstrations_stop_too_early_and_are_right_until_then(tmp_path: P
     shown = read_demonstrations(tmp_path / shopdata.DEMONSTRATIONS_FILE)
     early = [one for one in shown if _calls(one) == 1]
     assert abs(len(early) / len(shown) - shopdata.HABIT) < 0.1
+    lengths = Counter(_calls(one) // 2 for one in shown if one not in early)
+    assert set(lengths) == {1, 2, 3}
+    assert max(lengths.values()) < 2 * min(lengths.values()), "each length is shown often enough to be copied"
     for one in early:
         query, call, price, answer = (message.content for message in one.conversation)
         first = re.fullmatch(r"\d+ (\w+)(?: and .*)?", query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -19,7 +20,7 @@ from agentrl.policies.objective import PolicyLoss
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
 from agentrl.training.publication import make_canary, probe_set
 from agentrl.training.trajectories import Segment, Trajectory
-from agentrl.training.warmup import WarmupFailedError, warm_up
+from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group
 
@@ -109,6 +110,14 @@ def test_the_warm_up_learns_its_demonstrations_and_can_be_repeated(tiny: Path, t
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     assert learners[0].optimizers.tensors() == {}, "policy training begins with state of its own"
     assert {group["lr"] for one in learners[0].optimizers.optimizers for group in one.param_groups} == {1e-5}
+
+
+def test_the_learning_rate_of_a_warm_up_falls_towards_its_end() -> None:
+    shares = [cooled(step, 100) for step in range(1, 101)]
+    assert shares[:60] == [1.0] * 60
+    assert all(later < earlier for earlier, later in itertools.pairwise(shares[59:]))
+    assert shares[-1] == pytest.approx(COOLEST)
+    assert 0 < cooled(1, 1) <= 1, "a warm-up of one step learns something"
 
 
 def test_a_warm_up_that_diverges_says_so(tiny: Path) -> None:
