@@ -14,7 +14,6 @@ from agentrl.errors import AgentrlError
 from agentrl.training.learner import Learner
 from agentrl.training.trajectories import Batch, Trajectory
 
-
 COOLING_SHARE = 0.4
 """The last part of the steps, in which the learning rate falls evenly."""
 COOLEST = 0.05
