@@ -143,7 +143,7 @@ def story(row: UnitRow, now: float) -> str:
         parts.append(f"{row.phase} for {output.since(row.phase_since_at, now)}" if row.phase_since_at else row.phase)
     if row.status:
         parts.append(row.status)
-    parts += [f"waits for {wait.on}" for wait in row.waits[:2]]
+    parts += [f"waits for {wait.on}" for wait in row.waits[:2] if not wait.who]
     if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
         parts.append(str(row.last_exit))
     return " · ".join(parts)

@@ -98,6 +98,8 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str = ""
     age_s: float = 0.0
     at_most_s: float | None = None
+    who: str = ""
+    """Who waits, where that is not the unit that tells it: `batch`, `task g17`. `what` is then said of `on`."""
 
 
 class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):

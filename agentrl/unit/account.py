@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ from agentrl.protocol.rows import KnobValue
 
 MOST_WAITS = 20
 """Waits that are listed one by one in a report; of the others only the number is told."""
+AGE_NEWS_S = 2.0
+"""Waits of others that are told again are news if an age is another than it has grown to by itself."""
 
 Clock = Callable[[], float]
 
@@ -64,6 +66,8 @@ class Account:
         self._ids = itertools.count()
         self._phases: dict[int, Phase] = {}
         self._waits: dict[int, _OpenWait] = {}
+        self._told: tuple[Wait, ...] = ()
+        self._told_at = 0.0
         self._metrics: dict[str, float] = {}
         self._extend_stop_s: float | None = None
         self.ready = False
@@ -145,6 +149,14 @@ class Account:
                 del self._waits[number]
             self.changed()
 
+    def tell_waits(self, waits: Iterable[Wait]) -> None:
+        told, now = tuple(waits), self._clock()
+        with self._lock:
+            if _same(self._told, told, now - self._told_at):
+                return
+            self._told, self._told_at = told, now
+        self.changed()
+
     def metric(self, name: str, value: float) -> None:
         with self._lock:
             first = not self._metrics
@@ -169,6 +181,7 @@ class Account:
             # A dict keeps the order of insertion, so that the oldest waits come first.
             oldest = list(itertools.islice(self._waits.values(), MOST_WAITS))
             number = len(self._waits)
+            own = (Wait(wait.on, wait.what, max(0.0, now - wait.begun), wait.at_most_s) for wait in oldest)
             extend, self._extend_stop_s = self._extend_stop_s, None
             report = UnitReport(
                 ready=self.ready,
@@ -181,7 +194,7 @@ class Account:
                 draining=draining,
                 knobs=knobs,
                 extend_stop_s=extend,
-                waits=tuple(Wait(wait.on, wait.what, max(0.0, now - wait.begun), wait.at_most_s) for wait in oldest),
+                waits=(*own, *_grown(self._told, now - self._told_at)),
             )
         if number > MOST_WAITS:
             return _with_count(report, number)
@@ -202,3 +215,15 @@ class Account:
 def _with_count(report: UnitReport, number: int) -> UnitReport:
     count = f"{number} waits, the oldest {MOST_WAITS} listed"
     return msgspec.structs.replace(report, status=f"{report.status} ({count})" if report.status else count)
+
+
+def _grown(told: tuple[Wait, ...], by_s: float) -> Iterator[Wait]:
+    return (msgspec.structs.replace(wait, age_s=wait.age_s + max(0.0, by_s)) for wait in told)
+
+
+def _same(before: tuple[Wait, ...], now: tuple[Wait, ...], between_s: float) -> bool:
+    """Whether nothing changed but the time."""
+    return len(before) == len(now) and all(
+        msgspec.structs.replace(old, age_s=new.age_s) == new and abs(old.age_s - new.age_s) <= AGE_NEWS_S
+        for old, new in zip(_grown(before, between_s), now, strict=True)
+    )

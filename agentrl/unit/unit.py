@@ -11,10 +11,11 @@ import functools
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from agentrl.protocol.messages import Wait
 from agentrl.unit.account import Account
 from agentrl.unit.environment import Environment
 from agentrl.unit.knobs import Boundary, Knob, KnobFacts, KnobSet, Preview, T
@@ -147,6 +148,10 @@ class Unit:
         `on` is the unit that is waited for, where there is one. It is a report: the body keeps the time itself.
         """
         return self._account.wait(what, on=on, at_most_s=at_most_s)
+
+    def tell_waits(self, waits: Iterable[Wait]) -> None:
+        """Waits of others that this unit knows of (`Wait.who`), in place of those that it told before."""
+        self._account.tell_waits(waits)
 
     def metric(self, name: str, value: float) -> None:
         """The newest value of a metric; sent at most once a second."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import UnitState
-from agentrl.supervision.waits import UnitFacts, explain
+from agentrl.supervision.waitgraph import UnitFacts
+from agentrl.supervision.waits import explain
 
 
 def unit(name: str, *waits: Wait | str, state: UnitState = UnitState.READY, **more: object) -> UnitFacts:

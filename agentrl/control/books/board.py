@@ -17,7 +17,7 @@ from agentrl.protocol.rows import UnitState
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.slots import GroupState, HostState, Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.waits import UnitFacts
+from agentrl.supervision.waitgraph import UnitFacts
 
 CPU_NEWS = 5.0
 """Percentage points by which CPU use must differ to be shown anew."""

@@ -16,6 +16,7 @@ from agentrl.protocol.rows import KnobValue
 
 SENTENCE = 500
 NAME = 120
+WHAT = 240
 WAITS = 32
 KNOBS = 256
 CHOICES = 64
@@ -62,7 +63,7 @@ def previewed(said: KnobPreviewed) -> KnobPreviewed:
 
 
 def _wait(said: Wait) -> Wait:
-    return replace(said, on=text(said.on, NAME), what=text(said.what, NAME))
+    return replace(said, who=text(said.who, NAME), on=text(said.on, NAME), what=text(said.what, WHAT))
 
 
 def _is_small(value: KnobValue) -> bool:

@@ -1,0 +1,223 @@
+"""Who waits for what, as a graph: the waits that units report of themselves, and those that they tell of others.
+
+Invariants: pure and total; a group that is waited for is its least healthy unit; resources that no unit stands for, of
+which nobody tells anything, and that the same units wait for, are one node. What a unit tells of others counts only
+where a unit's own wait leads to it, and what somebody told who is broken by now leads to him: he was the one to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from agentrl.protocol.commands import WaitLink
+from agentrl.protocol.messages import Wait
+from agentrl.protocol.rows import UnitState
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFacts:
+    """What has to be known of one unit. All times are durations until now."""
+
+    name: str
+    group: str
+    state: UnitState
+    reason: str = ""
+    age_s: float = 0.0
+    """How long it has been in this state."""
+    waits: tuple[Wait, ...] = ()
+    report_age_s: float = 0.0
+    """How long ago it reported the waits; they have grown older since."""
+    after: tuple[str, ...] = ()
+    """Groups that must be ready before it is started."""
+    silent_s: float = 0.0
+    """How long nothing was heard of it, if that is too long; else 0."""
+    stopped: bool = False
+    """The process is stopped (state T)."""
+    paused: bool = False
+    phase: str = ""
+    phase_over_s: float = 0.0
+    """How far it is beyond the deadline of its phase; 0 if it is not."""
+    progress_age_s: float | None = None
+    next_what: str = ""
+
+
+def broken(unit: UnitFacts | None) -> str:
+    """Why nobody can get past this unit, in words; empty if it could go on if only its own waits ended."""
+    if unit is None:
+        return ""
+    because = f": {unit.reason}" if unit.reason else ""
+    if unit.stopped:
+        return "its process is stopped (SIGSTOP or a debugger)"
+    match unit.state:
+        case UnitState.FATAL:
+            return f"is fatal and will not be started again{because}"
+        case UnitState.LOST:
+            return f"is lost{because}"
+        case UnitState.BACKOFF:
+            return f"died and waits to be restarted{f' ({unit.next_what})' if unit.next_what else ''}{because}"
+        case UnitState.STOPPED:
+            return f"is stopped{because}"
+        case UnitState.STOPPING:
+            return f"is being stopped for {unit.age_s:.0f} s{because}"
+    if unit.silent_s > 0:
+        return f"hangs: nothing was heard of it for {unit.silent_s:.0f} s"
+    if unit.paused:
+        return "is paused"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    target: str
+    link: WaitLink
+    limited: bool
+    """Whoever waits said how long is too long."""
+    told: bool = False
+    """By somebody else than who waits."""
+
+
+@dataclass(slots=True)
+class Graph:
+    nodes: set[str] = field(default_factory=set)
+    out: dict[str, list[Edge]] = field(default_factory=dict)
+    """Waits by who waits, the oldest first."""
+    into: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, edge: Edge) -> None:
+        who = edge.link.who
+        self.nodes |= {who, edge.target}
+        self.out.setdefault(who, []).append(edge)
+        self.into.setdefault(edge.target, []).append(who)
+
+    def without(self, leave_out: Callable[[Edge], bool]) -> Graph:
+        """The same, less these edges and whoever only they concerned."""
+        kept = Graph()
+        for edges in self.out.values():
+            for edge in edges:
+                if not leave_out(edge):
+                    kept.add(edge)
+        return kept
+
+    def stands_for(self, name: str) -> set[str]:
+        """What is waited for where waits lead to this node."""
+        return {edge.link.on for edge in self._edges_into(name)}
+
+    def told_of(self, name: str) -> str:
+        """What is said of this node by who told the oldest wait for it."""
+        told = [edge.link for edge in self._edges_into(name) if edge.told]
+        return max(told, key=lambda link: link.age_s).what if told else ""
+
+    def waited_s(self, name: str) -> float:
+        """How long somebody has waited for this node."""
+        return max((edge.link.age_s for edge in self._edges_into(name)), default=0.0)
+
+    def _edges_into(self, name: str) -> Iterator[Edge]:
+        return (edge for who in set(self.into.get(name, ())) for edge in self.out[who] if edge.target == name)
+
+
+def build(units: Mapping[str, UnitFacts], no_progress_s: float) -> Graph:
+    members: dict[str, list[UnitFacts]] = {}
+    for unit in units.values():
+        members.setdefault(unit.group, []).append(unit)
+    worst = {group: min(of, key=_health) for group, of in members.items()}
+    own, told = [
+        _sorted(_edge(units, worst, wait, no_progress_s, told=told) for wait in waits)
+        for waits, told in ((_own_waits(units, members), False), (_told_waits(units), True))
+    ]
+    told_of = {edge.link.who for edge in told}
+    own = _folded(own, lambda target: target not in units and target not in told_of)
+    graph = Graph()
+    for edge in sorted([*own, *_reached(own, told)], key=lambda edge: edge.link.who):
+        graph.add(edge)
+    return graph
+
+
+def _sorted(edges: Iterable[Edge]) -> list[Edge]:
+    """The oldest first."""
+    return sorted(edges, key=lambda edge: (-edge.link.age_s, edge.target, edge.link.who))
+
+
+def _own_waits(units: Mapping[str, UnitFacts], members: Mapping[str, list[UnitFacts]]) -> Iterator[Wait]:
+    for unit in units.values():
+        for wait in unit.waits:
+            if not wait.who:
+                yield Wait(wait.on, wait.what, wait.age_s + unit.report_age_s, wait.at_most_s, unit.name)
+        if unit.state is UnitState.PENDING:
+            for group in unit.after:
+                if any(other.state is not UnitState.READY for other in members.get(group, [])):
+                    yield Wait(group, f"{group} to be ready", unit.age_s, who=unit.name)
+
+
+def _told_waits(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:
+    for unit in units.values():
+        for wait in unit.waits:
+            if not wait.who:
+                continue
+            age_s = wait.age_s + unit.report_age_s
+            if broken(unit):
+                yield Wait(unit.name, "to say what is missing", age_s, who=wait.who)
+            else:
+                yield Wait(wait.on, wait.what, age_s, wait.at_most_s, wait.who)
+
+
+def _reached(own: list[Edge], told: list[Edge]) -> Iterator[Edge]:
+    """Those told waits to which a unit's own wait leads."""
+    by_who: dict[str, list[Edge]] = {}
+    for edge in told:
+        by_who.setdefault(edge.link.who, []).append(edge)
+    todo = [edge.target for edge in own]
+    while todo:
+        for edge in by_who.pop(todo.pop(), ()):
+            yield edge
+            todo.append(edge.target)
+
+
+def _folded(edges: list[Edge], is_loose: Callable[[str], bool]) -> list[Edge]:
+    """Loose targets that the same units wait for become one, the oldest of them."""
+    waiters: dict[str, set[str]] = {}
+    for edge in edges:
+        if is_loose(edge.target):
+            waiters.setdefault(edge.target, set()).add(edge.link.who)
+    first: dict[frozenset[str], str] = {}
+    folded: list[Edge] = []
+    for edge in edges:
+        known_by = waiters.get(edge.target)
+        target = first.setdefault(frozenset(known_by), edge.target) if known_by else edge.target
+        folded.append(Edge(target, edge.link, edge.limited))
+    return folded
+
+
+def _edge(
+    units: Mapping[str, UnitFacts], worst: Mapping[str, UnitFacts], wait: Wait, no_progress_s: float, *, told: bool
+) -> Edge:
+    target = wait.on
+    if target not in units and target in worst:
+        target = worst[target].name
+    limit_s = no_progress_s if wait.at_most_s is None else wait.at_most_s
+    link = WaitLink(wait.who, target, wait.what, wait.age_s, wait.age_s > limit_s)
+    return Edge(target, link, wait.at_most_s is not None, told)
+
+
+_RANK = {
+    state: rank
+    for rank, state in enumerate(
+        (
+            UnitState.FATAL,
+            UnitState.LOST,
+            UnitState.STOPPED,
+            UnitState.BACKOFF,
+            UnitState.STOPPING,
+            UnitState.SUSPECT,
+            UnitState.PENDING,
+            UnitState.STARTING,
+            UnitState.DRAINING,
+            UnitState.READY,
+        )
+    )
+}
+
+
+def _health(unit: UnitFacts) -> tuple[bool, int, float, str]:
+    """Sorts the least healthy unit of a group to the front."""
+    return (not broken(unit), _RANK[unit.state], -max(unit.silent_s, unit.phase_over_s), unit.name)
