@@ -168,6 +168,7 @@ class PluggedToolbox:
             content=answer.content,
             latency_s=answer.latency_s,
             reason=answer.reason,
+            breaker_open=answer.breaker_open,
         )
 
     async def close_session(self, session: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import TypeVar
 
 from agentrl.errors import ConfigError
@@ -21,6 +22,7 @@ log = logging.getLogger("steward")
 N = TypeVar("N", int, float)
 
 IDLE_S = 0.2
+TELL_WAITS_EVERY_S = 2.0
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
@@ -56,11 +58,15 @@ async def main(unit: Unit) -> None:
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:
+    told_at = float("-inf")
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             await unit.park_while_paused_async()
             try:
                 done = await steward.round()
+                if time.monotonic() - told_at >= TELL_WAITS_EVERY_S:
+                    unit.tell_waits(await steward.waits())
+                    told_at = time.monotonic()
             except StoreUnavailableError as away:
                 log.warning("%s", away.message)
                 unit.status(f"waits for MongoDB: {away.message}")

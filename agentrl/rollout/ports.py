@@ -41,6 +41,8 @@ class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """For the model to read; in failures a sentence."""
     latency_s: float = 0.0
     reason: str = ""
+    breaker_open: bool = False
+    """It failed, and its server is left alone by now: such a failure costs no attempt."""
 
 
 class ToolRefusedError(AgentrlError):

@@ -32,6 +32,11 @@ MOST_IDLE_S = 0.5
 """Between looks for work while there is none."""
 LOOK_S = 0.25
 AWAY_S = 1.0
+NO_ENGINE = "no engine serves"
+NO_TOOLBOX = "no toolbox serves what the environments need"
+_MISSING = {NO_ENGINE: "engine", NO_TOOLBOX: "toolbox"}
+"""The groups without which nothing can be claimed."""
+SERVED_WITHIN_S = 120.0
 FINISH_WITHIN_S = 30.0
 """Of a drain: for episodes that cannot be resumed."""
 RESCORE_EVERY_S = 2.0
@@ -57,6 +62,9 @@ class Sampler:
         self.paused = False
         self.ended = 0
         """Episodes that this process has ended."""
+        self._waiting = contextlib.ExitStack()
+        self._waits_for = ""
+        """The group for which it waits, if it does."""
         self.idle_because = ""
         """Why nothing is claimed, in words; empty while something is."""
 
@@ -117,6 +125,7 @@ class Sampler:
                 await self._drain_further()
                 continue
             self.idle_because = self._obstacle()
+            self._tell_wait()
             if self.idle_because:
                 await self._wait(LOOK_S)
                 continue
@@ -136,10 +145,19 @@ class Sampler:
         if not self._house.lease.valid:
             return "the lease could not be renewed"
         if not self._house.fleet.serves:
-            return "no engine serves"
+            return NO_ENGINE
         if not self._environments():
-            return "no toolbox serves what the environments need"
+            return NO_TOOLBOX
         return ""
+
+    def _tell_wait(self) -> None:
+        """Nothing can be claimed without an engine or a toolbox: whoever asks why nothing happens has to know."""
+        missing = _MISSING.get(self.idle_because, "")
+        if missing != self._waits_for:
+            self._waits_for = missing
+            self._waiting.close()
+            if missing:
+                self._waiting.enter_context(self._house.wait(self.idle_because, missing, SERVED_WITHIN_S))
 
     def _environments(self) -> list[str]:
         """Those whose tools can be called."""

@@ -197,14 +197,14 @@ class ToolCalls:
             self._recorder.tool_moved(document, ToolCallStatus.LOST, lost)
             raise
         self._recorder.tool_moved(document, ToolCallStatus(answer.status), answer)
-        return self._told(document, answer.content)
+        return self._told(document, answer.content, free=answer.breaker_open)
 
-    def _told(self, document: ToolCall, text: str) -> str:
+    def _told(self, document: ToolCall, text: str, *, free: bool = False) -> str:
         """What the model reads of a call that ended; EndedError if it is not for the model."""
         if document.error_class == "infrastructure":
             timeout = document.status == ToolCallStatus.TIMEOUT
             outcome = Outcome.TOOL_TIMEOUT if timeout else Outcome.TOOL_SERVER_FAILED
-            raise EndedError(outcome, f"{document.server}.{document.tool}: {text}"[:2000])
+            raise EndedError(outcome, f"{document.server}.{document.tool}: {text}"[:2000], free=free)
         if document.status == ToolCallStatus.LOST:
             # The tool says that its crash is the policy's, and what the session knew is gone with it.
             raise EndedError(Outcome.TOOL_FAILURE, f"{document.server}.{document.tool}: {text}"[:2000])

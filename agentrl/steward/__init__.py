@@ -3,7 +3,8 @@
     rules         what the configuration and the knobs say      epochs        rows that become Tasks
     admission     what may be sampled now                       attempts      what follows a failed Record
     closing       groups that nobody else closed                expiry        what the dead held
-    evaluations   Tasks that pin a version                      steward       all of it, again and again
+    evaluations   Tasks that pin a version                      waits         what a batch waits for
+    steward       all of it, again and again
 
 Invariants: every act is an idempotent conditional update that starts from what the store says and remembers nothing,
 so two stewards are harmless and a killed one loses nothing; with no steward at all, what was admitted still finishes,

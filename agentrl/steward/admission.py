@@ -2,19 +2,21 @@
 
 Invariants: the queue is read before anything is counted, and a Task that somebody else admitted ends the turn, so two
 stewards never admit into the same capacity; evaluation and probes are outside of it; the mix depends on the place in
-the order of admission and on nothing else.
+the order of admission and on nothing else. An environment of which a tool server cannot be used waits with everything
+that it has queued: what would be admitted could only fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agentrl.policies import admission
 from agentrl.policies.admission import Counts
 from agentrl.policies.states import TaskStatus
 from agentrl.steward.rules import Rules
-from agentrl.store import counts, lineages, tasks
+from agentrl.store import counts, lineages, services, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, Task, load
 
@@ -29,17 +31,20 @@ class Admitted(NamedTuple):
     capacity: int
     counts: Counts
     why_not: str = ""
+    held: Mapping[str, str] = MappingProxyType({})
+    """Environments of which nothing is admitted, and why."""
 
 
 async def admit(database: Database, rules: Rules) -> Admitted:
     """One turn."""
     told = await _told(database)
+    held = await held_environments(database, rules)
     counted = await counts.of_admission(database)
     room = max(_rooms(rules, told, counted).values())
     hold = rules.hold or str(told.get("hold", ""))
     if hold or room < rules.n:
-        return Admitted(0, room, counted, hold or "there is no room")
-    queue = await _queue(database, rules)
+        return Admitted(0, room, counted, hold or "there is no room", held)
+    queue = await _queue(database, rules, held)
     # Once more behind the queue: what another steward admitted by now is either not in it, or loses here below.
     counted = await counts.of_admission(database)
     rooms = _rooms(rules, told, counted)
@@ -48,13 +53,24 @@ async def admit(database: Database, rules: Rules) -> Admitted:
         if not await _admit(database, rules, task):
             break  # Somebody else is at it: what was counted is out of date.
         done += 1
-    why_not = "" if done else "the queue is empty" if not queue else "there is no room"
-    return Admitted(done, max(rooms.values()), counted, why_not)
+    nothing = "; ".join(held.values()) or "the queue is empty"
+    why_not = "" if done else nothing if not queue else "there is no room"
+    return Admitted(done, max(rooms.values()), counted, why_not, held)
 
 
-async def admit_evaluations(database: Database, rules: Rules) -> int:
+async def held_environments(database: Database, rules: Rules) -> dict[str, str]:
+    """Those that need a tool server which is there and cannot be used: its breaker is open, or it does not come up."""
+    unusable = await services.unusable_servers(database)
+    return {
+        name: f"{name} needs {next(why for server, why in unusable.items() if server in environment.servers)}"
+        for name, environment in rules.environments.items()
+        if not unusable.keys().isdisjoint(environment.servers)
+    }
+
+
+async def admit_evaluations(database: Database, rules: Rules, held: Collection[str] = ()) -> int:
     """Evaluation and probes, which need no capacity."""
-    waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}}
+    waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}, "environment": {"$nin": list(held)}}
     found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_AT_ONCE)
     done = 0
     for task in [load(Task, document) for document in found]:
@@ -92,10 +108,10 @@ def _rooms(rules: Rules, told: Mapping[str, object], counted: Counts) -> dict[st
     return {name: admission.capacity(rules.plan(told, name), counted) for name in rules.environments}
 
 
-async def _queue(database: Database, rules: Rules) -> list[Task]:
+async def _queue(database: Database, rules: Rules, held: Collection[str]) -> list[Task]:
     """What is admitted next, if there is room."""
     place = await tasks.last_order(database) + 1
-    weights = {name: environment.weight for name, environment in rules.environments.items()}
+    weights = {name: environment.weight for name, environment in rules.environments.items() if name not in held}
     waiting = {name: await _waiting(database, name) for name in weights}
     queue: list[Task] = []
     while len(queue) < MOST_AT_ONCE and (left := {name: weights[name] for name in weights if waiting[name]}):

@@ -46,6 +46,11 @@ class Rules:
     """Nothing is trained, so nothing is kept back for a trainer."""
     group_s: float = 1800.0
     """How long after its admission a group waits for records that somebody has begun."""
+    episode_s: float = 600.0
+    call_s: float = 120.0
+    """How long one model call may take."""
+    tools_s: Mapping[str, float] = field(default_factory=dict)
+    """How long one call may take, by tool server."""
     rounds_max: int = ROUNDS_MAX
     group_rule: GroupRule = field(default_factory=GroupRule)
     max_trained_count: int = 1
@@ -115,6 +120,9 @@ def from_config(config: RunConfig) -> Rules:
         frozen=training.frozen,
         # Every attempt may take a whole episode's time, one after another.
         group_s=float(config.rollout.episode_s) * (1 + outcomes.MAX_REDRAWS),
+        episode_s=float(config.rollout.episode_s),
+        call_s=float(config.rollout.call_s),
+        tools_s={name: float(server.timeout_s) for name, server in config.tools.items()},
         group_rule=learning.group_rule(config),
         max_trained_count=training.max_trained_count,
         evaluation_samples=evaluation.samples,

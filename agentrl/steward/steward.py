@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentrl.policies.admission import Counts
-from agentrl.steward import admission, attempts, closing, epochs, evaluations, expiry
+from agentrl.protocol.messages import Wait
+from agentrl.steward import admission, attempts, closing, epochs, evaluations, expiry, waits
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import Rules
@@ -55,7 +56,8 @@ class Done:
         counted = self.admitted.counts
         flying = f"{counted.in_flight} records under way, {counted.ready} ready, {counted.leased} leased"
         room = f"room for {max(0, self.admitted.capacity)}"
-        return f"{flying}, {room}{f'; {self.admitted.why_not}' if self.admitted.why_not else ''}"
+        why = self.admitted.why_not or "; ".join(self.admitted.held.values())
+        return f"{flying}, {room}{f'; {why}' if why else ''}"
 
 
 class Steward:
@@ -75,6 +77,7 @@ class Steward:
         self._sources = sources
         self._clock = clock
         self._lease = owners.Lease(database, incarnation, unit=unit, role=expiry.ROLE, clock=clock)
+        self._admitted = Admitted(0, 0, Counts())
         self._renewed_at = float("-inf")
         self._kept_house_at = float("-inf")
 
@@ -94,9 +97,18 @@ class Steward:
             await self._keep_house(done)
             self._kept_house_at = self._clock()
         done.redrawn = await attempts.follow(self._database)
-        done.evaluations = await admission.admit_evaluations(self._database, self.rules)
-        done.admitted = await admission.admit(self._database, self.rules)
+        done.admitted = self._admitted = await admission.admit(self._database, self.rules)
+        done.evaluations = await admission.admit_evaluations(self._database, self.rules, done.admitted.held)
         return done
+
+    @property
+    def held(self) -> Mapping[str, str]:
+        """Environments of which nothing is admitted now, and why."""
+        return self._admitted.held
+
+    async def waits(self) -> list[Wait]:
+        """What a batch and an evaluation wait for, and why."""
+        return await waits.look(self._database, self.rules, self._admitted)
 
     async def died(self, incarnation: str) -> None:
         """Its death was confirmed: nobody needs to wait for its lease."""

@@ -292,6 +292,10 @@ class Service(Named):
     running: int = 0
     seen_at: datetime | None = None
     names: list[str] = []
+    unavailable: list[str] = []
+    """Of a toolbox: those of its servers that cannot be used now."""
+    troubles: list[str] = []
+    """Why not, one sentence for each."""
 
 
 class Epoch(Named):

@@ -31,6 +31,18 @@ async def alive(database: Database, kind: str, *, state: str = "serving") -> lis
     return [load(Service, document) for document in await database.find("Service", fresh, sort=[("_id", 1)])]
 
 
+async def unusable_servers(database: Database) -> dict[str, str]:
+    """Tool servers that toolboxes have and none of them can use now, each with the reason."""
+    toolboxes = await alive(database, "toolbox")
+    usable = {name for box in toolboxes for name in box.names if name not in box.unavailable}
+    return {
+        name: f"{box.unit}: {trouble}"
+        for box in toolboxes
+        for name, trouble in zip(box.unavailable, box.troubles, strict=False)
+        if name not in usable
+    }
+
+
 async def forget_silent(database: Database) -> int:
     """Mark those as gone that did not say so themselves."""
     silent = {"state": {"$in": PRESENT}, **is_older("seen_at", FORGOTTEN_S)}

@@ -8,6 +8,7 @@ former round holds a seat. Whoever finds a flag finishes the work: `repair`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from agentrl.errors import RefusedError, UnknownNameError
@@ -70,6 +71,13 @@ async def last_order(database: Database) -> int:
         "Task", {"admitted_order": {"$gt": 0}}, sort=[("admitted_order", -1)], projection=["admitted_order"]
     )
     return int(newest["admitted_order"]) if newest else 0
+
+
+async def last_admission(database: Database) -> datetime | None:
+    newest = await database.find_one(
+        "Task", {"admitted_order": {"$gt": 0}}, sort=[("admitted_order", -1)], projection=["admitted_at"]
+    )
+    return newest["admitted_at"] if newest else None
 
 
 async def seat(database: Database, task_id: str) -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from agentrl.protocol.commands import WaitChain, WaitLink
 from agentrl.protocol.rows import UnitState
-from agentrl.supervision.waitgraph import Edge, Graph, UnitFacts, broken, build
+from agentrl.supervision.waitgraph import Graph, UnitFacts, broken, build
 
 MOST_SHOWN = 8
 """Names in the path of a sentence; the links have them all."""
@@ -33,7 +33,9 @@ def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> lis
     _circles(graph, ends)
     # Somebody late who waits only for people at work, or for nobody known, is late by itself.
     _reach(graph, ends, {name: why for name in graph.nodes - ends.culprit.keys() if (why := _late(units.get(name)))})
-    graph = graph.without(lambda edge: _only_works_at_it(edge, units, ends))
+    # Of a task, a record or a call that waits for a unit which nothing holds up there is more to say than of the unit.
+    held_up = ends.culprit.keys() | _behind(graph, {name for name in graph.nodes if not _is_ready(units.get(name))})
+    graph = graph.without(lambda edge: edge.told and edge.link.who not in units and edge.target not in held_up)
     undecided = (name for name in graph.nodes if name not in ends.culprit and not graph.out.get(name))
     loose = {name: _why(name, units, graph) for name in undecided}
     for late in (True, False):
@@ -129,11 +131,18 @@ def _late(unit: UnitFacts | None) -> str:
     return ""
 
 
-def _only_works_at_it(edge: Edge, units: Mapping[str, UnitFacts], ends: _Ends) -> bool:
-    """A resource that waits for a unit which nothing holds up: there is more to say of the resource."""
-    unit = units.get(edge.target)
-    in_order = unit is not None and unit.state is UnitState.READY and unit.name not in ends.culprit
-    return in_order and edge.told and edge.link.who not in units
+def _is_ready(unit: UnitFacts | None) -> bool:
+    return unit is not None and unit.state is UnitState.READY
+
+
+def _behind(graph: Graph, names: set[str]) -> set[str]:
+    """Those, and everybody whose waits lead to one of them."""
+    found, todo = set(names), list(names)
+    while todo:
+        new = set(graph.into.get(todo.pop(), ())) - found
+        found |= new
+        todo += new
+    return found
 
 
 def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, bool]:

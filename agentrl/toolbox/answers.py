@@ -91,6 +91,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Of `lost`: who lost it. Of others: empty."""
     left_out: int = 0
     """Characters that were cut out of the middle."""
+    breaker_open: bool = False
+    """It failed for infrastructure, and the server is left alone by now: that it failed says nothing about the call."""
 
 
 class ToolboxError(AgentrlError):

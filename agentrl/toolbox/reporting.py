@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from agentrl.toolbox.answers import ServerInfo
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
@@ -36,6 +37,8 @@ class ToolboxService(msgspec.Struct, frozen=True, kw_only=True):
     """Its servers."""
     unavailable: tuple[str, ...] = ()
     """Those that cannot be used now: admission of tasks that need them waits."""
+    troubles: tuple[str, ...] = ()
+    """Why not, one sentence for each."""
     slots: int = 0
     running: int = 0
     """Sessions that are open."""
@@ -91,6 +94,7 @@ class Reporter:
 
     async def report(self) -> None:
         servers = self._toolbox.servers()
+        unavailable = [server for server in servers if not server.usable]
         if self.state == "starting" and self._toolbox.settled:
             self.state = "serving"
         async with asyncio.timeout(WRITE_WITHIN_S):
@@ -99,7 +103,8 @@ class Reporter:
                     self._me,
                     state=self.state,
                     names=tuple(server.id for server in servers),
-                    unavailable=tuple(server.id for server in servers if not server.usable),
+                    unavailable=tuple(server.id for server in unavailable),
+                    troubles=tuple(map(_trouble, unavailable)),
                     running=self._toolbox.open_sessions,
                 )
             )
@@ -116,6 +121,10 @@ class Reporter:
 def status_of(toolbox: Toolbox) -> str:
     """What a person should read about it."""
     servers = toolbox.servers()
-    troubles = [f"{each.id} {each.why or f'has its breaker {each.breaker}'}" for each in servers if not each.usable]
+    troubles = [_trouble(each) for each in servers if not each.usable]
     good = f"{len(servers) - len(troubles)} of {len(servers)} servers serve {toolbox.open_sessions} sessions"
     return "; ".join([good, *troubles])
+
+
+def _trouble(server: ServerInfo) -> str:
+    return f"{server.id} {server.why or f'has its breaker {server.breaker}'}"

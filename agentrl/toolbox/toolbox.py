@@ -34,7 +34,7 @@ from agentrl.toolbox.answers import (
     UnknownToolError,
 )
 from agentrl.toolbox.asking import ask
-from agentrl.toolbox.breaker import Breaker, BreakerRule
+from agentrl.toolbox.breaker import Breaker, BreakerRule, BreakerState
 from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.memory import Call, Memory
 from agentrl.toolbox.servers import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
@@ -308,7 +308,8 @@ class Toolbox:
             server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
         if answer.status in ("timeout", "lost") and server.config.session != "process":
             connection.doubt()
-        return msgspec.structs.replace(answer, latency_s=now - began)
+        broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerState.CLOSED
+        return msgspec.structs.replace(answer, latency_s=now - began, breaker_open=broken)
 
     # ---- inside ----
 

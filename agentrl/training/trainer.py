@@ -9,6 +9,7 @@ computed in a thread, one piece of work at a time; the loop stays responsive mea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -111,6 +112,8 @@ class Trainer:
         self._hold, self._hold_looked_at = "", float("-inf")
         self._held_since: float | None = None
         """Since when a Step has been held back for records under way."""
+        self._waits = False
+        self._waiting = contextlib.ExitStack()
         self.standing = Standing(0)
         self.learner: Learner
         self._lineage = ""
@@ -167,13 +170,21 @@ class Trainer:
                 await self._wait(look.decision.why)
             case "step":
                 self._held_since = None
+                self._wait_is_over()
                 await self._step(look, plan)
         return ""
 
     async def _wait(self, why: str) -> None:
+        """One wait from the first look that found no batch to the one that does; the steward tells what is missing."""
+        if not self._waits:
+            self._waits = True
+            self._waiting.enter_context(self._unit.wait("batch", on="batch", at_most_s=BATCH_AT_MOST_S))
         self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {why}")
-        with self._unit.wait("batch", on="sampler-0", at_most_s=BATCH_AT_MOST_S):
-            await self._unit.sleep_async(LOOK_EVERY_S)
+        await self._unit.sleep_async(LOOK_EVERY_S)
+
+    def _wait_is_over(self) -> None:
+        self._waits = False
+        self._waiting.close()
 
     async def _store_is_away(self, away: StoreUnavailableError) -> None:
         log.warning("%s", away.message)
@@ -394,6 +405,7 @@ class Trainer:
 
     async def _finish(self, why: str) -> None:
         """Nothing that was trained is lost by a planned end."""
+        self._wait_is_over()
         plan = self._knobs.take()
         if why:
             # What would be admitted from here on, nobody would train.
@@ -404,11 +416,11 @@ class Trainer:
             self._unit.status(f"complete but for evaluations: {why}")
             if self._evaluates:
                 await self._evaluator.want(self.standing.version)
-            while self._evaluator.waits_for and not self._unit.draining:
-                with self._unit.wait("evaluation", on="sampler-0", at_most_s=BATCH_AT_MOST_S):
+            with self._unit.wait("evaluation", on="evaluation", at_most_s=BATCH_AT_MOST_S):
+                while self._evaluator.waits_for and not self._unit.draining:
                     await self._unit.sleep_async(LOOK_EVERY_S)
-                await self._evaluator.follow()
-                self._unit.tick()
+                    await self._evaluator.follow()
+                    self._unit.tick()
         self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.standing.version}")
 
     # ---- small things ----

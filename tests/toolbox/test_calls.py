@@ -205,8 +205,10 @@ async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:
     rule = BreakerRule(least=4, open_s=0.4, probes=2)
     async with make(breaker=rule) as hands:
         await hands.open("s")
-        for number in range(4):
-            assert (await hands.call("s", f"bad{number}", "fail")).error_class == "infrastructure"
+        bad = [await hands.call("s", f"bad{number}", "fail") for number in range(4)]
+        assert {answer.error_class for answer in bad} == {"infrastructure"}
+        # The call that opened it says no more about its episode than the probes that will find it still broken.
+        assert [answer.breaker_open for answer in bad] == [False, False, False, True]
         with pytest.raises(UnavailableError) as parked:
             await hands.call("s", "c", "echo", text="parked")
         assert 0.0 < parked.value.retry_after_s <= 0.4

@@ -73,6 +73,12 @@ class Tools:
     async def fail(self, session: str) -> Result:
         raise Breakage("the line is down")
 
+    async def search(self, session: str, while_down: str) -> Result:
+        """Fails while that file is there."""
+        if Path(while_down).exists():
+            raise Breakage("the line is down")
+        return "found"
+
     async def excuse(self, session: str) -> Result:
         """A failure that says itself whose fault it is."""
         return {**_content("upstream is down"), "isError": True, "_meta": {"agentrl/fault": "infrastructure"}}

@@ -114,6 +114,27 @@ def test_the_oldest_waits_are_listed_and_the_others_counted() -> None:
     assert told.status == "busy"
 
 
+def test_the_waits_of_others_grow_older_by_themselves_and_are_told_again_only_when_they_changed() -> None:
+    clock = Clock()
+    account = Account(clock=clock)
+    task = messages.Wait("task g1", "is not done", 10.0, 60.0, who="batch")
+    account.tell_waits([task])
+    told = account.revision
+    clock.now += 5
+    with account.wait("its own", on="mongo-0", at_most_s=9):
+        own, of_others = report(account, clock.now).waits
+    assert (own.who, own.on) == ("", "mongo-0")
+    assert of_others == messages.Wait("task g1", "is not done", 15.0, 60.0, who="batch")
+    before = account.revision
+    assert before > told
+    account.tell_waits([messages.Wait("task g1", "is not done", 16.0, 60.0, who="batch")])
+    assert account.revision == before, "time has passed, and nothing else"
+    account.tell_waits([messages.Wait("task g2", "is not done", 1.0, 60.0, who="batch")])
+    assert account.revision == before + 1
+    account.tell_waits([])
+    assert report(account, clock.now).waits == ()
+
+
 def test_writes_from_many_threads_are_all_counted() -> None:
     account = Account()
 

@@ -1,0 +1,142 @@
+"""What a trainer's batch or evaluation waits for: the group that was admitted first, the record of it that is longest
+under way, and the call that it stands in.
+
+Invariants: looking changes nothing; for each thing that is waited for one way is told, from what is in the store now;
+every wait has the limit that the configuration gives it, so none is unbounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from agentrl.policies.states import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
+from agentrl.protocol.messages import Wait
+from agentrl.steward.admission import Admitted
+from agentrl.steward.rules import Rules
+from agentrl.store import tasks
+from agentrl.store.database import Database
+from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
+
+AROUND_A_CALL_S = 60.0
+"""What comes to the time of a call: queues, a session that is opened."""
+ADMITS_WITHIN_S = 600.0
+_OPEN_TOOL_CALLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A Task that is not closed, and what it still waits for."""
+
+    task: Task
+    records: Sequence[Record] = ()
+    """Those that are under way."""
+    call: DispatchedSamplingTask | None = None
+    """The model call in which the longest of them stands."""
+    tool_call: ToolCall | None = None
+    """The oldest of its tool calls without an answer."""
+
+    @property
+    def longest(self) -> Record | None:
+        """Whose end is waited for: the one that began first, or else the one that nobody has begun."""
+        return min(self.records, key=_order, default=None)
+
+
+async def look(database: Database, rules: Rules, admitted: Admitted) -> list[Wait]:
+    """For `Unit.tell_waits`. `admitted` is what admission said last."""
+    now = await database.now()
+    training = await _oldest(database, {"$in": list(TRAINS)})
+    evaluation = await _oldest(database, {"$in": ["eval"]})
+    if training is not None:
+        told = list(of_group("batch", training, rules, now))
+    else:
+        told = [of_admission(admitted, _since(await tasks.last_admission(database), now))]
+    return told + (list(of_group("evaluation", evaluation, rules, now)) if evaluation else [])
+
+
+async def _oldest(database: Database, purpose: dict[str, list[str]]) -> Group | None:
+    """The group that was admitted first of those that are not closed."""
+    open_one = {"status": TaskStatus.ADMITTED, "purpose": purpose}
+    left_out = {"query": 0, "answer": 0, "extra": 0, "shares": 0}
+    task = load_if(
+        Task, await database.find_one("Task", open_one, sort=[("admitted_order", 1), ("_id", 1)], projection=left_out)
+    )
+    if task is None:
+        return None
+    flying = {"task": task.id, "round": task.round, "status": {"$in": sorted(IN_FLIGHT)}}
+    records = [load(Record, document) for document in await database.find("Record", flying)]
+    longest = Group(task, records).longest
+    if longest is None or longest.status != RecordStatus.RUNNING:
+        return Group(task, records)
+    sent = {"record": longest.id, "status": CallStatus.SENT}
+    asked = {"record": longest.id, "status": {"$in": _OPEN_TOOL_CALLS}}
+    call = await database.find_one("DispatchedSamplingTask", sent, sort=[("index", 1)], projection=_CALL)
+    tool_call = await database.find_one("ToolCall", asked, sort=[("requested_at", 1)], projection=_TOOL_CALL)
+    return Group(task, records, load_if(DispatchedSamplingTask, call), load_if(ToolCall, tool_call))
+
+
+_CALL = ["record", "index", "engine", "sent_at"]
+_TOOL_CALL = ["record", "turn", "server", "tool", "requested_at"]
+
+
+def of_group(what: str, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
+    """From `batch` or `evaluation` to the call that holds it up."""
+    task, record = group.task, group.longest
+    name = f"task {task.id}"
+    age_s = _since(task.admitted_at, now)
+    if record is None:
+        yield Wait(name, "has no record under way and is not closed yet", age_s, rules.group_s, what)
+        return
+    yield Wait(name, f"{len(group.records)} of its {task.n} records are not done", age_s, rules.group_s, what)
+    yield from _of_record(name, record, group, rules, now)
+
+
+def _of_record(task: str, record: Record, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
+    owner = record.owner.partition(".")[0]
+    if record.status == RecordStatus.OPEN:
+        name, age_s = f"record {record.id}", _since(record.created_at, now)
+        yield Wait(name, "is open, and no sampler has claimed it", age_s, rules.group_s, task)
+        yield Wait("sampler", "to be claimed", age_s, rules.group_s, name)
+        return
+    name, age_s = f"record {record.id} on {owner}" if owner else f"record {record.id}", _since(record.started_at, now)
+    if record.status != RecordStatus.RUNNING:
+        scored_s = _since(record.finished_at, now)
+        waits = "the scorer cannot answer" if record.status == RecordStatus.UNSCORED else "it waits for its score"
+        yield Wait(name, f"has ended, and {waits}", scored_s, rules.episode_s, task)
+        return
+    yield Wait(name, f"is under way, in turn {record.turns + 1}", age_s, rules.episode_s, task)
+    if owner:
+        yield Wait(owner, "runs it", age_s, rules.episode_s, name)
+    yield from _of_calls(name, group, rules, now)
+
+
+def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
+    if (tool := group.tool_call) is not None:
+        name, age_s = f"tool {tool.server}.{tool.tool}", _since(tool.requested_at, now)
+        limit_s = rules.tools_s.get(tool.server, 0.0) + AROUND_A_CALL_S
+        yield Wait(name, f"has not answered the call {tool.id}", age_s, limit_s, record)
+        yield Wait("toolbox", "runs it", age_s, limit_s, name)
+    elif (call := group.call) is not None:
+        engine = call.engine.partition(".")[0]
+        name, age_s = f"model call c{call.index} on {engine}", _since(call.sent_at, now)
+        limit_s = rules.call_s + AROUND_A_CALL_S
+        yield Wait(name, "has no answer yet", age_s, limit_s, record)
+        yield Wait(engine or "engine", "generates", age_s, limit_s, name)
+
+
+def of_admission(admitted: Admitted, since_s: float) -> Wait:
+    """No group is under way that a batch could come from."""
+    counted = admitted.counts
+    numbers = f"{counted.in_flight} records under way, {counted.ready} ready, {counted.leased} leased"
+    why = admitted.why_not or "it has just admitted a group"
+    return Wait("admission", f"admits nothing: {why} ({numbers})", since_s, ADMITS_WITHIN_S, "batch")
+
+
+def _order(record: Record) -> tuple[bool, bool, str, str]:
+    began = record.started_at if record.status != RecordStatus.OPEN else record.created_at
+    return (record.status == RecordStatus.OPEN, began is None, began.isoformat() if began else "", record.id)
+
+
+def _since(then: datetime | None, now: datetime) -> float:
+    return 0.0 if then is None else max(0.0, (now - then).total_seconds())

@@ -1,0 +1,172 @@
+"""What a batch waits for, from what is in the store: the group, the record, the call; or why nothing is admitted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from agentrl.policies.admission import Counts
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import ToolCallStatus
+from agentrl.protocol.messages import Wait
+from agentrl.steward import admission, waits
+from agentrl.steward.admission import Admitted
+from agentrl.store import claims, services
+from agentrl.store.database import Database
+from agentrl.store.documents import DispatchedSamplingTask, Service, ToolCall, call_id, tool_call_id
+from agentrl.store.trajectories import Writer
+from tests.steward.test_rounds import full_round, rules, steward
+from tests.store.flow import admit, end, queue, run_group, sampler
+
+NOTHING = Admitted(0, 0, Counts(), "there is no room")
+
+
+def named(told: list[Wait]) -> list[tuple[str, str]]:
+    return [(wait.who, wait.on) for wait in told]
+
+
+async def admitted(db: Database) -> str:
+    """One group of four."""
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    [task] = await db.find("Task", {"status": "admitted"})
+    return str(task["_id"])
+
+
+async def older(db: Database, kind: str, id: str, field: str, seconds: float) -> None:
+    [found] = await db.find(kind, {"_id": id})
+    await db.update_one(kind, {"_id": id}, {"$set": {field: found[field] - timedelta(seconds=seconds)}})
+
+
+async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) -> None:
+    task = await admitted(db)
+    owner, writer = await sampler(db, "sampler-1.3"), Writer(db)
+    first, second = [await claims.claim(db, owner) for _ in range(2)]
+    assert first is not None
+    assert second is not None
+    await older(db, "Record", second.record.id, "started_at", 40.0)
+    record = second.record.id
+    name = f"record {record} on sampler-1"
+    ours = rules(tools_s={"shop": 5.0}, episode_s=30.0)
+    told = await waits.look(db, ours, NOTHING)
+    assert named(told) == [("batch", f"task {task}"), (f"task {task}", name), (name, "sampler-1")]
+    assert told[0].what == "4 of its 4 records are not done"
+    assert told[1].what == "is under way, in turn 1"
+    assert told[1].age_s >= 40.0
+    assert all(wait.at_most_s for wait in told), "no wait is unbounded"
+
+    call = DispatchedSamplingTask(id=call_id(record, 0), record=record, task=task, owner=owner, engine="engine-0.1")
+    await writer.sent(call)
+    told = await waits.look(db, ours, NOTHING)
+    assert named(told)[3:] == [(name, "model call c0 on engine-0"), ("model call c0 on engine-0", "engine-0")]
+
+    tool = ToolCall(id=tool_call_id(record, 0, 0), record=record, task=task, owner=owner, server="shop", tool="lookup")
+    await writer.requested(tool)
+    await older(db, "ToolCall", tool.id, "requested_at", 312.0)
+    told = await waits.look(db, ours, NOTHING)
+    assert named(told)[3:] == [(name, "tool shop.lookup"), ("tool shop.lookup", "toolbox")]
+    assert told[3].what == f"has not answered the call {tool.id}"
+    assert 312.0 <= told[3].age_s < 372.0
+    assert told[3].at_most_s == 5.0 + waits.AROUND_A_CALL_S
+    for status in (ToolCallStatus.RUNNING, ToolCallStatus.OK):
+        tool.status = status
+        await writer.tool_moved(tool)
+    assert "tool shop.lookup" not in dict(named(await waits.look(db, ours, NOTHING))).values()
+    await writer.close()
+
+
+async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_are_done(db: Database) -> None:
+    task = await admitted(db)
+    open_one = f"record {task}#r1.s0.a1"
+    told = await waits.look(db, rules(), NOTHING)
+    assert named(told)[1:] == [(f"task {task}", open_one), (open_one, "sampler")]
+    assert told[1].what == "is open, and no sampler has claimed it"
+
+    owner = await sampler(db)
+    for score in (0.0, 1.0, 0.0):
+        claim = await claims.claim(db, owner)
+        assert claim is not None
+        assert await end(db, claim, score)
+    claim = await claims.claim(db, owner)
+    assert claim is not None
+    assert await claims.finish(db, claim.record.id, owner, claims.Ending(outcome=Outcome.ANSWERED))
+    assert await claims.leave_unscored(db, claim.record.id, owner, "the judge is away")
+    told = await waits.look(db, rules(), NOTHING)
+    assert told[0].what == "1 of its 4 records are not done"
+    assert told[1].what == "has ended, and the scorer cannot answer"
+    assert await claims.give_up_scoring(db, claim.record.id, owner, "the judge never answered")
+    told = await waits.look(db, rules(), NOTHING)
+    assert [(wait.on, wait.what) for wait in told] == [
+        (f"task {task}", "has no record under way and is not closed yet")
+    ]
+
+
+async def test_without_a_group_under_way_admission_says_why(db: Database) -> None:
+    task = await admitted(db)
+    assert await run_group(db, [0.0, 1.0, 1.0, 0.0], owner=await sampler(db)) == "ready"
+    await older(db, "Task", task, "admitted_at", 90.0)
+    [wait] = await waits.look(db, rules(), NOTHING)
+    assert (wait.who, wait.on) == ("batch", "admission")
+    assert wait.what == "admits nothing: there is no room (0 records under way, 0 ready, 0 leased)"
+    assert wait.age_s >= 90.0
+
+
+async def test_an_evaluation_has_a_chain_of_its_own(db: Database) -> None:
+    [task] = await queue(db, 1, purpose="eval")
+    assert await admit(db, task, n=1)
+    told = await waits.look(db, rules(), NOTHING)
+    record = f"record {task.id}#r1.s0.a1"
+    assert named(told) == [
+        ("batch", "admission"),
+        ("evaluation", f"task {task.id}"),
+        (f"task {task.id}", record),
+        (record, "sampler"),
+    ]
+
+
+# ---- tool servers that cannot be used ----
+
+
+def toolbox(number: int, *, unavailable: list[str], names: tuple[str, ...] = ("shop", "search")) -> Service:
+    return Service(
+        id=f"toolbox-{number}.1",
+        unit=f"toolbox-{number}",
+        kind="toolbox",
+        state="serving",
+        url=f"http://127.0.0.1:{number}",
+        names=list(names),
+        unavailable=unavailable,
+        troubles=[f"{name} has its breaker open" for name in unavailable],
+    )
+
+
+async def test_nothing_is_admitted_that_needs_a_server_which_is_left_alone(db: Database) -> None:
+    made = steward(db, held_out=2)
+    await made.start()
+    await services.report(db, toolbox(0, unavailable=["shop"]))
+    done = await made.round()
+    assert done.admitted.groups == 0
+    assert done.admitted.why_not == "shop needs toolbox-0: shop has its breaker open"
+    assert "shop has its breaker open" in done.sentence()
+    assert await db.count("Record", {}) == 0
+    [wait] = await made.waits()
+    assert "shop has its breaker open" in wait.what
+
+    # Another server's trouble is not this environment's, and one toolbox that can is enough.
+    await services.report(db, toolbox(0, unavailable=["search"]))
+    assert await admission.held_environments(db, rules()) == {}
+    await services.report(db, toolbox(0, unavailable=["shop"]))
+    await services.report(db, toolbox(1, unavailable=[]))
+    assert await admission.held_environments(db, rules()) == {}
+    assert (await made.round()).admitted.groups == 4
+
+
+async def test_evaluations_wait_for_their_servers_too(db: Database) -> None:
+    made = steward(db)
+    await made.start()
+    await full_round(made)
+    await db.update_many("Task", {"status": "queued"}, {"$set": {"purpose": "eval"}})
+    await services.report(db, toolbox(0, unavailable=["shop"]))
+    assert (await made.round()).evaluations == 0
+    await services.report(db, toolbox(0, unavailable=[]))
+    assert (await made.round()).evaluations > 0
