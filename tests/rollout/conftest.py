@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from agentrl.store.documents import (
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.toolbox.api import build_app as build_toolbox_app
+from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
@@ -123,21 +124,25 @@ class Stage:
         made = Toolbox(self.config.tools, run_dir=Path.cwd(), name="toolbox-0.1", **options)
         await self.stack.enter_async_context(made.running())
         url = await self.stack.enter_async_context(listening(build_toolbox_app(made, TOKEN)))
-        await self.register("toolbox", "toolbox-0", url, names=sorted(self.config.tools))
         await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
+        me = ToolboxService(id="toolbox-0.1", unit="toolbox-0", url=url)
+        await self._repeat(Reporter(made, StoredServices(self.db), me).report, every_s=0.1)
         return made
 
     async def register(self, kind: str, unit: str, url: str, **fields: Any) -> None:
         service = Service(id=f"{unit}.1", unit=unit, kind=kind, url=url, state="serving", **fields)
+        await self._repeat(lambda: services.report(self.db, service), every_s=1.0)
 
-        async def report() -> None:
+    async def _repeat(self, report: Callable[[], Awaitable[None]], *, every_s: float) -> None:
+        """Now, and again and again until the stage is cleared."""
+
+        async def repeat() -> None:
             while True:
-                await services.report(self.db, service)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(every_s)
+                await report()
 
-        await services.report(self.db, service)
-        reporting = asyncio.create_task(report(), name=f"report {unit}")
-        self.stack.callback(reporting.cancel)
+        await report()
+        self.stack.callback(asyncio.create_task(repeat(), name="report").cancel)
 
     @contextlib.asynccontextmanager
     async def sampler(

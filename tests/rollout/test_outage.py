@@ -15,8 +15,6 @@ from agentrl.store import accounting
 from agentrl.store.datasets import Row
 from agentrl.store.documents import Record, Task
 from agentrl.toolbox.breaker import BreakerRule
-from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService
-from agentrl.toolbox.toolbox import Toolbox
 from tests.rollout.conftest import Stage, configuration, unruly_tools
 from tests.waiting import aeventually
 
@@ -45,39 +43,18 @@ async def kept(stage: Stage) -> AsyncIterator[Steward]:
         await asyncio.wait([going])
 
 
-@contextlib.asynccontextmanager
-async def telling(stage: Stage, toolbox: Toolbox) -> AsyncIterator[None]:
-    """The toolbox tells of itself as it does in its own process, only more often."""
-    [found] = await stage.db.find("Service", {"kind": "toolbox"})
-    url = found["url"]
-    await stage.db.update_many("Service", {"kind": "toolbox"}, {"$set": {"state": "gone"}})
-    reporter = Reporter(toolbox, StoredServices(stage.db), ToolboxService(id="toolbox-1.1", unit="toolbox-1", url=url))
-
-    async def tell() -> None:
-        while True:
-            await reporter.report()
-            await asyncio.sleep(0.05)
-
-    going = asyncio.create_task(tell(), name="tell")
-    try:
-        yield
-    finally:
-        going.cancel()
-        await asyncio.wait([going])
-
-
 async def test_a_search_that_is_down_stops_admission_and_costs_nobody_anything(stage: Stage, tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.touch()
     stage.config = configuration(**unruly_tools())
-    toolbox = await stage.toolbox(breaker=BreakerRule(open_s=0.2, open_most_s=0.4))
+    await stage.toolbox(breaker=BreakerRule(open_s=0.2, open_most_s=0.4))
     asks = f"<tool_call>search(while_down={str(down)!r})</tool_call>"
     await stage.engine(lambda heard: asks if len(heard.answers) == 1 else "<answer>3</answer>")
 
     async def records(**wanted: Any) -> list[Record]:
         return [record for record in await stage.all(Record) if has(record, wanted)]
 
-    async with telling(stage, toolbox), kept(stage) as steward, stage.sampler(concurrency=32):
+    async with kept(stage) as steward, stage.sampler(concurrency=32):
         await aeventually(lambda: "breaker open" in str(steward.held), within_s=30, what="admission stops")
         # Probes find it still broken, again and again: not one of them costs its seat an attempt.
         await aeventually(lambda: enough(records(free=True, status="failed"), 8), within_s=30, what="probes")
