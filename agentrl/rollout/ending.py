@@ -78,6 +78,13 @@ class Endings:
         act = claims.hand_back if resumable else claims.abandon
         await self._held(lambda: act(self._database, record.id, self._lease.incarnation))
 
+    async def free(self, record: Record) -> None:
+        """One that nobody works on; what it waited for will not be answered."""
+        owner = self._lease.incarnation
+        await trajectories.lose(self._database, record.id, owner, resumable=record.resumable)
+        # If it is another's by now, so much the better.
+        await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
+
     async def score(self, loop: AgentLoop, claim: Claim, texts: Sequence[str], data: DBRecordData) -> bool:
         """False if the scorer cannot say now."""
         record, task = claim

@@ -89,6 +89,11 @@ class Recorder:
     def tool_calls_of(self, turn: int) -> list[ToolCall]:
         return [call for call in self._tool_calls.values() if call.turn == turn]
 
+    @property
+    def has_tool_calls(self) -> bool:
+        """Of any turn, also of one that is not over: what was requested may have been carried out."""
+        return any(call.status != ToolCallStatus.REFUSED for call in self._tool_calls.values())
+
     async def whole_result(self, call: ToolCall) -> str:
         """What the tool said, also where only the ends of it are in the document."""
         return await chunks.whole(self._database, call.id, "result") or call.result

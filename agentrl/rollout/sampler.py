@@ -3,7 +3,8 @@
 Invariants: never more episodes than `concurrency`, and a lowered one cuts none off; nothing is claimed while no engine
 serves, while this sampler is paused or drains, while its lease is in doubt, or for environments whose tools are not
 there; a drain gives resumable episodes back at once, lets the others end for a while, and gives them up then; what
-ended and could not be scored is scored again, also what others left.
+ended and could not be scored is scored again, also what others left; what is this sampler's in the store, and nobody
+here knows of, because the answer to a claim or to an ending was lost, is given back or scored.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import NamedTuple
 
 from agentrl.errors import DiskError
 from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import RecordStatus
 from agentrl.rollout import loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, House, Settings
 from agentrl.rollout.loops import EpisodeExit
 from agentrl.store import claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError
+from agentrl.store.documents import Record
 
 log = logging.getLogger("sampler")
 SHIPPED = (single_turn.SingleTurnAgent, tool_agent.ToolAgent)
@@ -56,6 +59,9 @@ class Sampler:
         self._attempts: dict[Attempt, asyncio.Task[None]] = {}
         self._unscored: dict[str, _Waiting] = {}
         """By Record."""
+        self._claiming = False
+        self._strays: set[str] = set()
+        """Records that were this sampler's at the last look although nobody here works on them."""
         self._changed = asyncio.Event()
         self._concurrency = concurrency
         self._drain_began: float | None = None
@@ -171,6 +177,7 @@ class Sampler:
         config = self._house.config
         usual = all(_is_resumable(environment.agent) for environment in config.environments.values())
         able = self._environments()
+        self._claiming = True
         try:
             claim = await claims.claim(
                 self._house.database,
@@ -183,6 +190,8 @@ class Sampler:
             self.idle_because = f"the store does not answer: {away}"
             await self._wait(AWAY_S)
             return False
+        finally:
+            self._claiming = False
         if claim is None:
             return False
         attempt = Attempt(self._house, claim, self._settings())
@@ -242,6 +251,7 @@ class Sampler:
             await asyncio.sleep(RESCORE_EVERY_S)
             try:
                 await self._adopt()
+                await self._find_strays()
                 for record in self._due():
                     await self._rescore(record)
             except (StoreError, DiskError) as away:
@@ -254,6 +264,24 @@ class Sampler:
             if claim is None:
                 return
             self._unscored[claim.record.id] = _Waiting.first(0.0)
+
+    async def _find_strays(self) -> None:
+        """An answer may be lost on its way, and an episode may be dropped for a document that somebody wrote who had
+        been declared dead. Seen twice, such a Record is no one's who is just about to tell."""
+        held = {} if self._claiming else await self._held_by_nobody()
+        again = [held[name] for name in self._strays & held.keys()]
+        self._strays = set(held)
+        for record in again:
+            log.warning("nobody here works on %s, which is %s", record.id, record.status)
+            if record.status == RecordStatus.RUNNING:
+                await self._house.endings.free(record)
+            else:
+                self._unscored[record.id] = _Waiting.first(0.0)
+
+    async def _held_by_nobody(self) -> dict[str, Record]:
+        held = await claims.held_by(self._house.database, self._house.lease.incarnation)
+        known = self._unscored.keys() | {attempt.claim.record.id for attempt in self._attempts}
+        return {} if self._claiming else {record.id: record for record in held if record.id not in known}
 
     def _due(self) -> list[str]:
         now = time.monotonic()

@@ -89,7 +89,7 @@ class ToolCalls:
         self._session = recorder.record.id
         self._reserved = False
         self._leaving = asyncio.Event()
-        self._asked = any(recorder.tool_calls_of(turn.index) for turn in recorder.turns)
+        self._asked = recorder.has_tool_calls
         """Whether the session has state that later calls build on."""
         self.offer = Offer((), {})
 

@@ -167,6 +167,12 @@ async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
     return Claim(record, load(Task, task))
 
 
+async def held_by(database: Database, owner: str) -> list[Record]:
+    """What an owner has in its hands, as the store sees it."""
+    mine = {"owner": owner, "status": {"$in": [S.RUNNING, S.FINISHED, S.UNSCORED]}}
+    return [load(Record, found) for found in await database.find("Record", mine)]
+
+
 # ---- inside ----
 
 

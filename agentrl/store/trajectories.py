@@ -1,8 +1,9 @@
 """What happens inside an episode: turns, model calls, tool calls.
 
 Invariants: a write is answered when it is durable; writes that come while another is under way go out together, in
-their order; the same document again changes nothing, but one that another owner wrote is never taken for one's own
-(OwnershipError). Tokens are stored once: a call keeps of its prompt only what its base does not have.
+their order; the same document again changes nothing, but one that another owner wrote is never taken for one's own, and
+a change of what is another owner's by now is never taken for made (OwnershipError). Tokens are stored once: a call
+keeps of its prompt only what its base does not have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agentrl.errors import ConflictError
 from agentrl.policies.states import DISPATCHED_SAMPLING_TASK, TOOL_CALL, Actor, CallStatus, ToolCallStatus, check
 from agentrl.store import chunks
 from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError, Write
-from agentrl.store.documents import DispatchedSamplingTask, Document, ToolCall, Turn, load, storable, to_bson
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, load, storable, to_bson
 from agentrl.store.updates import NOW, setting
 from agentrl.tokens.binary import unpack_ids
 from agentrl.tokens.spans import StoredCall
@@ -36,12 +37,22 @@ class OwnershipError(ConflictError):
     """What was to be written belongs to another owner: this episode is somebody else's by now."""
 
 
+class _Waiting(NamedTuple):
+    """A write that has not gone out yet."""
+
+    collection: str
+    id: str
+    owner: str
+    write: Write
+    written: asyncio.Future[None]
+
+
 class Writer:
     """Writes for all episodes of one process, a batch at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: list[tuple[str, Write, asyncio.Future[None]]] = []
+        self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def sent(self, call: DispatchedSamplingTask) -> None:
@@ -108,9 +119,9 @@ class Writer:
         computed = {"done_at": NOW} if ends else {}
         await self._write(document, UpdateOne(present, setting(storable(to_bson(fields)), **computed)))
 
-    async def _write(self, document: Document, write: Write) -> None:
+    async def _write(self, document: DispatchedSamplingTask | Turn | ToolCall, write: Write) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((type(document).__name__, write, written))
+        self._waiting.append(_Waiting(type(document).__name__, document.id, document.owner, write, written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._flush(), name="write trajectories")
         await written
@@ -120,13 +131,14 @@ class Writer:
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             # A write may only overtake those of other collections, and a turn comes last.
             for collection in ORDER:
-                await self._write_batch(collection, [entry[1:] for entry in batch if entry[0] == collection])
+                await self._write_batch(collection, [entry for entry in batch if entry.collection == collection])
 
-    async def _write_batch(self, collection: str, entries: list[tuple[Write, asyncio.Future[None]]]) -> None:
+    async def _write_batch(self, collection: str, entries: list[_Waiting]) -> None:
         if not entries:
             return
         try:
-            await self._database.write(collection, [write for write, _ in entries])
+            done = await self._database.write(collection, [entry.write for entry in entries])
+            lost = await self._lost(collection, entries) if done.inserted + done.matched < len(entries) else []
         except StoreUnavailableError as away:
             _answer(entries, away)
         except Exception as failed:  # noqa: BLE001 - it is raised where the write was asked for
@@ -137,17 +149,25 @@ class Writer:
             for entry in entries:
                 await self._write_batch(collection, [entry])
         else:
-            _answer(entries, None)
+            _answer(lost, OwnershipError("What was to be changed belongs to another owner."))
+            _answer([entry for entry in entries if entry not in lost], None)
+
+    async def _lost(self, collection: str, entries: list[_Waiting]) -> list[_Waiting]:
+        """Of writes that found nothing to change, those that are another owner's. The others had been made before."""
+        ids = {"_id": {"$in": [entry.id for entry in entries]}}
+        found = await self._database.find(collection, ids, projection=["owner"])
+        owners = {document["_id"]: document["owner"] for document in found}
+        return [entry for entry in entries if owners.get(entry.id) != entry.owner]
 
 
-def _answer(entries: Iterable[tuple[Write, asyncio.Future[None]]], error: Exception | None) -> None:
-    for _, written in entries:
-        if written.done():  # whoever asked was cancelled
+def _answer(entries: Iterable[_Waiting], error: Exception | None) -> None:
+    for entry in entries:
+        if entry.written.done():  # whoever asked was cancelled
             continue
         if error is None:
-            written.set_result(None)
+            entry.written.set_result(None)
         else:
-            written.set_exception(error)
+            entry.written.set_exception(error)
 
 
 def _now() -> datetime:

@@ -129,6 +129,19 @@ class Stage:
         await self._repeat(Reporter(made, StoredServices(self.db), me).report, every_s=0.1)
         return made
 
+    @contextlib.asynccontextmanager
+    async def short_lived_toolbox(self) -> AsyncIterator[Toolbox]:
+        """One that is gone after the body, with all that it knew."""
+        made = Toolbox(self.config.tools, run_dir=Path.cwd(), name="toolbox-0.0")
+        async with listening(build_toolbox_app(made, TOKEN)) as url, made.running():
+            names = sorted(self.config.tools)
+            me = Service(id="toolbox-0.0", unit="toolbox-0", kind="toolbox", url=url, state="serving", names=names)
+            await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
+            await services.report(self.db, me)
+            yield made
+            me.state = "gone"
+            await services.report(self.db, me)
+
     async def register(self, kind: str, unit: str, url: str, **fields: Any) -> None:
         service = Service(id=f"{unit}.1", unit=unit, kind=kind, url=url, state="serving", **fields)
         await self._repeat(lambda: services.report(self.db, service), every_s=1.0)

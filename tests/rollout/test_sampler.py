@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import RecordStatus
 from agentrl.rollout.scorers import UnscoredError, register_scorer
 from agentrl.steward import expiry
-from agentrl.store import owners, tasks
+from agentrl.store import claims, owners, tasks
+from agentrl.store.claims import Ending
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Record
 from agentrl.store.owners import OwnerLostError
@@ -171,6 +173,47 @@ async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: 
     assert (record.outcome, record.owner, record.attempt) == ("answered", "sampler-1.1", 1)
     assert [call.status for call in await stage.calls()] == ["done", "failed", "done"]
     assert len(await stage.data()) == 1
+
+
+async def test_what_is_its_own_in_the_store_and_nobody_works_on_is_taken_up_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a store that made a claim, and an ending, and could not say so any more."""
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
+    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.task(n=2)
+    claimed = await claims.claim(stage.db, "sampler-0.1", resumable=True)
+    ended = await claims.claim(stage.db, "sampler-0.1", resumable=True)
+    assert claimed is not None
+    assert ended is not None
+    assert await claims.finish(stage.db, ended.record.id, "sampler-0.1", Ending(outcome=Outcome.NO_ANSWER))
+    async with stage.sampler("sampler-0.1"):
+        records = await stage.ended(count=2)
+    assert {record.id: (record.status, record.score, record.attempt) for record in records} == {
+        claimed.record.id: ("scored", 1.0, 1),
+        ended.record.id: ("scored", 0.0, 1),
+    }
+
+
+async def test_a_tool_call_is_not_made_again_in_a_toolbox_that_knows_nothing_of_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """A sampler leaves during the first turn's call, and the toolbox is replaced: what it had done, nobody knows."""
+    stage.config = configuration(**unruly_tools(session="keyed"))
+    path = tmp_path / "notes"
+    call = f"<tool_call>note(path={str(path)!r}, seconds=60)</tool_call>"
+    await stage.engine(lambda heard: call)
+    await stage.task(n=1)
+    async with stage.short_lived_toolbox(), stage.sampler("sampler-0.1") as leaving:
+        await aeventually(lambda: path.exists(), what="the tool runs")
+        leaving.drain()
+        await aeventually(lambda: leaving.running == 0, what="it left")
+    assert not await stage.turns()
+    await stage.toolbox()
+    async with stage.sampler("sampler-1.1"):
+        record = await stage.one()
+    assert (record.status, record.outcome) == ("failed", "tool_server_failed")
+    assert path.read_text().split().count("begun") == 1
 
 
 async def _turns(stage: Stage, count: int) -> bool:

@@ -89,6 +89,19 @@ async def test_what_another_owner_wrote_is_not_taken_for_ones_own(db: Database) 
     assert await db.count("DispatchedSamplingTask", {"owner": ME}) == 5
 
 
+async def test_a_change_of_what_is_another_owners_is_not_taken_for_made(db: Database) -> None:
+    writer = Writer(db)
+    await asyncio.gather(*(writer.sent(call(index)) for index in range(3)))
+    await writer.answered(answered(0, [1]))
+    await db.update_one("DispatchedSamplingTask", {"_id": call(1).id}, {"$set": {"owner": "sampler-9.9"}})
+    moves = [writer.answered(answered(index, [1])) for index in range(3)]
+    results = await asyncio.gather(*moves, return_exceptions=True)
+    assert results[0] is None, "it was made before, which is just as good"
+    assert isinstance(results[1], OwnershipError)
+    assert results[2] is None
+    assert await db.count("DispatchedSamplingTask", {"status": "done"}) == 2
+
+
 class Counting(Database):
     batches = 0
 
@@ -189,7 +202,10 @@ async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) 
     # The former sampler still writes: nothing of it counts.
     with pytest.raises(OwnershipError):
         await former.sent(call(1))
-    await former.tool_moved(tool(1, ToolCallStatus.LOST))
+    with pytest.raises(OwnershipError):
+        await former.tool_moved(tool(1, ToolCallStatus.LOST))
+    with pytest.raises(OwnershipError):
+        await former.answered(answered(2, [3]))
     [stored] = await trajectories.tool_calls_of(db, RECORD)
     assert stored.status == "requested"
     # The new one asks for the same tool call again, and goes on.
