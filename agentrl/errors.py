@@ -37,6 +37,10 @@ class ExitCode(enum.IntEnum):
     """A disk is full or not writable; nothing was changed."""
     UNHEALTHY = 12
     """`doctor` found something that stops a run, or `status --check` found the run degraded."""
+    UNAVAILABLE = 13
+    """The unit that serves this command is not ready; nothing was asked of it."""
+    UNBALANCED = 14
+    """`accounting` found sums that do not agree."""
     TEMPORARY = 75
     """A unit asks to be started again; not counted as a death."""
     CONFIG = 78
@@ -128,6 +132,12 @@ class DiskError(AgentrlError):
     """A write failed because the disk is full or read-only."""
 
     exit_code = ExitCode.DISK
+
+
+class UnavailableError(AgentrlError):
+    """Whoever serves this command is not there now."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class ProtocolError(AgentrlError):

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from agentrl.errors import ConfigError
 from agentrl.steward import epochs, rules
+from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
 from agentrl.store import access, indexes
 from agentrl.store.database import StoreUnavailableError
@@ -49,6 +50,8 @@ async def main(unit: Unit) -> None:
                 unit=unit.name,
             )
             await steward.start()
+        unit.on_death(steward.died)
+        unit.answer(Desk(database).answer)
         _knobs(unit, steward)
         unit.ready()
         await _serve(unit, steward)

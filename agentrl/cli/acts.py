@@ -19,7 +19,8 @@ from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.commands import Accepted, Args
+    from agentrl.protocol.base import Args
+    from agentrl.protocol.commands import Accepted
 
 _EXIT = {
     OperationState.SUCCEEDED: ExitCode.OK,

@@ -24,8 +24,11 @@ from agentrl.cli import (
     insight,
     keys,
     logs,
+    records,
     settings,
     status,
+    tasks,
+    training,
     tune,
     units,
     up,
@@ -60,7 +63,11 @@ def root(
 
 
 # The order of the help: what one needs first comes first.
-for group_of_verbs in (up, down, status, units, tune, logs, events, alerts, insight, house, keys, settings, completion):
+for group_of_verbs in (
+    *(up, down, status, units, tune, logs, events, alerts, insight),
+    *(tasks, records, training),
+    *(house, keys, settings, completion),
+):
     group_of_verbs.register(app)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 _OF_A_RUN = re.compile(
-    r"\bagentrl ((?:alerts|keys) [a-z]+"
-    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks))(?![\w-])"
+    r"\bagentrl ((?:alerts|keys|tasks|records|steps|checkpoints|versions|tools) [a-z]+"
+    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks|accounting))(?![\w-])"
     r"(?! --(?:run|key)\b| RUN\.yaml)"
 )
 

@@ -7,32 +7,18 @@ out once) and `deadline_s`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from agentrl.client.data_commands import DataMethods
 from agentrl.errors import UsageError
 from agentrl.protocol import commands, wire
-from agentrl.protocol.commands import Accepted, Args, Happenings, KeyRow, StatusReport, WhyReport
+from agentrl.protocol.commands import Accepted, Happenings, KeyRow, StatusReport, WhyReport
 from agentrl.protocol.messages import LogChunk, Permission
 from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, KnobValue, OperationRow
 
 
-class CommandMethods(ABC):
-    @abstractmethod
-    async def call(
-        self,
-        name: str,
-        args: Args | Mapping[str, Any] | None = None,
-        *,
-        id: str | None = None,
-        deadline_s: float | None = None,
-        dry_run: bool = False,
-    ) -> Any: ...
-
-    async def _act(self, name: str, args: Args, request_id: str | None, deadline_s: float | None) -> Accepted:
-        return cast(Accepted, await self.call(name, args, id=request_id, deadline_s=deadline_s))
-
+class CommandMethods(DataMethods):
     # ---- queries ----
 
     async def status(self) -> StatusReport:

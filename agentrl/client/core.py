@@ -23,7 +23,8 @@ from agentrl.client.session import Answer, Session
 from agentrl.client.tail import FeedTail
 from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
-from agentrl.protocol.commands import COMMANDS, Accepted, Args, ShowOperation, Snapshot
+from agentrl.protocol.base import Args
+from agentrl.protocol.commands import COMMANDS, Accepted, ShowOperation, Snapshot
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
 from agentrl.protocol.rows import AnyRow, OperationRow, short
 

@@ -18,7 +18,7 @@ import msgspec
 from agentrl.client.discovery import Target
 from agentrl.errors import KeyRefusedError, ProtocolError
 from agentrl.protocol import wire
-from agentrl.protocol.messages import FeedBeat, FeedRow
+from agentrl.protocol.feed import FeedBeat, FeedRow
 from agentrl.transport.publisher import Subscriber
 
 SILENT_S = 3.5

@@ -34,6 +34,7 @@ from agentrl.control.context import Context
 from agentrl.control.desks.clients import ClientsDesk
 from agentrl.control.desks.hosts import HostsDesk
 from agentrl.control.desks.queries import Queries
+from agentrl.control.desks.serving import Serving
 from agentrl.control.desks.units import UnitsDesk
 from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
@@ -131,11 +132,14 @@ class Coordinator:
         self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
         ending = Ending(context, asks, self._over.set)
-        self._performer = Performer(context, hosts.incident, hosts.forgotten, hosts.was_stopped, ending.all_stopped)
+        self._performer = Performer(
+            context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
+        )
         knob_acts = KnobActs(context, self._settings, asks)
-        acts = self._acts(knob_acts, Stacks(context, asks))
+        serving = Serving(context, asks)
+        acts = {**self._acts(knob_acts, Stacks(context, asks)), **serving.table}
         previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
-        self._clients = ClientsDesk(context, self._queries.handlers, acts, previews)
+        self._clients = ClientsDesk(context, self._queries.handlers, acts, previews, serving)
         switchboard = Switchboard(context, units, hosts, self._clients)
         address = addresses.hub_address(run.uuid)
         self._hub = Hub(address, gate=self._gate, on_message=switchboard.on_message, on_gone=switchboard.on_gone)

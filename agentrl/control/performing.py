@@ -27,12 +27,14 @@ class Performer:
         incident: Callable[[do.Report], None],
         forgotten: Callable[[str, int], None],
         was_stopped: Callable[[str, str, int], None],
+        died: Callable[[str, int], None],
         all_stopped: Callable[[], None],
     ) -> None:
         self._context = context
         self._incident = incident
         self._forgotten = forgotten
         self._was_stopped = was_stopped
+        self._died = died
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.hub_address = ""
@@ -59,6 +61,8 @@ class Performer:
                 self._start_timer(unit, at)
             case do.Report():
                 self._incident(instruction)
+            case do.Died(unit, incarnation):
+                self._died(unit, incarnation)
             case do.AllStopped():
                 self._all_stopped()
 

@@ -17,7 +17,7 @@ from agentrl.control.desks.clients import ClientsDesk
 from agentrl.control.desks.hosts import HostsDesk
 from agentrl.control.desks.units import UnitsDesk
 from agentrl.errors import ExitCode, ProtocolError
-from agentrl.protocol import messages
+from agentrl.protocol import messages, serving
 from agentrl.protocol.messages import Permission, Refused, ToCoordinator
 from agentrl.protocol.wire import decode_to_coordinator
 from agentrl.transport.hub import Peer
@@ -99,7 +99,9 @@ class Switchboard:
             case messages.Bye():
                 self._units.bye(known, clipping.bye(message))
             case messages.KnobPreviewed():
-                self._units.previewed(clipping.previewed(message))
+                self._units.answered(clipping.previewed(message))
+            case serving.UnitAnswer():
+                self._units.answered(clipping.answer(message))
             case _:
                 noise.warning(known.name, "%s sent a %s, not for units", known.name, type(message).__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentrl.control.context import Context
-from agentrl.protocol.messages import MetricBatch
+from agentrl.protocol.feed import MetricBatch
 from agentrl.protocol.wire import encode
 from agentrl.telemetry.metrics import FEED_ROWS, JOURNAL_COMMIT, LOOP_LAG, PEERS
 

@@ -30,9 +30,16 @@ class Field:
 class Fields:
     """The fields of one kind of document."""
 
-    def __init__(self, fields: Iterable[Field], *, prefixes: Mapping[str, Kind] | None = None) -> None:
+    def __init__(
+        self,
+        fields: Iterable[Field],
+        *,
+        prefixes: Mapping[str, Kind] | None = None,
+        orders: Mapping[str, str] | None = None,
+    ) -> None:
         self._fields = {field.name: field for field in fields}
         self._prefixes = dict(prefixes or {})
+        self._orders = dict(orders or {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,6 +53,10 @@ class Fields:
         if dot and rest and prefix in self._prefixes and all(part.isidentifier() for part in rest.split(".")):
             return Field(name, self._prefixes[prefix])
         return None
+
+    def find_order(self, name: str) -> Field | None:
+        """The field to sort by: orders have names besides those of the fields."""
+        return self.find(self._orders.get(name, name))
 
     def nearest(self, name: str) -> str:
         """The field that was probably meant; empty if none is similar."""
@@ -61,11 +72,13 @@ def fields(
     flag: str = "",
     texts: str = "",
     prefixes: Mapping[str, Kind] | None = None,
+    age: str = "",
+    identity: Kind = "text",
 ) -> Fields:
-    """Fields by kind, as words; every document has an id."""
+    """Fields by kind, as words; every document has an id. Sorted by `age`, the oldest come first."""
     by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
     named = [Field(name, kind) for kind, words in by_kind.items() for name in words.split()]
-    return Fields([Field("id", "text", "_id"), *named], prefixes=prefixes)
+    return Fields([Field("id", identity, "_id"), *named], prefixes=prefixes, orders={"age": age} if age else {})
 
 
 TASKS = fields(
@@ -75,11 +88,13 @@ TASKS = fields(
     time="admitted_at deadline_at",
     flag="signal",
     texts="servers",
+    age="admitted_at",
 )
 RECORDS = fields(
     text="task environment purpose status owner outcome outcome_class error",
     number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
     time="created_at started_at finished_at",
+    age="started_at",
 )
 CALLS = fields(
     text="record task turn status base finish_reason engine error",
@@ -91,6 +106,7 @@ TOOL_CALLS = fields(
     text="record task server tool status error_class result session",
     number="turn latency_s",
     time="requested_at done_at",
+    age="requested_at",
 )
 STEPS = fields(
     text="lineage status",
@@ -99,8 +115,16 @@ STEPS = fields(
     flag="empty",
     texts="tasks records",
     prefixes={"metrics": "number"},
+    age="leased_at",
 )
-CHECKPOINTS = fields(text="lineage status path", number="step version", time="at", flag="pinned")
-PUBLICATIONS = fields(text="lineage status path", number="parent step", time="announced_at", texts="reasons served_by")
+CHECKPOINTS = fields(text="lineage status path", number="step version", time="at", flag="pinned", age="at")
+PUBLICATIONS = fields(
+    text="lineage status path",
+    number="parent step",
+    time="announced_at",
+    texts="reasons served_by",
+    age="announced_at",
+    identity="number",
+)
 OWNERS = fields(text="unit role", time="expires_at", flag="expired")
 SERVICES = fields(text="unit kind url state", number="version slots running", time="seen_at", texts="names")

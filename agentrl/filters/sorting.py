@@ -50,7 +50,7 @@ def parse_sort(text: str, fields: Fields) -> tuple[SortKey, ...]:
 def _key(text: str, place: int, name: str, fields: Fields) -> SortKey:
     descending = name.startswith("-")
     name = name.removeprefix("-").removeprefix("+")
-    field = fields.find(name)
+    field = fields.find_order(name)
     if field is None:
         nearest = fields.nearest(name)
         meant = f"; did you mean {nearest!r}?" if nearest else ""

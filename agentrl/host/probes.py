@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from agentrl.host import listeners, questions
 from agentrl.host.processes import Processes
-from agentrl.protocol.messages import Message, Probed, Scraped
+from agentrl.protocol.base import Message
+from agentrl.protocol.messages import Probed, Scraped
 from agentrl.protocol.specs import Probe
 
 # Until it first succeeds a readiness probe is asked more often than its interval: waiting 2 s for a process that was

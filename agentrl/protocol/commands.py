@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from agentrl.protocol import data
+from agentrl.protocol.base import Args
 from agentrl.protocol.danger import Effect, Tier, harmless, tier_of
 from agentrl.protocol.messages import LogChunk, Permission
 from agentrl.protocol.rows import (
@@ -26,11 +29,6 @@ from agentrl.protocol.rows import (
     RunRow,
     UnitRow,
 )
-
-
-class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of all arguments. An argument that the coordinator does not know is refused, not ignored."""
-
 
 # ---- queries ----
 
@@ -269,6 +267,8 @@ Happenings = list[OperationRow | IncidentRow | AuditRow | AlertRow]
 
 # ---- the table ----
 
+STEWARD = "steward"
+
 
 class CommandSpec(msgspec.Struct, frozen=True):
     name: str
@@ -284,6 +284,8 @@ class CommandSpec(msgspec.Struct, frozen=True):
     """The command that takes it back, if there is one."""
     result: Any = Accepted
     """Type of the answer; None for a snapshot, which is a stream of rows."""
+    served_by: str = ""
+    """The group whose units know the answer, or carry it out; empty for the coordinator itself."""
 
 
 def _query(
@@ -302,6 +304,14 @@ def _act(
     tier: Callable[[Effect], Tier] = tier_of,
 ) -> CommandSpec:
     return CommandSpec(name, args, permission, cli, True, help, tier=tier, reverse=reverse)
+
+
+def _list(name: str, cli: str, help: str) -> CommandSpec:
+    return _served(name, data.ListRows, data.Page, cli, help)
+
+
+def _served(name: str, args: type[Args], result: Any, cli: str, help: str) -> CommandSpec:
+    return structs.replace(_query(name, args, result, cli, help), served_by=STEWARD)
 
 
 COMMANDS: dict[str, CommandSpec] = {
@@ -323,6 +333,11 @@ COMMANDS: dict[str, CommandSpec] = {
         ),
         _query("alerts", Alerts, list[AlertRow], "alerts list", "Alerts with evidence and suggested command."),
         _query("list_keys", ListKeys, list[KeyRow], "keys list", "Keys and what they may do.", Permission.ADMIN),
+        _list("list_tasks", "tasks list", "Rows of datasets and what became of them."),
+        _list("list_records", "records list", "Attempts, with what those under way are doing."),
+        _list("list_steps", "steps list", "Trained batches with their metrics."),
+        _list("list_checkpoints", "checkpoints list", "What was saved."),
+        _list("list_versions", "versions list", "Published weights, and which engine serves them."),
         _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
         _act("down", Down, "down", "Stop everything and prove that nothing is left.", "apply", Permission.ADMIN),
         _act("scale", Scale, "scale", "Change how many units a group has.", "scale"),

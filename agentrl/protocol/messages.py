@@ -11,6 +11,8 @@ import enum
 
 import msgspec
 
+from agentrl.protocol.base import Message
+from agentrl.protocol.serving import ToServingUnit, UnitAnswer
 from agentrl.protocol.specs import GroupSpec
 
 PROTOCOL_MAJOR = 1
@@ -33,10 +35,6 @@ class Permission(enum.StrEnum):
 
 
 _RANK = {Permission.VIEWER: 0, Permission.OPERATOR: 1, Permission.ADMIN: 2}
-
-
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of everything on the wire."""
 
 
 # ---- facts shared by several messages ----
@@ -160,6 +158,8 @@ class UnitHello(Message, tag="unit_hello", frozen=True):
     version: str = ""
     declared: tuple[KnobDeclaration, ...] = ()
     """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
+    hears_deaths: bool = False
+    """It wants a `UnitDied` for every life that ends."""
 
 
 class Beat(Message, tag="beat", frozen=True):
@@ -187,7 +187,7 @@ class UnitReport(Message, tag="unit_report", frozen=True):
     """The version of the weights it works with, where it has any."""
     paused: bool = False
     draining: bool = False
-    knobs: dict[str, float | int | str | bool | None] = {}
+    knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)
     """Knob values in force in this unit, with the boundary already passed."""
     extend_stop_s: float | None = None
     """More time wanted for a drain that is under way."""
@@ -230,7 +230,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     orphan_lease_s: float = 600.0
     permission: Permission = Permission.UNIT
     server_version: str = ""
-    knobs: dict[str, float | int | str | bool | None] = {}
+    knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)
     paused: bool = False
 
 
@@ -547,37 +547,10 @@ class SnapshotEnd(Message, tag="snapshot_end", frozen=True):
     seq: int
 
 
-# ---- feed (PUB) ----
-
-
-class FeedRow(Message, tag="feed_row", frozen=True):
-    """A row as it is now, whole; nil means that it is gone."""
-
-    epoch: str
-    seq: int
-    key: str
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")
-
-
-class FeedBeat(Message, tag="feed_beat", frozen=True):
-    """Every second, also when nothing changes: a subscriber that sees a gap takes a new snapshot."""
-
-    epoch: str
-    seq: int
-    now_ct: float
-    at: float
-
-
-class MetricBatch(Message, tag="metric_batch", frozen=True):
-    """Published on the metrics socket: the newest values of one unit."""
-
-    unit: str
-    at: float
-    values: dict[str, float]
-
-
-FromUnit = UnitHello | Beat | UnitReport | UnitMetrics | Bye | KnobPreviewed
-ToUnit = Welcome | Refused | WhoAreYou | BeatAck | Drain | CancelDrain | SetPaused | SetKnob | PreviewKnob
+FromUnit = UnitHello | Beat | UnitReport | UnitMetrics | Bye | KnobPreviewed | UnitAnswer
+ToUnit = (
+    Welcome | Refused | WhoAreYou | BeatAck | Drain | CancelDrain | SetPaused | SetKnob | PreviewKnob | ToServingUnit
+)
 FromHost = (
     HostHello
     | HostBeat
@@ -595,7 +568,6 @@ FromHost = (
 ToHost = Welcome | Refused | WhoAreYou | BeatAck | Spawn | SignalUnit | KillTree | Forget | Ask | AgentExit
 FromClient = ClientHello | Request
 ToClient = Welcome | Refused | WhoAreYou | Reply | ErrorReply | SnapshotRow | SnapshotEnd
-Feed = FeedRow | FeedBeat | MetricBatch
 
 ToCoordinator = FromUnit | FromHost | FromClient
 FromCoordinator = ToUnit | ToHost | ToClient

@@ -12,14 +12,14 @@ import msgspec
 from msgspec.msgpack import Decoder
 
 from agentrl.errors import ProtocolError
-from agentrl.protocol import messages, rows
+from agentrl.protocol import feed, messages, rows
 
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _to_coordinator: Decoder[messages.ToCoordinator] = Decoder(messages.ToCoordinator)
 _from_coordinator: Decoder[messages.FromCoordinator] = Decoder(messages.FromCoordinator)
-_feed: Decoder[messages.Feed] = Decoder(messages.Feed)
+_feed: Decoder[feed.Feed] = Decoder(feed.Feed)
 _row: Decoder[rows.AnyRow] = Decoder(rows.AnyRow)
 _decoders: dict[Any, Decoder[Any]] = {}
 
@@ -41,7 +41,7 @@ def decode_from_coordinator(frame: bytes | memoryview) -> messages.FromCoordinat
     return _decode(_from_coordinator, frame)
 
 
-def decode_feed(frame: bytes | memoryview) -> messages.Feed:
+def decode_feed(frame: bytes | memoryview) -> feed.Feed:
     """A message of the feed or the metrics socket."""
     return _decode(_feed, frame)
 

@@ -31,6 +31,10 @@ class Expired(NamedTuple):
     abandoned: int = 0
     steps: int = 0
 
+    @property
+    def freed(self) -> int:
+        return self.handed_over + self.abandoned + self.steps
+
 
 async def bridge_gap(database: Database) -> bool:
     """To be called before a steward renews its own lease, which is what the gap is told by."""

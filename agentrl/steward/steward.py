@@ -78,6 +78,8 @@ class Steward:
         self._clock = clock
         self._lease = owners.Lease(database, incarnation, unit=unit, role=expiry.ROLE, clock=clock)
         self._admitted = Admitted(0, 0, Counts())
+        self._dead: set[str] = set()
+        """Lives whose end was told and has not been dealt with."""
         self._renewed_at = float("-inf")
         self._kept_house_at = float("-inf")
 
@@ -93,7 +95,7 @@ class Steward:
     async def round(self) -> Done:
         """Everything once."""
         done = Done()
-        if self._clock() - self._kept_house_at >= HOUSEKEEPING_EVERY_S:
+        if self._dead or self._clock() - self._kept_house_at >= HOUSEKEEPING_EVERY_S:
             await self._keep_house(done)
             self._kept_house_at = self._clock()
         done.redrawn = await attempts.follow(self._database)
@@ -110,18 +112,27 @@ class Steward:
         """What a batch and an evaluation wait for, and why."""
         return await waits.look(self._database, self.rules, self._admitted)
 
-    async def died(self, incarnation: str) -> None:
-        """Its death was confirmed: nobody needs to wait for its lease."""
-        if await owners.expire(self._database, incarnation, "its death was confirmed"):
-            await expiry.expire(self._database)
+    def died(self, incarnation: str) -> None:
+        """Its death was confirmed: the next round does not wait for its lease."""
+        self._dead.add(incarnation)
+
+    async def _declare_dead(self) -> list[str]:
+        declared = []
+        for incarnation in sorted(self._dead):
+            if await owners.expire(self._database, incarnation, "its death was confirmed"):
+                declared.append(incarnation)
+            self._dead.discard(incarnation)  # not before the store took it
+        return declared
 
     async def _keep_house(self, done: Done) -> None:
         await expiry.bridge_gap(self._database)
         if self._clock() - self._renewed_at >= owners.RENEW_EVERY_S:
             await self._lease.renew()
             self._renewed_at = self._clock()
+        done.expired = await self._declare_dead()
         expired = await expiry.expire(self._database)
-        done.expired, done.freed = expired.owners, expired.handed_over + expired.abandoned + expired.steps
+        done.expired += expired.owners
+        done.freed += expired.freed
         done.repaired = await tasks.repair(self._database)
         done.closed = await closing.close(self._database, self.rules)
         await closing.retrain(self._database, self.rules)

@@ -43,6 +43,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         _index("followed", "status followed"),
         _index("finished", "finished_at"),
+        _index("ages", "status started_at"),
     ],
     "DispatchedSamplingTask": [_index("record", "record index"), _index("task", "task"), _index("status", "status")],
     "Turn": [_index("record", "record index"), _index("task", "task")],

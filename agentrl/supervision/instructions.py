@@ -82,5 +82,12 @@ class Report(Instruction, frozen=True):
     swept: tuple[ProcessInfo, ...] = ()
 
 
+class Died(Instruction, frozen=True):
+    """This life has ended for certain, planned or not: what it held may be given to others."""
+
+    unit: str
+    incarnation: int
+
+
 class AllStopped(Instruction, frozen=True):
     """`down` reached its end: no unit is left."""

@@ -15,6 +15,7 @@ from agentrl.supervision import restarts
 from agentrl.supervision.choices import Use, place, use_of
 from agentrl.supervision.instructions import (
     AllStopped,
+    Died,
     Forget,
     Instruction,
     KillTree,
@@ -329,6 +330,7 @@ class Lifecycle:
         if exit.unknown and slot.bye_code is not None:
             exit = ExitStatus(code=slot.bye_code)
         slot.leader_gone, slot.last_exit, slot.pid = True, exit, 0
+        self.out.append(Died(slot.unit, slot.incarnation))
         asked = slot.state in (S.DRAINING, S.STOPPING) and not slot.stopping_because
         if asked or (slot.state in IN_SERVICE and not self.runs(slot)):
             if slot.state is not S.STOPPING:
@@ -440,4 +442,5 @@ class Lifecycle:
         gone = Ghost(host, incarnation)
         if gone in slot.ghosts:
             slot.ghosts = [g for g in slot.ghosts if g != gone]
+            self.out.append(Died(slot.unit, incarnation))
             self.touch(slot)

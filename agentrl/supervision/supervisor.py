@@ -15,7 +15,17 @@ from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision import events, wishes
-from agentrl.supervision.instructions import Forget, Instruction, KillTree, Persist, Publish, Signal, Spawn, StartTimer
+from agentrl.supervision.instructions import (
+    Died,
+    Forget,
+    Instruction,
+    KillTree,
+    Persist,
+    Publish,
+    Signal,
+    Spawn,
+    StartTimer,
+)
 from agentrl.supervision.lifecycle import UNKNOWN_EXIT, Lifecycle
 from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.slots import Ghost, HostState, Slot, State
@@ -183,6 +193,7 @@ class Supervisor:
         slot.leader_gone = slot.tree_gone = True
         slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
         slot.desired_by = event.by
+        self._life.out.append(Died(slot.unit, slot.incarnation))
         if self._life.runs(slot):
             self._life.move(slot, S.PENDING, "declared dead by an operator", now)
         else:

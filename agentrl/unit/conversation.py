@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from agentrl import __version__
 from agentrl.errors import AgentrlError
-from agentrl.protocol import messages
+from agentrl.protocol import messages, serving
 from agentrl.protocol.messages import FromCoordinator, FromUnit
 from agentrl.protocol.rows import KnobValue
 from agentrl.unit.account import Account
@@ -38,13 +38,19 @@ class AnswerPreview(NamedTuple):
     value: KnobValue
 
 
+class AnswerQuestion(NamedTuple):
+    """Have the main loop serve a command, and send its answer."""
+
+    question: serving.AskUnit
+
+
 class GiveUp(NamedTuple):
     """This incarnation was replaced or is unknown: end at once."""
 
     sentence: str
 
 
-Act = FromUnit | AnswerPreview | GiveUp
+Act = FromUnit | AnswerPreview | AnswerQuestion | GiveUp
 
 
 class Conversation:
@@ -83,7 +89,7 @@ class Conversation:
         self._farewell_seq: int | None = None
         self.farewell_heard = False
         """The coordinator has read the Bye."""
-        self._told_knobs: tuple[messages.KnobDeclaration, ...] = ()
+        self._introduced: object = None
 
     # ---- events ----
 
@@ -119,6 +125,10 @@ class Conversation:
                 self._set_knob(message.name, message.value)
             case messages.PreviewKnob():
                 return [AnswerPreview(message.ask, message.name, message.value)]
+            case serving.AskUnit():
+                return [AnswerQuestion(message)]
+            case serving.UnitDied():
+                self._orders.died(f"{message.unit}.{message.incarnation}")
             case _:
                 pass  # BeatAck says only that the coordinator is there; the rest is not for units.
         return self._due_report(now)
@@ -131,7 +141,7 @@ class Conversation:
         if not self.welcomed:
             return self._hello(now) if now >= self._hello_at else []
         acts: list[Act] = []
-        if self._told_knobs != self._knobs.declarations:
+        if self._introduced != self._self_image():
             acts += self._introduction()
         if now >= self._beat_at:
             acts.append(self._beat(now))
@@ -195,8 +205,12 @@ class Conversation:
         self._hello_at = now + HELLO_AGAIN_S
         return self._introduction()
 
+    def _self_image(self) -> tuple[tuple[messages.KnobDeclaration, ...], bool]:
+        """What a hello says that may change in the course of a life."""
+        return self._knobs.declarations, self._orders.hears_deaths
+
     def _introduction(self) -> list[Act]:
-        self._told_knobs = self._knobs.declarations
+        self._introduced = declared, hears_deaths = self._self_image()
         return [
             messages.UnitHello(
                 major=messages.PROTOCOL_MAJOR,
@@ -208,7 +222,8 @@ class Conversation:
                 pid=os.getpid(),
                 ready=self._account.ready,
                 version=__version__,
-                declared=self._told_knobs,
+                declared=declared,
+                hears_deaths=hears_deaths,
             )
         ]
 

@@ -1,4 +1,4 @@
-"""What a unit was told: to pause, to drain, to stop.
+"""What a unit was told: to pause, to drain, to stop; and that others died.
 
 Invariants: threads and asyncio tasks wait for orders in the same way, and an order wakes all of them; a stop includes a
 drain and cannot be taken back.
@@ -21,6 +21,7 @@ class Orders:
         self._changed = threading.Condition()
         self._listeners: set[Listener] = set()
         self._on_drain: list[Listener] = []
+        self._on_death: list[Callable[[str], None]] = []
         self.paused = False
         self.draining = False
         self.stopping = False
@@ -32,6 +33,18 @@ class Orders:
             late = self.draining
         if late:
             callback()
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Call back with the name of every life that has ended from now on (`web-0.7`)."""
+        self._on_death.append(callback)
+
+    @property
+    def hears_deaths(self) -> bool:
+        return bool(self._on_death)
+
+    def died(self, incarnation: str) -> None:
+        for callback in self._on_death:
+            callback(incarnation)
 
     def pause(self, paused: bool) -> None:
         with self._changed:

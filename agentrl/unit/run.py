@@ -60,7 +60,7 @@ async def arun_unit(main: AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S
         return _say_wrong(wrong)
     with life:
         await asyncio.wait([asyncio.wrap_future(life.speaker.first_answer)], timeout=FIRST_ANSWER_WITHIN_S)
-        life.unit._loop = asyncio.get_running_loop()
+        life.unit._loop = life.unit._answers.loop = asyncio.get_running_loop()
         with _turning(life.unit):
             try:
                 await main(life.unit)
@@ -108,6 +108,7 @@ class _Life:
             self._conversation,
             unit._orders,
             unit._knobs,
+            unit._answers,
             self._requests,
             term_deadline_s=term_deadline_s,
             say=self._say,
@@ -137,6 +138,7 @@ class _Life:
             sys.stderr.flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.unit._answers.close()
         if self.speaker.given_up:
             self.code = int(ExitCode.REFUSED)
         self.speaker.finish(self.code, self.reason)

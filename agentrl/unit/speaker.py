@@ -19,10 +19,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from agentrl.errors import AgentrlError, ExitCode, ProtocolError
-from agentrl.protocol import messages, wire
+from agentrl.protocol import messages, serving, wire
 from agentrl.transport.dealer import Dealer
 from agentrl.transport.keys import ClientKey
-from agentrl.unit.conversation import Act, AnswerPreview, Conversation, GiveUp
+from agentrl.unit.answers import Answers
+from agentrl.unit.conversation import Act, AnswerPreview, AnswerQuestion, Conversation, GiveUp
 from agentrl.unit.environment import Environment
 from agentrl.unit.knobs import KnobSet
 from agentrl.unit.orders import Orders
@@ -43,6 +44,7 @@ class Speaker:
         conversation: Conversation,
         orders: Orders,
         knobs: KnobSet,
+        answers: Answers,
         requests: Requests,
         *,
         term_deadline_s: float,
@@ -53,6 +55,7 @@ class Speaker:
         self._conversation = conversation
         self._orders = orders
         self._knobs = knobs
+        self._answers = answers
         self._requests = requests
         self._term_deadline_s = term_deadline_s
         self._say = say
@@ -176,6 +179,8 @@ class Speaker:
         for act in acts:
             if isinstance(act, AnswerPreview):
                 threading.Thread(target=self._answer_preview, args=(act,), name="agentrl-preview", daemon=True).start()
+            elif isinstance(act, AnswerQuestion):
+                self._answers.begin(act.question, self._send_answer)
             elif isinstance(act, GiveUp):
                 self._give_up(act.sentence)
             elif not self._send(act):
@@ -193,6 +198,10 @@ class Speaker:
         except Exception as broken:  # noqa: BLE001 - the preview is the unit's own code; its failure is the answer
             self._say(f"the preview of {question.name} failed: {broken!r}")
             answer = messages.KnobPreviewed(question.ask, "", error=f"The preview failed: {broken!r}.")
+        self._call(lambda: self._perform([answer]))
+
+    def _send_answer(self, answer: serving.UnitAnswer) -> None:
+        """From any thread. If nobody is connected it is lost, and whoever asked has a deadline."""
         self._call(lambda: self._perform([answer]))
 
     def _look_for_signals(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agentrl.protocol.messages import Wait
 from agentrl.unit.account import Account
+from agentrl.unit.answers import Answers, Handler
 from agentrl.unit.environment import Environment
 from agentrl.unit.knobs import Boundary, Knob, KnobFacts, KnobSet, Preview, T
 from agentrl.unit.orders import Orders
@@ -30,6 +31,7 @@ class Unit:
         self._orders = Orders()
         self._account = Account(on_change=self._changed)
         self._knobs = KnobSet(self._account.changed)
+        self._answers = Answers()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Set by the runner once the thread of the socket is there.
         self._wake: Callable[[], None] = _nothing
@@ -111,6 +113,14 @@ class Unit:
         """Call back when a drain begins: on the main loop if that is asyncio's, else in a thread of its own."""
         self._orders.on_drain(functools.partial(self._call_back, callback))
 
+    def on_death(self, callback: Callable[[str], object]) -> None:
+        """Call back with the name of every life of the run that has ended for certain (`web-0.7`), planned or not.
+
+        It comes within a moment of the end, or never: what must not be missed needs a lease besides.
+        """
+        self._orders.on_death(lambda name: self._call_back(functools.partial(callback, name)))
+        self._wake()
+
     def extend_stop(self, seconds: float) -> None:
         """Ask for this much more time, counted from now, for a drain or stop that is under way."""
         self._extend(seconds)
@@ -191,6 +201,14 @@ class Unit:
         told = None if on_change is None else lambda value: self._call_back(functools.partial(on_change, value))
         facts = KnobFacts(help, unit, minimum, maximum, choices, scientific)
         return self._knobs.declare(name, default, boundary=boundary, facts=facts, preview=preview, on_change=told)
+
+    def answer(self, handler: Handler) -> None:
+        """Serve the commands that the table gives to this unit's group: `async def handler(question) -> result`.
+
+        Questions are served side by side on the loop that runs now, a few at once, each with a deadline. Raise an
+        AgentrlError to refuse. Whoever changes something does so once per `question.id`, and nothing on a dry run.
+        """
+        self._answers.offer(handler)
 
     # ---- inside ----
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from agentrl.protocol import messages
+from agentrl.protocol import feed
 from agentrl.protocol.wire import decode_feed
 from tests.benchmarks.figures import Outcome
 from tests.e2e.running import Run
@@ -55,6 +55,6 @@ def _listen(address: str) -> Counter[str]:
             if subscriber.poll(int(left * 1e3) + 1):
                 frame = subscriber.recv()
                 message = decode_feed(frame)
-                kind = message.key.partition("/")[0] if isinstance(message, messages.FeedRow) else "beats"
+                kind = message.key.partition("/")[0] if isinstance(message, feed.FeedRow) else "beats"
                 volume[kind] += len(frame)
     return volume

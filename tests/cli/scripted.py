@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
-from agentrl.protocol import messages, rows, wire
-from agentrl.protocol.commands import COMMANDS, Accepted, Args, StatusReport
+from agentrl.protocol import feed, messages, rows, wire
+from agentrl.protocol.base import Args
+from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
 from agentrl.protocol.danger import Effect, Tier, tier_of
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub, Peer
@@ -93,7 +94,7 @@ class Scripted:
         self._feed.start()
         self._ready.set()
         while not ended.is_set():
-            beat = messages.FeedBeat("one", self._seq, time.monotonic(), time.time())
+            beat = feed.FeedBeat("one", self._seq, time.monotonic(), time.time())
             self._feed.publish(wire.encode(beat))
             try:
                 await asyncio.wait_for(ended.wait(), 0.1)
@@ -106,7 +107,7 @@ class Scripted:
     def _publish(self, key: str, row: rows.AnyRow) -> None:
         self._seq += 1
         self.rows[key] = row
-        self._feed.publish(wire.encode(messages.FeedRow("one", self._seq, key, wire.raw(row))))
+        self._feed.publish(wire.encode(feed.FeedRow("one", self._seq, key, wire.raw(row))))
 
     def _on_message(self, peer: Peer, frame: bytes) -> None:
         message = wire.decode_to_coordinator(frame)

@@ -42,7 +42,7 @@ class Desk:
             audit=_nothing,
         )
         acts = {"pause": Act(lambda args: Effect(), _broken)}
-        self.desk = ClientsDesk(cast(Any, context), {"status": _broken}, acts, {})
+        self.desk = ClientsDesk(cast(Any, context), {"status": _broken}, acts, {}, cast(Any, None))
         self.peer = Peer.__new__(Peer)
         self.peer.local = True
 

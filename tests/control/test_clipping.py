@@ -9,7 +9,8 @@ from agentrl.control.books.feed import Feed
 from agentrl.control.desks import clipping, queries
 from agentrl.control.records.journal import JournalEvent
 from agentrl.protocol.commands import StatusReport
-from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, FeedRow, KnobDeclaration, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.feed import FeedRow
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow, UnitState
 from agentrl.protocol.wire import decode_feed, encode
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.control.books.feed import Feed
 from agentrl.protocol import wire
-from agentrl.protocol.messages import FeedBeat, FeedRow
+from agentrl.protocol.feed import FeedBeat, FeedRow
 from agentrl.protocol.rows import AnyRow, HostRow, UnitRow, UnitState
 
 

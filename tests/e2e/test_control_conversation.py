@@ -19,7 +19,8 @@ import zmq
 from agentrl.client.core import Client
 from agentrl.client.discovery import find
 from agentrl.errors import ExitCode, KeyRefusedError
-from agentrl.protocol import commands, messages
+from agentrl.protocol import commands, feed, messages
+from agentrl.protocol.base import Message
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL_MAJOR, Request
 from agentrl.protocol.wire import decode_feed, decode_from_coordinator, encode, raw
 from agentrl.transport.dealer import Dealer
@@ -68,7 +69,7 @@ class Talk:
             on_refused=self.refused.append,
         )
 
-    async def ask(self, message: messages.Message) -> Any:
+    async def ask(self, message: Message) -> Any:
         """The next message from the coordinator."""
         await aeventually(lambda: self.dealer.connected, within_s=20)
         before = len(self.heard)
@@ -272,7 +273,7 @@ async def test_a_subscriber_that_never_reads_holds_nobody_up(talking: Run) -> No
     lazy.setsockopt(zmq.RCVBUF, 1)
     lazy.subscribe(b"")
     lazy.connect(target.feed)
-    got: list[messages.Feed] = []
+    got: list[feed.Feed] = []
     subscriber = Subscriber(target.feed, on_message=lambda frame: got.append(decode_feed(frame)))
     subscriber.start()
     try:
@@ -282,7 +283,7 @@ async def test_a_subscriber_that_never_reads_holds_nobody_up(talking: Run) -> No
             for _ in range(20):
                 await client.status()
             assert time.monotonic() - began < 10
-        numbers = [each.seq for each in got if isinstance(each, messages.FeedRow)]
+        numbers = [each.seq for each in got if isinstance(each, feed.FeedRow)]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     finally:
         subscriber.close()
@@ -364,7 +365,7 @@ async def test_a_revoked_key_is_cut_off_at_once_and_others_are_not(talking: Run)
         return file
 
     loser, keeper = await new_key("loser"), await new_key("keeper")
-    heard: dict[Path, list[messages.Feed]] = {loser: [], keeper: []}
+    heard: dict[Path, list[feed.Feed]] = {loser: [], keeper: []}
     subscribers = [_subscribe(file, heard[file]) for file in heard]
     try:
         await aeventually(lambda: all(heard.values()), within_s=20)
@@ -383,14 +384,14 @@ async def test_a_revoked_key_is_cut_off_at_once_and_others_are_not(talking: Run)
             subscriber.close()
 
 
-def _subscribe(file: Path, heard: list[messages.Feed]) -> Subscriber:
+def _subscribe(file: Path, heard: list[feed.Feed]) -> Subscriber:
     target = find(key_file=file)
     subscriber = Subscriber(target.feed, key=target.key, on_message=lambda frame: heard.append(decode_feed(frame)))
     subscriber.start()
     return subscriber
 
 
-async def _quiet_but(silent: list[messages.Feed], loud: list[messages.Feed]) -> None:
+async def _quiet_but(silent: list[feed.Feed], loud: list[feed.Feed]) -> None:
     """The one hears nothing any more while the other hears a good deal."""
     so_far, before = len(silent), len(loud)
     await aeventually(lambda: len(loud) > before + 10, within_s=30)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.protocol.messages import FeedRow
+from agentrl.protocol.feed import FeedRow
 from agentrl.protocol.wire import decode_feed
 from agentrl.transport.addresses import feed_address
 from agentrl.transport.publisher import Subscriber

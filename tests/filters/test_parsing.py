@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ExitCode
 from agentrl.filters.evaluate import matches
-from agentrl.filters.expressions import EVERYTHING, Expression
-from agentrl.filters.fields import CALLS, CHECKPOINTS, PUBLICATIONS, RECORDS, STEPS, TASKS, TOOL_CALLS
+from agentrl.filters.expressions import EVERYTHING, Compare, Expression
+from agentrl.filters.fields import CALLS, CHECKPOINTS, PUBLICATIONS, RECORDS, STEPS, TASKS, TOOL_CALLS, Field
 from agentrl.filters.parser import FilterError, parse
 from tests.filters.queries import FIELDS, NOW, expressions
 
@@ -166,9 +166,13 @@ def test_metrics_are_fields_by_any_name() -> None:
             parse(f"{name}=1", STEPS)
 
 
-@pytest.mark.parametrize("fields", [TASKS, RECORDS, CALLS, TOOL_CALLS, STEPS, CHECKPOINTS, PUBLICATIONS])
+@pytest.mark.parametrize("fields", [TASKS, RECORDS, CALLS, TOOL_CALLS, STEPS, CHECKPOINTS])
 def test_every_kind_of_document_has_an_id(fields: object) -> None:
     assert parse("id=x", fields) == parse("id = 'x'", fields)  # type: ignore[arg-type]
+
+
+def test_the_id_of_a_publication_is_its_number() -> None:
+    assert parse("id>=17", PUBLICATIONS) == Compare(Field("id", "number", "_id"), ">=", 17)
 
 
 @given(expressions)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from agentrl.host.agent import Agent, Times
 from agentrl.host.environment import Home
 from agentrl.protocol import messages
-from agentrl.protocol.messages import Message
+from agentrl.protocol.base import Message
 from agentrl.protocol.specs import GroupSpec, Role
 from tests.waiting import aeventually
 

@@ -17,7 +17,8 @@ import pytest
 from agentrl.host import proc
 from agentrl.host.guardian import Guardian
 from agentrl.host.processes import Processes
-from agentrl.protocol.messages import CoordinatorTrouble, Message, Welcome
+from agentrl.protocol.base import Message
+from agentrl.protocol.messages import CoordinatorTrouble, Welcome
 from tests.waiting import aeventually
 
 # Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.

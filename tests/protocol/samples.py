@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from agentrl.protocol import commands, messages, rows
+from agentrl.protocol.base import Args, Message
 
-MESSAGES: dict[str, type[messages.Message]] = {
-    kind.__name__: kind for kind in messages.Message.__subclasses__() if kind.__module__ == messages.__name__
+MESSAGES: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in Message.__subclasses__() if kind.__module__.startswith("agentrl.protocol.")
 }
 ROWS: dict[str, type[rows.Row]] = {kind.__name__: kind for kind in rows.Row.__subclasses__()}
-ARGS: dict[str, type[commands.Args]] = {spec.name: spec.args for spec in commands.COMMANDS.values()}
+ARGS: dict[str, type[Args]] = {spec.name: spec.args for spec in commands.COMMANDS.values()}
 RESULTS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
     for kind in (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ProtocolError
-from agentrl.protocol import messages, rows, wire
+from agentrl.protocol import feed, messages, rows, wire
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from tests.protocol.samples import MESSAGES, ROWS, filled
 
@@ -100,12 +100,12 @@ def test_direction_counts() -> None:
 
 
 def test_every_message_has_one_direction_or_is_on_the_feed() -> None:
-    homes = [set(union.__args__) for union in (messages.ToCoordinator, messages.FromCoordinator, messages.Feed)]
+    homes = [set(union.__args__) for union in (messages.ToCoordinator, messages.FromCoordinator, feed.Feed)]
     for kind in MESSAGES.values():
         assert sum(kind in home for home in homes) == 1, kind
 
 
 def test_tags_are_distinct_in_each_direction() -> None:
-    for union in (messages.ToCoordinator, messages.FromCoordinator, messages.Feed, rows.AnyRow):
+    for union in (messages.ToCoordinator, messages.FromCoordinator, feed.Feed, rows.AnyRow):
         found = [kind.__struct_config__.tag for kind in union.__args__]
         assert len(found) == len(set(found))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from agentrl.control.books.peers import Peers
-from agentrl.errors import NoCoordinatorError, WaitTimeoutError, error_for
-from agentrl.protocol import messages
+from agentrl.errors import NoCoordinatorError, UnavailableError, WaitTimeoutError, error_for
+from agentrl.protocol import messages, serving
 from agentrl.protocol.wire import decode_as
 
 T = TypeVar("T")
@@ -20,18 +22,31 @@ HOST_DEADLINE_S = 20.0
 UNIT_DEADLINE_S = 5.0
 
 
+class _Question(NamedTuple):
+    unit: str
+    """The life that was asked; empty for a host agent."""
+    answer: asyncio.Future[Any]
+
+
 class Asks:
     """Questions under way."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._numbers = itertools.count(1)
-        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._waiting: dict[str, _Question] = {}
 
     def answered(self, ask: str, answer: object) -> None:
-        future = self._waiting.get(ask)
-        if future is not None and not future.done():
-            future.set_result(answer)
+        question = self._waiting.get(ask)
+        if question is not None and not question.answer.done():
+            question.answer.set_result(answer)
+
+    def died(self, unit: str, incarnation: int) -> None:
+        """Nobody waits for the answers of a life that has ended."""
+        gone = f"{unit}.{incarnation}"
+        for question in self._waiting.values():
+            if question.unit == gone and not question.answer.done():
+                question.answer.set_exception(UnavailableError(f"{gone} died before it answered.", hint="Ask again."))
 
     async def host(
         self,
@@ -52,16 +67,31 @@ class Asks:
         """Ask a unit what a knob's value would do."""
         ask = str(next(self._numbers))
         sent = self._peers.tell_unit(unit, incarnation, messages.PreviewKnob(ask, name, value))
-        answer: messages.KnobPreviewed = await self._await(ask, sent, unit, UNIT_DEADLINE_S)
+        answer: messages.KnobPreviewed = await self._await(ask, sent, unit, UNIT_DEADLINE_S, f"{unit}.{incarnation}")
         return answer
 
-    async def _await(self, ask: str, sent: bool, who: str, deadline_s: float) -> Any:
+    async def served(
+        self, unit: str, incarnation: int, request: messages.Request, who: str, *, within_s: float
+    ) -> msgspec.Raw:
+        """Have a unit serve a request. Raises what it answered; UnavailableError if it is not there (any more)."""
+        ask = str(next(self._numbers))
+        question = serving.AskUnit(
+            ask, request.id, request.name, request.args, who, dry_run=request.dry_run, within_s=within_s
+        )
+        if not self._peers.tell_unit(unit, incarnation, question):
+            raise UnavailableError(f"{unit} is not connected.", hint="`agentrl status` shows since when.")
+        answer: serving.UnitAnswer = await self._await(ask, True, unit, within_s, f"{unit}.{incarnation}")
+        if answer.error:
+            raise error_for(answer.code, answer.error, answer.hint)
+        return answer.body
+
+    async def _await(self, ask: str, sent: bool, who: str, deadline_s: float, life: str = "") -> Any:
         if not sent:
             raise NoCoordinatorError(f"{who} is not connected.", hint="`agentrl status` shows since when.")
-        future = self._waiting[ask] = asyncio.get_running_loop().create_future()
+        question = self._waiting[ask] = _Question(life, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(deadline_s):
-                return await future
+                return await question.answer
         except TimeoutError:
             raise WaitTimeoutError(f"{who} did not answer within {deadline_s:g} s.") from None
         finally:

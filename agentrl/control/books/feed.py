@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from agentrl.protocol import wire
-from agentrl.protocol.messages import MAX_MESSAGE_BYTES, FeedBeat, FeedRow
+from agentrl.protocol.feed import FeedBeat, FeedRow
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.protocol.rows import AnyRow
 
 MIN_GAP_S = 0.5

@@ -115,6 +115,12 @@ class Operations:
         operation.state = OperationState.RUNNING
         self._changed(operation)
 
+    def waits_for(self, operation: Operation, what: str) -> None:
+        """Of one that ends by itself: what it waits for now."""
+        if not operation.state.ended and operation.waiting_for != (what,):
+            operation.waiting_for = (what,)
+            self._changed(operation)
+
     def finish(self, operation: Operation, state: OperationState, now: float, reason: str = "") -> None:
         if operation.state.ended:
             return

@@ -8,7 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from agentrl.protocol.messages import Message, WhoAreYou
+from agentrl.protocol.base import Message
+from agentrl.protocol.messages import WhoAreYou
+from agentrl.protocol.serving import UnitDied
 from agentrl.protocol.wire import encode
 from agentrl.transport.hub import Hub, Peer
 
@@ -29,6 +31,8 @@ class Known:
     name: str
     """Unit, host, or who sits at a client."""
     incarnation: int = 0
+    hears_deaths: bool = False
+    """A unit that wants to be told of every life that ends."""
 
 
 class Peers:
@@ -86,6 +90,12 @@ class Peers:
         if peer is None or known is None or known.incarnation != incarnation:
             return False
         return self.send(peer, message)
+
+    def tell_of_death(self, death: UnitDied) -> None:
+        """To all units that want to hear of it."""
+        for peer, known in list(self._known.items()):
+            if known.hears_deaths:
+                self.send(peer, death)
 
     def tell_host(self, host: str, message: Message) -> bool:
         peer = self._hosts.get(host)

@@ -19,6 +19,7 @@ from agentrl.control.books.peers import Kind, Known
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
 from agentrl.control.desks.queries import Handler
+from agentrl.control.desks.serving import Serving
 from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec
@@ -52,17 +53,20 @@ class ClientsDesk:
         queries: dict[str, Handler],
         acts: dict[str, Act],
         asked_previews: Mapping[str, AskedPreview],
+        serving: Serving,
     ) -> None:
         self._context = context
         self._queries = queries
         self._acts = acts
         self._asked_previews = asked_previews
         """Previews for which somebody else has to be asked first."""
+        self._serving = serving
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        self._serving.close()
 
     def hello(self, peer: Peer, hello: messages.ClientHello) -> None:
         context, run = self._context, self._context.run
@@ -110,6 +114,10 @@ class ClientsDesk:
             args = self._args(spec, request)
             if spec.name == "snapshot":
                 self._snapshot(peer, request.id, args)
+            elif spec.served_by and spec.mutates:
+                self._later(peer, request.id, self._have_served(known, request, spec, args))
+            elif spec.served_by:
+                self._later(peer, request.id, self._serving.ask(spec, request, known.name))
             elif spec.mutates:
                 self._mutate(peer, known, request, spec, args)
             else:
@@ -187,9 +195,8 @@ class ClientsDesk:
         if request.dry_run and spec.name in self._asked_previews:
             self._later(peer, request.id, self._asked(request.id, spec, args))
             return
-        before = None if request.dry_run else self._context.operations.get(request.id)
-        if before is not None:
-            again = Accepted(before.id, before.effect, spec.tier(before.effect), duplicate=True)
+        again = self._accepted_before(request, spec)
+        if again is not None:
             self._answer(peer, request.id, again)
             return
         effect = self._acts[spec.name].preview(args)
@@ -200,6 +207,25 @@ class ClientsDesk:
         operation = self._accept(known, request, spec, effect, note=getattr(args, "note", ""))
         self.begin(operation, args)
         self._context.executor.then(lambda: self._answer(peer, request.id, accepted))
+
+    def _accepted_before(self, request: messages.Request, spec: CommandSpec) -> Accepted | None:
+        before = None if request.dry_run else self._context.operations.get(request.id)
+        if before is None:
+            return None
+        return Accepted(before.id, before.effect, spec.tier(before.effect), duplicate=True)
+
+    async def _have_served(self, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> Accepted:
+        """Accept a command that a unit carries out, once that unit has said what it would do."""
+        if again := self._accepted_before(request, spec):
+            return again
+        effect = await self._serving.preview(spec, request, known.name)
+        # Asking took time: the same id may have come a second time.
+        if again := self._accepted_before(request, spec):
+            return again
+        if not request.dry_run:
+            operation = self._accept(known, request, spec, effect, note=getattr(args, "note", ""))
+            self.begin(operation, args)
+        return Accepted(request.id, effect, spec.tier(effect))
 
     async def _asked(self, id: str, spec: CommandSpec, args: Any) -> Accepted:
         effect: Effect = await self._asked_previews[spec.name](spec.name, args)
@@ -246,9 +272,10 @@ class ClientsDesk:
         context.operations.begin(operation, goals or {})
 
     def begin_again(self) -> None:
-        """After a restart: what was accepted and not begun is begun now."""
+        """After a restart: what was accepted and not begun is begun now; what a unit carries out is asked for again."""
         for operation in self._context.operations.live():
-            if operation.state is not OperationState.ACCEPTED:
+            spec = COMMANDS.get(operation.command)
+            if operation.state is not OperationState.ACCEPTED and not (spec and spec.served_by):
                 continue
             try:
                 self.begin(operation, decode_as(COMMANDS[operation.command].args, msgspec.Raw(operation.args)))

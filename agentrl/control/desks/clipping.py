@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from agentrl.protocol.messages import Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait
 from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.serving import UnitAnswer
 
 SENTENCE = 500
+REASON = 4000
 NAME = 120
 WHAT = 240
 WAITS = 32
@@ -60,6 +62,11 @@ def bye(said: Bye) -> Bye:
 
 def previewed(said: KnobPreviewed) -> KnobPreviewed:
     return replace(said, sentence=text(said.sentence, SENTENCE), error=text(said.error, SENTENCE))
+
+
+def answer(said: UnitAnswer) -> UnitAnswer:
+    """The body is as large as a message may be; the unit itself refuses to send more."""
+    return replace(said, error=text(said.error, REASON), hint=text(said.hint, SENTENCE))
 
 
 def _wait(said: Wait) -> Wait:

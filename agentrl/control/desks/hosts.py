@@ -15,7 +15,7 @@ from agentrl.control.books.board import HostFactsNow
 from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
 from agentrl.errors import ExitCode
-from agentrl.protocol import messages
+from agentrl.protocol import feed, messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome
 from agentrl.protocol.rows import IncidentRow
 from agentrl.protocol.wire import encode
@@ -146,7 +146,7 @@ class HostsDesk:
             return
         context.metrics.update(unit, incarnation, values, now)
         context.board.facts(slot).metrics = context.metrics.shown(unit)
-        self._metrics_out.publish(encode(messages.MetricBatch(unit, now, values)))
+        self._metrics_out.publish(encode(feed.MetricBatch(unit, now, values)))
         context.show_unit(unit, urgent=False)
 
     def incident(self, report: do.Report) -> None:

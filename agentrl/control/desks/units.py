@@ -16,7 +16,7 @@ from agentrl.control.books.asks import Asks
 from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
 from agentrl.errors import ConfigError, ExitCode
-from agentrl.protocol import messages
+from agentrl.protocol import feed, messages, serving
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome
 from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.wire import encode
@@ -47,7 +47,8 @@ class UnitsDesk:
             noise.warning(hello.unit, "%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
             self._context.peers.send(peer, refusal)
             return
-        self._context.peers.welcome(peer, Known(Kind.UNIT, hello.unit, hello.incarnation))
+        known = Known(Kind.UNIT, hello.unit, hello.incarnation, hears_deaths=hello.hears_deaths)
+        self._context.peers.welcome(peer, known)
         self._context.lease_unit(hello.unit)
         slot = self._context.state.slots[hello.unit]
         self._declare(slot, hello.declared)
@@ -151,7 +152,7 @@ class UnitsDesk:
             return
         context.metrics.update(known.name, known.incarnation, values, now)
         context.board.facts(slot).metrics = context.metrics.shown(known.name)
-        self._metrics_out.publish(encode(messages.MetricBatch(known.name, now, values)))
+        self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, values)))
         context.show_unit(known.name, urgent=False)
 
     def bye(self, known: Known, bye: messages.Bye) -> None:
@@ -160,5 +161,10 @@ class UnitsDesk:
         )
         self._context.leases.end(known.name)
 
-    def previewed(self, answer: messages.KnobPreviewed) -> None:
+    def answered(self, answer: messages.KnobPreviewed | serving.UnitAnswer) -> None:
         self._asks.answered(answer.ask, answer)
+
+    def died(self, unit: str, incarnation: int) -> None:
+        """A life has ended for certain."""
+        self._asks.died(unit, incarnation)
+        self._context.peers.tell_of_death(serving.UnitDied(unit, incarnation))

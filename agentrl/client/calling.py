@@ -1,0 +1,26 @@
+"""How a method of the client asks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, cast
+
+from agentrl.protocol.base import Args
+from agentrl.protocol.commands import Accepted
+
+
+class Calling(ABC):
+    @abstractmethod
+    async def call(
+        self,
+        name: str,
+        args: Args | Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        deadline_s: float | None = None,
+        dry_run: bool = False,
+    ) -> Any: ...
+
+    async def _act(self, name: str, args: Args, request_id: str | None, deadline_s: float | None) -> Accepted:
+        return cast(Accepted, await self.call(name, args, id=request_id, deadline_s=deadline_s))

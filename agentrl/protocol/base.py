@@ -1,0 +1,13 @@
+"""What all messages have in common, and all arguments of commands."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of everything on the wire."""
+
+
+class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all arguments. An argument that the coordinator does not know is refused, not ignored."""

@@ -1,0 +1,92 @@
+"""Lists: pages of documents, and what the records among them are doing now.
+
+Invariants: a row has the names of its document; what only machines read (tokens, manifests, files) and what may be long
+(`extra`, the records of a step) is left to `show`; a text in a row is cut.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from agentrl.errors import UnknownNameError
+from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
+from agentrl.protocol.data import ListRows, Page
+from agentrl.store import lists
+from agentrl.store.database import Database, Plain
+
+LONGEST_TEXT = 500
+COUNTED = {"Step": ("tasks", "filtered", "records")}
+"""Lists of ids that a row only counts."""
+LEFT_OUT = {"Task": ("extra",), "Checkpoint": ("files",)}
+
+
+async def page(database: Database, kind: str, args: ListRows) -> Page:
+    found = await lists.page(
+        database, kind, filter=args.filter, sort=args.sort, after=_last(kind, args.after), limit=args.limit
+    )
+    rows = [shortened(kind, row) for row in found.rows]
+    if kind == "Record":
+        await tell_what_they_do(database, rows)
+    return Page(tuple(rows), "" if found.after is None else str(found.after))
+
+
+def _last(kind: str, after: str) -> str | int | None:
+    if kind != "Publication" or not after:
+        return after or None
+    if not after.isdecimal():
+        raise UnknownNameError(f"There is no version {after!r} to go on from.", hint="Begin at the first page.")
+    return int(after)
+
+
+def shortened(kind: str, row: Plain) -> Plain:
+    """A document as a row of a list."""
+    left_out, counted = LEFT_OUT.get(kind, ()), COUNTED.get(kind, ())
+    short = {name: cut(value) for name, value in row.items() if name not in left_out and name not in counted}
+    return short | ({"counts": {name: len(row.get(name, ())) for name in counted}} if counted else {})
+
+
+def cut(value: Any, most: int = LONGEST_TEXT) -> Any:
+    return f"{value[: most - 1]}…" if isinstance(value, str) and len(value) > most else value
+
+
+async def tell_what_they_do(database: Database, rows: list[Plain]) -> None:
+    """To those that are running: for how long, and in which call."""
+    running = [row for row in rows if row["status"] == RecordStatus.RUNNING]
+    if not running:
+        return
+    now = await database.now()
+    doing = await _calls_under_way(database, [row["id"] for row in running], now)
+    for row in running:
+        row["age_s"] = age_s(row.get("started_at"), now)
+        row["doing"] = doing.get(row["id"])
+
+
+async def _calls_under_way(database: Database, records: list[str], now: datetime) -> dict[str, Plain]:
+    """The oldest of each record: that is the one it waits for."""
+    open_tools = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
+    tools = await database.find(
+        "ToolCall",
+        {"record": {"$in": records}, "status": {"$in": open_tools}},
+        projection=["record", "server", "tool", "requested_at"],
+    )
+    calls = await database.find(
+        "DispatchedSamplingTask",
+        {"record": {"$in": records}, "status": CallStatus.SENT},
+        projection=["record", "engine", "sent_at"],
+    )
+    found = [
+        (tool["requested_at"], tool["record"], f"tool call {tool['server']}.{tool['tool']}", tool["_id"])
+        for tool in tools
+    ]
+    for call in calls:
+        at = f" at {call['engine']}" if call.get("engine") else ""
+        found.append((call["sent_at"], call["record"], f"model call{at}", call["_id"]))
+    doing: dict[str, Plain] = {}
+    for since, record, what, id in sorted(found, key=lambda one: one[0]):
+        doing.setdefault(record, {"what": what, "call": id, "since": since, "age_s": age_s(since, now)})
+    return doing
+
+
+def age_s(since: datetime | None, now: datetime) -> float | None:
+    return None if since is None else round(max(0.0, (now - since).total_seconds()), 1)
