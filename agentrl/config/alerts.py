@@ -16,8 +16,12 @@ BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending"),
     *("unit-memory-grows", "host-silent", "host-lost", "host-disk-low", "host-cannot-write", "host-strays"),
     *("journal-full", "not-listening", "no-progress"),
+    *("no-step", "engine-lags", "version-rejected", "tool-server-left-alone", "tool-fails"),
+    *("learning-mismatch", "learning-drift", "learning-entropy", "learning-gradient", "learning-no-signal"),
+    *("learning-truncation", "learning-no-tools", "learning-length", "learning-not-finite", "learning-overfits"),
+    "learning-invalid",
 )
-"""What every run is watched for; `agentrl/control/alerts/rules.py` says how."""
+"""What every run is watched for; `agentrl/control/alerts/` says how."""
 
 
 class Rule(Section):

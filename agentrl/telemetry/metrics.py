@@ -27,6 +27,17 @@ class Metric:
         number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
         return f"{number} {self.unit}".strip()
 
+    def band_in_words(self) -> str:
+        """`0.5 to 2`, `at most 10`; empty if there is no band."""
+        if self.normal is None:
+            return ""
+        low, high = self.normal
+        if low == high:
+            return f"{low:g}"
+        if high == float("inf"):
+            return f"at least {low:g}"
+        return f"at most {high:g}" if low in (0, float("-inf")) else f"{low:g} to {high:g}"
+
     def is_normal(self, value: float) -> bool:
         return self.normal is None or self.normal[0] <= value <= self.normal[1]
 

@@ -13,6 +13,8 @@ from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
 from agentrl.training.model import Scored
 
 Metrics = dict[str, float]
+OLDEST_AGE = 8
+"""Ages beyond are counted as this one."""
 
 
 class Measures:
@@ -70,8 +72,21 @@ class Measures:
                 "age_max": float(whole["age"].max()),
             }
             | _drift(difference)
+            | _by_age(difference, whole["age"])
             | _mismatch(difference[fresh])
         )
+
+
+def _by_age(difference: Tensor, ages: Tensor) -> Metrics:
+    """How many pairs of each age there are, and how far the policy has moved away from them."""
+    found: Metrics = {}
+    capped = ages.clamp(max=OLDEST_AGE)
+    for age in sorted({int(age) for age in capped.tolist()}):
+        of_age = difference[capped == age]
+        drift = _drift(of_age)
+        found[f"age_{age}_pairs"] = float(of_age.numel())
+        found |= {f"age_{age}_{name}": drift[name] for name in ("weight_mean", "weight_std", "ess")}
+    return found
 
 
 def _drift(difference: Tensor) -> Metrics:
@@ -93,4 +108,5 @@ def _mismatch(difference: Tensor) -> Metrics:
         "mismatch_mean": float(size.mean()),
         "mismatch_p99": float(size.quantile(0.99)) if size.numel() < 1 << 20 else float(size.max()),
         "mismatch_max": float(size.max()),
+        "mismatch_k3": float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean()),
     }

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 
 from agentrl.store.documents import Step
+from agentrl.telemetry import learning
 from agentrl.training.batches import Made
 from agentrl.training.learner import StepResult
 from agentrl.training.selection import Look
 from agentrl.unit import Unit
 
-SHOWN = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s": "tokens_per_s", "entropy": "entropy"}
+SHOWN = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s": "tokens_per_s"}
 """Metrics of a Step that the unit's line has, and their names there."""
 
 
@@ -44,3 +45,6 @@ def to_unit(unit: Unit, metrics: dict[str, float], step: int) -> None:
     for name, shown in SHOWN.items():
         if name in metrics:
             unit.metric(shown, metrics[name])
+    for metric in learning.OF_STEPS:
+        # One that a Step does not have says nothing any more: no alarm may go on because of it.
+        unit.metric(metric.name, metrics.get(metric.name, math.nan))

@@ -6,10 +6,13 @@ versions that a record trains.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
 
-from agentrl.policies import batches
+from agentrl.policies import batches, outcomes
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted
 from agentrl.policies.outcomes import OutcomeClass
@@ -20,6 +23,7 @@ from agentrl.store.steps import Ready
 from agentrl.training.knobs import Plan
 
 RECENT_RECORDS = 200
+RECENT_S = 600.0
 JUDGED_FROM = 50
 """Fewer recent records say nothing."""
 LEAST_VALID_SHARE = 0.5
@@ -75,21 +79,38 @@ def staleness(data: DBRecordData, place: Place) -> int:
     return place.tree.staleness(versions, place.version)
 
 
-async def hold_reason(database: Database) -> str:
-    """Why no Step should be taken: when most episodes fail, those that are left are a selection and no sample."""
-    recent = await database.find(
+class Validity(NamedTuple):
+    """Of the attempts that ended lately."""
+
+    share: float | None
+    """Those that did not fail for infrastructure; None if too few ended."""
+    hold: str = ""
+    """Why no Step should be taken, in words."""
+
+
+async def validity(database: Database) -> Validity:
+    """When most episodes fail, those that are left are a selection and no sample.
+
+    What is older than a while counts no more: a hold stops admission, so nothing else would ever end it. What failed
+    on an open breaker says nothing that the breaker does not say.
+    """
+    ended = await database.find(
         "Record",
         {"finished_at": {"$type": "date"}},
         sort=[("finished_at", -1)],
         limit=RECENT_RECORDS,
-        projection=["outcome_class"],
+        projection=["outcome_class", "finished_at", "free"],
     )
-    if len(recent) < JUDGED_FROM:
-        return ""
-    failed = sum(record.get("outcome_class") == OutcomeClass.INFRASTRUCTURE for record in recent)
-    if 1 - failed / len(recent) >= LEAST_VALID_SHARE:
-        return ""
-    return f"{failed} of the last {len(recent)} records failed for infrastructure"
+    long_ago = await database.now() - timedelta(seconds=RECENT_S)
+    recent = [one for one in ended if one["finished_at"] > long_ago and not one.get("free")]
+    counted = Counter(OutcomeClass(one["outcome_class"]) for one in recent if one.get("outcome_class"))
+    if counted.total() < JUDGED_FROM:
+        return Validity(None)
+    share = outcomes.valid_share(counted)
+    if not outcomes.must_hold(counted, threshold=LEAST_VALID_SHARE, least=JUDGED_FROM):
+        return Validity(share)
+    failed = counted[OutcomeClass.INFRASTRUCTURE]
+    return Validity(share, f"{failed} of the last {counted.total()} records failed for infrastructure")
 
 
 async def _newly_ready(database: Database, found: list[Ready]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,7 +29,8 @@ from agentrl.store import lineages, owners, publications, steps, tasks, trajecto
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.training import batches, checkpoints, dumps, origin, publication, reports, retention, selection
+from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
+from agentrl.training import batches, checkpoints, dumps, origin, publication, reports, retention, selection, telling
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
 from agentrl.training.evaluating import Evaluator
@@ -112,6 +114,8 @@ class Trainer:
         self._hold, self._hold_looked_at = "", float("-inf")
         self._held_since: float | None = None
         """Since when a Step has been held back for records under way."""
+        self._evaluation: dict[str, float] = {}
+        """The last that is known."""
         self._waits = False
         self._waiting = contextlib.ExitStack()
         self.standing = Standing(0)
@@ -224,8 +228,10 @@ class Trainer:
             await self._quarantine(leased, result)
             return
         self._at("optimized")
-        metrics = reports.of_step(made, result, leased, look, time.monotonic() - began)
-        await self._commit(leased, metrics, [one.record for one in made.batch.trajectories])
+        records = [one.record for one in made.batch.trajectories]
+        metrics = reports.of_step(made, result, leased, look, time.monotonic() - began) | self._evaluation
+        metrics = await telling.with_surroundings(self._database, self._config, metrics, records)
+        await self._commit(leased, metrics, records)
         self._at("committed")
         self._account_for(made.batch.trained_tokens > 0, metrics)
 
@@ -280,6 +286,7 @@ class Trainer:
         for name in leased.tasks:
             await tasks.kill(self._database, await tasks.get(self._database, name), Actor.TRAINER, reason)
         self.standing.not_finite += 1
+        self._unit.metric(NOT_FINITE.name, self.standing.not_finite)
         if self.standing.not_finite >= NOT_FINITE_AT_MOST:
             raise DivergedError(
                 f"{NOT_FINITE_AT_MOST} batches in a row gave a loss that is not finite ({reason}).",
@@ -297,6 +304,7 @@ class Trainer:
         now.committed += 1
         now.steps_published += 1
         now.not_finite = 0
+        self._unit.metric(NOT_FINITE.name, 0)
         now.trained |= trained
         self._curves.add(now.step, metrics)
         reports.to_unit(self._unit, metrics, now.step)
@@ -372,7 +380,8 @@ class Trainer:
         self._curves.add(version, numbers, prefix="evaluation")
         means = [value for name, value in numbers.items() if name.endswith("/mean")]
         if means:
-            self._unit.metric("evaluation", sum(means) / len(means))
+            self._evaluation = {EVALUATION.name: sum(means) / len(means)}
+            self._unit.metric(EVALUATION.name, self._evaluation[EVALUATION.name])
 
     # ---- beginning and end ----
 
@@ -434,7 +443,9 @@ class Trainer:
     async def _held(self) -> str:
         if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:
             self._hold_looked_at = time.monotonic()
-            self._hold = await selection.hold_reason(self._database)
+            found = await selection.validity(self._database)
+            self._hold = found.hold
+            self._unit.metric(VALID.name, math.nan if found.share is None else found.share)
         return self._hold
 
     async def _computed(self, phase: str, work: Callable[..., T], *arguments: object) -> T:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agentrl.config.alerts import BUILT_IN_RULES, Rule
 from agentrl.control.alerts.book import AlertEngine, Notification, World
+from agentrl.control.alerts.learning_rules import OUT_OF_BAND
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
 from agentrl.control.books.metrics import POINTS, MemoryStory, MemoryWatch, Metrics
@@ -163,7 +164,9 @@ def test_every_suggestion_is_a_real_command() -> None:
 
 def test_every_default_rule_has_a_case_here() -> None:
     tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress"}
-    assert {rule.name for rule in default_rules()} == tested
+    of_the_data_plane = {"no-step", "engine-lags", "version-rejected", "tool-server-left-alone", "tool-fails"}
+    elsewhere = {rule.name for rule in OUT_OF_BAND} | of_the_data_plane  # test_learning_rules has those
+    assert {rule.name for rule in default_rules()} == tested | elsewhere
 
 
 def test_the_configuration_knows_the_names_of_the_default_rules() -> None:

@@ -65,10 +65,17 @@ async def ended(db: Database, classes: list[str]) -> None:
 
 async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await ended(db, ["infrastructure"] * 30 + ["policy"] * 10)
-    assert await selection.hold_reason(db) == "", "too few to judge by"
+    assert await selection.validity(db) == (None, ""), "too few to judge by"
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
-    assert "60 of the last 100 records" in await selection.hold_reason(db)
+    found = await selection.validity(db)
+    assert (found.share, found.hold) == (0.4, "60 of the last 100 records failed for infrastructure")
+    await db.update_many("Record", {}, {"$set": {"finished_at": datetime.now(UTC) - timedelta(seconds=700)}})
+    assert await selection.validity(db) == (None, ""), "a hold stops admission, so only time can end it"
+    await db.delete_many("Record", {})
+    await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
+    await db.update_many("Record", {"outcome_class": "infrastructure"}, {"$set": {"free": True}})
+    assert await selection.validity(db) == (None, ""), "what failed on an open breaker is the breaker's to tell"
     await db.delete_many("Record", {})
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 150)
-    assert await selection.hold_reason(db) == "", "only recent ones count"
+    assert await selection.validity(db) == (0.75, ""), "only recent ones count"

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from agentrl.control.alerts import data_rules
 from agentrl.control.alerts.book import Finding, Rule, World
+from agentrl.control.alerts.learning_rules import OUT_OF_BAND
 from agentrl.control.books.metrics import Trend
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 
@@ -57,7 +59,7 @@ def default_rules(
     """All built-in rules but the disabled ones. Their names are those that the configuration knows."""
     limits = limits or Thresholds()
     off = set(disable)
-    rules = (
+    rules: tuple[Rule, ...] = (
         BuiltIn("unit-fatal", Severity.PAGE, 0.0, _fatal, certain=True),
         BuiltIn("unit-restarting", Severity.WARNING, 0.0, _Restarting(limits)),
         BuiltIn("unit-never-ready", Severity.WARNING, 20.0, _NeverReady(limits)),
@@ -74,6 +76,12 @@ def default_rules(
         BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
         BuiltIn("not-listening", Severity.WARNING, 0.0, _not_listening),
         BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
+        BuiltIn("no-step", Severity.WARNING, 0.0, data_rules.no_step),
+        BuiltIn("engine-lags", Severity.WARNING, 60.0, data_rules.engine_lags),
+        BuiltIn("version-rejected", Severity.WARNING, 0.0, data_rules.version_rejected),
+        BuiltIn("tool-server-left-alone", Severity.WARNING, 5.0, data_rules.breaker_open),
+        BuiltIn("tool-fails", Severity.WARNING, 10.0, data_rules.tool_fails),
+        *OUT_OF_BAND,
     )
     return [rule for rule in rules if rule.name not in off]
 

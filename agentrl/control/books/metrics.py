@@ -1,7 +1,8 @@
 """The newest numbers of every unit, and as much of their past as alert rules need.
 
-Invariants: memory per unit is bounded, whatever a unit reports; a number that is not finite is not kept; a trend is
-only claimed with evidence (a long enough window, a line that fits, and growth that has not stopped).
+Invariants: memory per unit is bounded, whatever a unit reports; a number that is not finite is not kept, and neither
+is the one before it; a trend is only claimed with evidence (a long enough window, a line that fits, and growth that has
+not stopped).
 """
 
 from __future__ import annotations
@@ -125,7 +126,10 @@ class Metrics:
             return
         known.updated = now
         for metric, value in values.items():
-            if not math.isfinite(value) or (metric not in known.values and len(known.values) >= MOST_METRICS):
+            if not math.isfinite(value):
+                known.values.pop(metric, None)
+                continue
+            if metric not in known.values and len(known.values) >= MOST_METRICS:
                 continue
             known.values[metric] = value
             if metric in self._named:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 
 from agentrl import __version__
 from agentrl.config.knob import Knob
@@ -152,7 +153,8 @@ class UnitsDesk:
             return
         context.metrics.update(known.name, known.incarnation, values, now)
         context.board.facts(slot).metrics = context.metrics.shown(known.name)
-        self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, values)))
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, finite)))
         context.show_unit(known.name, urgent=False)
 
     def bye(self, known: Known, bye: messages.Bye) -> None:

@@ -1,0 +1,84 @@
+"""What became of attempts, as numbers of a Step: of those that it trains, and of all that ended since the last one.
+
+Invariant: everything is asked of the documents, by index; nothing is counted along the way, so no restart loses any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.store.database import Database
+
+CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL)
+MOST_RECORDS = 2000
+"""Of the newest attempts; a Step that took longer is told from those."""
+
+
+class ToolShare(NamedTuple):
+    calls: int
+    infrastructure: int
+
+    @property
+    def share(self) -> float:
+        return self.infrastructure / self.calls if self.calls else 0.0
+
+
+async def of_trained(database: Database, records: Sequence[str]) -> dict[str, float]:
+    """Of the records of a Step."""
+    if not records:
+        return {}
+    wanted = {"_id": {"$in": list(records)}}
+    cut_off = await database.count("Record", {**wanted, "outcome": {"$in": [outcome.value for outcome in CUT_OFF]}})
+    calls = await database.count("ToolCall", {"record": {"$in": list(records)}})
+    return {"truncation_share": cut_off / len(records), "tool_calls_per_record": calls / len(records)}
+
+
+async def since(database: Database, then: datetime | None) -> dict[str, float]:
+    """Of the attempts that ended since then: outcomes, and the share of infrastructure failures for each tool."""
+    ended = {"finished_at": {"$type": "date"} if then is None else {"$gt": then}}
+    found = await database.find(
+        "Record", ended, sort=[("finished_at", -1)], limit=MOST_RECORDS, projection=["outcome", "outcome_class"]
+    )
+    if not found:
+        return {}
+    outcomes = Counter(record["outcome"] for record in found)
+    failed = sum(record["outcome_class"] == OutcomeClass.INFRASTRUCTURE for record in found)
+    tools = await of_tools(database, [record["_id"] for record in found])
+    return {
+        "attempts": float(len(found)),
+        "infrastructure_share": failed / len(found),
+        **{f"ended/{name or 'unknown'}": float(count) for name, count in sorted(outcomes.items())},
+        **{f"tools/{name}/calls": float(tool.calls) for name, tool in tools.items()},
+        **{f"tools/{name}/infrastructure_share": tool.share for name, tool in tools.items()},
+    }
+
+
+async def of_tools(database: Database, records: Sequence[str]) -> dict[str, ToolShare]:
+    """By `server/tool`."""
+    broken = {"$sum": {"$cond": [{"$eq": ["$error_class", "infrastructure"]}, 1, 0]}}
+    groups = await database.aggregate(
+        "ToolCall",
+        [
+            {"$match": {"record": {"$in": list(records)}}},
+            {"$group": {"_id": {"server": "$server", "tool": "$tool"}, "calls": {"$sum": 1}, "broken": broken}},
+        ],
+    )
+    named = {f"{one['_id']['server']}/{one['_id']['tool']}".replace(".", "/"): one for one in groups}
+    return {name: ToolShare(int(one["calls"]), int(one["broken"])) for name, one in sorted(named.items())}
+
+
+async def metrics_of_steps(database: Database, count: int) -> list[dict[str, float]]:
+    """Of the last committed Steps, the oldest first."""
+    found = await database.find(
+        "Step", {"status": "committed"}, sort=[("step", -1)], limit=count, projection=["metrics"]
+    )
+    return [one.get("metrics") or {} for one in reversed(found)]
+
+
+async def last_commit(database: Database) -> datetime | None:
+    found = await database.find_one("Step", {"status": "committed"}, sort=[("step", -1)], projection=["committed_at"])
+    return found["committed_at"] if found else None

@@ -1,0 +1,58 @@
+"""The metrics of learning that alarms look at: what each means, and the band in which a healthy run stays. Pure.
+
+Invariants: a name stands here once, and is the name in Step documents, in curves and among the trainer's unit metrics;
+a band is the one of `algorithms` (mismatch is a bug, drift is the policy moving away from what it was sampled from).
+"""
+
+from __future__ import annotations
+
+from agentrl.telemetry.metrics import Metric
+
+REWARD = Metric("reward_mean", "", "Mean score of the groups of a step.")
+EVALUATION = Metric("evaluation", "", "Mean score of the last evaluation on held-out tasks.")
+
+MISMATCH_MEAN = Metric(
+    "mismatch_mean", "nat", "Mean |Δ log-prob| between engine and trainer, on tokens of age 0.", (0.0, 2e-2)
+)
+MISMATCH_P99 = Metric("mismatch_p99", "nat", "The same, 99 of 100 tokens are below it.")
+MISMATCH_K3 = Metric("mismatch_k3", "nat", "KL between engine and trainer on tokens of age 0, by the K3 estimate.")
+MISMATCH_OVER_LIMIT = Metric(
+    "mismatch_over_limit", "", "mismatch_mean against what the engine allows: 1e-3, or 2e-2 in bf16.", (0.0, 1.0)
+)
+
+WEIGHT_MEAN = Metric("weight_mean", "", "Mean of ρ = π/μ over the pairs of a step.", (0.5, 2.0))
+WEIGHT_STD = Metric("weight_std", "", "Spread of ρ.", (0.0, 1.0))
+ESS = Metric("ess", "", "Effective sample size, as a share of the pairs.", (0.3, float("inf")))
+ACCEPTED = Metric("accepted_share", "", "Pairs that neither a clip nor a bound took out.", (0.8, float("inf")))
+
+ENTROPY = Metric("entropy", "nat", "Mean entropy of the policy at its own tokens.")
+ENTROPY_KEPT = Metric("entropy_kept", "", "Entropy against that of fifty steps before.", (0.5, float("inf")))
+REWARD_GAIN = Metric("reward_gain", "", "Reward against that of fifty steps before.")
+GRADIENT = Metric("gradient_norm", "", "Length of the gradient before it is cut.")
+GRADIENT_OVER_MEDIAN = Metric("gradient_over_median", "", "The same against the median of fifty steps.", (0.0, 10.0))
+ZERO_VARIANCE = Metric("zero_variance_share", "", "Groups of a step that teach nothing: all scores are the same.")
+ZERO_VARIANCE_LATELY = Metric("zero_variance_lately", "", "The same over the last ten steps.", (0.0, 0.7))
+TRUNCATION = Metric("truncation_share", "", "Records of a step that were cut off: by tokens, context or turns.")
+TRUNCATION_RISE = Metric(
+    "truncation_rise", "", "How many more were cut off than before, over ten steps.", (float("-inf"), 0.3)
+)
+TOOL_CALLS = Metric("tool_calls_per_record", "", "Tool calls of a record.")
+TOOL_CALLS_KEPT = Metric("tool_calls_kept", "", "The same against what it was, over five steps.", (0.1, float("inf")))
+LENGTH = Metric("tokens_per_record", "", "Trained tokens of a record.")
+LENGTH_JUMP = Metric("length_jump", "", "Length of the last three steps against the twenty before.", (0.5, 2.0))
+EVALUATION_FALL = Metric("evaluation_fall", "", "How far the evaluation is below its best.", (0.0, 0.15))
+NOT_FINITE = Metric("not_finite_in_a_row", "", "Batches in a row with a loss that is not finite.", (0, 0))
+VALID = Metric("valid_share", "", "Recent attempts that did not fail for infrastructure.", (0.5, float("inf")))
+INFRASTRUCTURE = Metric("infrastructure_share", "", "Attempts since the last step that failed for infrastructure.")
+
+OF_STEPS = (
+    *(REWARD, EVALUATION, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
+    *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
+    *(ZERO_VARIANCE, ZERO_VARIANCE_LATELY, TRUNCATION, TRUNCATION_RISE, TOOL_CALLS, TOOL_CALLS_KEPT),
+    *(LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
+)
+"""In Step documents; the trainer reports the newest as unit metrics."""
+OF_THE_TRAINER = (NOT_FINITE, VALID)
+"""Reported by the trainer between Steps."""
+
+LEARNING: dict[str, Metric] = {metric.name: metric for metric in (*OF_STEPS, *OF_THE_TRAINER)}

@@ -1,0 +1,196 @@
+"""The rules about learning and about the data plane: each speaks for a bad series, and a healthy one is silent."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from agentrl.control.alerts.book import AlertEngine, World
+from agentrl.control.alerts.learning_rules import OUT_OF_BAND
+from agentrl.control.alerts.rules import default_rules
+from agentrl.control.books.metrics import Metrics
+from agentrl.policies import alarms
+from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
+from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.telemetry.learning import LEARNING
+from agentrl.telemetry.services import BREAKER_OPEN, REJECTED, STEP, TOOL_FAILURES, named
+from tests.policies.test_alarms import HEALTHY, series
+
+AT = 1_700_000_000.0
+WELL = HEALTHY | {"weight_mean": 1.0, "weight_std": 0.1, "ess": 0.98, "accepted_share": 0.97}
+WELL |= {"mismatch_mean": 1e-6, "mismatch_over_limit": 1e-3, "not_finite_in_a_row": 0.0, "valid_share": 0.97}
+
+
+def unit(name: str, **more: object) -> UnitRow:
+    role = name.rpartition("-")[0]
+    return UnitRow(name, role, role, UnitState.READY, host="a", incarnation=1, ready_at=AT, **more)  # type: ignore[arg-type]
+
+
+TRAINER = unit("trainer-0")
+
+
+class Plant:
+    """A run whose units report numbers, and its alerts."""
+
+    def __init__(self, *units: UnitRow) -> None:
+        self.engine = AlertEngine(default_rules())
+        self.units = {one.unit: one for one in units or (TRAINER,)}
+        self.metrics = Metrics(LEARNING.keys() | {STEP.name})
+        self.chains: tuple[WaitChain, ...] = ()
+        self.now = 0.0
+        self.fired: list[AlertRow] = []
+
+    def report(self, unit: str = "trainer-0", **values: float) -> None:
+        self.metrics.update(unit, 1, values, self.now)
+
+    def pass_time(self, seconds: float, looks: int = 3) -> list[str]:
+        """Ids of what fires at the end of it."""
+        world = World(RunRow("r", "u", "running"), self.units, {}, self.chains, self.metrics)
+        for _ in range(looks):
+            self.now += seconds / looks
+            outcome = self.engine.evaluate(world, self.now, AT + self.now)
+            self.fired += [note.alert for note in outcome.notify if note.what == "firing"]
+        return [row.id for row in self.engine.rows()]
+
+    def learn(self, steps: list[dict[str, float]], every_s: float = 5.0) -> list[str]:
+        """As the trainer tells its Steps: with how each stands against those before."""
+        for number, step in enumerate(steps):
+            told = WELL | step
+            self.report(**told, **alarms.against(steps[:number], step), step=float(number))
+            ids = self.pass_time(every_s)
+        return ids
+
+
+BAD: dict[str, tuple[dict[str, list[float]], Severity, str]] = {
+    "learning-mismatch": ({"mismatch_over_limit": [40.0]}, Severity.PAGE, "agentrl pause trainer-0"),
+    "learning-drift": ({"ess": [0.2]}, Severity.WARNING, "agentrl tune bound"),
+    "learning-entropy": ({"entropy": [0.3] * 8}, Severity.WARNING, "agentrl tune learning_rate"),
+    "learning-gradient": ({"gradient_norm": [12.0]}, Severity.WARNING, "agentrl tune learning_rate"),
+    "learning-no-signal": ({"zero_variance_share": [0.9] * 10}, Severity.WARNING, "agentrl tune temperature"),
+    "learning-truncation": ({"truncation_share": [0.6] * 10}, Severity.WARNING, "agentrl tune max_tokens"),
+    "learning-no-tools": ({"tool_calls_per_record": [0.0] * 5}, Severity.WARNING, "agentrl tune learning_rate"),
+    "learning-length": ({"tokens_per_record": [200.0] * 3}, Severity.WARNING, "agentrl tune learning_rate"),
+    "learning-not-finite": ({"not_finite_in_a_row": [1.0]}, Severity.PAGE, "agentrl tune learning_rate"),
+    "learning-overfits": (
+        {"evaluation": [0.3] * 5, "reward_mean": [0.6] * 6},
+        Severity.WARNING,
+        "agentrl pause trainer-0",
+    ),
+    "learning-invalid": ({"valid_share": [0.3]}, Severity.PAGE, "agentrl why"),
+}
+
+
+@pytest.mark.parametrize("rule", BAD)
+def test_each_rule_speaks_for_a_bad_series_with_evidence_and_a_command(rule: str) -> None:
+    bad, severity, suggest = BAD[rule]
+    plant = Plant()
+    assert plant.learn(series(60, **bad)) == [f"{rule}:trainer-0"]
+    (row,) = plant.fired
+    assert (row.severity, row.suggest) == (severity, suggest)
+    assert any("normal:" in line for line in row.evidence)
+    assert row.evidence[-1].startswith("as of step 5")
+    assert "{" not in row.sentence
+    assert suggest.split()[1] in {spec.cli.split()[0] for spec in COMMANDS.values()}
+
+
+def test_every_rule_about_learning_has_a_bad_series_here() -> None:
+    assert {rule.name for rule in OUT_OF_BAND} == set(BAD)
+    assert {metric.name for rule in OUT_OF_BAND for metric in (*rule.metrics, *rule.beside)} <= LEARNING.keys()
+
+
+def test_a_policy_that_learns_quickly_is_silent() -> None:
+    """Entropy falls to a fifth, answers become longer, scores rise: that is what training is for."""
+    dice = random.Random(3)
+    steps = []
+    for number in range(120):
+        share = min(1.0, number / 80)
+        steps.append(
+            {
+                "entropy": 1.0 - 0.8 * share + dice.gauss(0, 0.02),
+                "reward_mean": min(1.0, 0.1 + 0.8 * share + dice.gauss(0, 0.08)),
+                "gradient_norm": abs(dice.gauss(0.8, 0.3)),
+                "zero_variance_share": dice.uniform(0.1, 0.6),
+                "truncation_share": 0.3 * (1 - share) + dice.uniform(0, 0.1),
+                "tool_calls_per_record": 1.0 + 3 * share,
+                "tokens_per_record": 40 + 50 * share + dice.gauss(0, 4),
+                "evaluation": 0.1 + 0.8 * share if number % 10 == 0 else 0.1 + 0.8 * min(1.0, number // 10 / 8),
+            }
+        )
+    plant = Plant()
+    plant.learn(steps)
+    assert plant.fired == []
+
+
+def test_an_alert_ends_well_inside_the_band_and_not_at_its_edge() -> None:
+    plant = Plant()
+    plant.report(**(WELL | {"ess": 0.29}))
+    assert plant.pass_time(30) == ["learning-drift:trainer-0"]
+    plant.report(ess=0.31)
+    assert plant.pass_time(60) == ["learning-drift:trainer-0"]
+    plant.report(ess=0.34)
+    assert plant.pass_time(60) == []
+
+
+def test_what_a_step_does_not_tell_any_more_accuses_nobody() -> None:
+    plant = Plant()
+    plant.report(mismatch_over_limit=40.0)
+    assert plant.pass_time(30) == ["learning-mismatch:trainer-0"]
+    plant.report(mismatch_over_limit=float("nan"))
+    assert plant.pass_time(60) == []
+
+
+def test_numbers_of_a_trainer_that_is_gone_accuse_nobody() -> None:
+    plant = Plant(replace(TRAINER, state=UnitState.STOPPED))
+    plant.report(**(WELL | {"ess": 0.01}))
+    assert plant.pass_time(60) == []
+
+
+# ---- the data plane ----
+
+
+def test_no_step_for_long_is_judged_by_the_usual_pace_and_shows_the_chain() -> None:
+    plant = Plant()
+    for number in range(6):
+        plant.report(**{STEP.name: float(number)})
+        plant.pass_time(200)
+    plant.chains = (WaitChain((WaitLink("trainer-0", "batch"),), "tool a.b", "has not answered", "the chain"),)
+    assert plant.pass_time(1700) == [], "ten times two hundred seconds"
+    assert plant.pass_time(600) == ["no-step:trainer-0"]
+    assert plant.fired[0].evidence == ("usually one in 200 s", "the chain")
+    plant.report(**{STEP.name: 6.0})
+    assert plant.pass_time(60) == []
+    paused = Plant(replace(TRAINER, paused=True))
+    paused.report(**{STEP.name: 1.0})
+    assert paused.pass_time(5000) == []
+
+
+def test_an_engine_that_stays_behind_is_named() -> None:
+    trainer, engine = replace(TRAINER, weights=9), unit("engine-0", weights=6, status="refused version 7 (hash)")
+    plant = Plant(trainer, engine, unit("engine-1", weights=8), unit("engine-2"))
+    assert plant.pass_time(30) == [], "it may be loading"
+    assert plant.pass_time(60) == ["engine-lags:engine-0"]
+    assert "refused version 7 (hash)" in plant.fired[0].evidence[0]
+
+
+def test_a_version_that_no_engine_takes_is_told_until_one_is_taken() -> None:
+    plant = Plant(unit("steward-0"), unit("engine-0", status="refused version 4 (its bytes are others)"))
+    plant.report("steward-0", **{REJECTED.name: 4.0})
+    assert plant.pass_time(3) == ["version-rejected:v4"]
+    assert "its bytes are others" in plant.fired[0].evidence[0]
+    plant.report("steward-0", **{REJECTED.name: 0.0})
+    assert plant.pass_time(60) == []
+
+
+def test_a_server_that_is_left_alone_and_a_tool_that_fails_are_named() -> None:
+    plant = Plant(unit("toolbox-0"))
+    breaker, failures = named(BREAKER_OPEN, "search"), named(TOOL_FAILURES, "shop.lookup")
+    plant.report("toolbox-0", **{breaker: 0.0, failures: 0.05})
+    assert plant.pass_time(60) == []
+    plant.report("toolbox-0", **{breaker: 1.0, failures: 0.3})
+    assert plant.pass_time(30) == ["tool-fails:toolbox-0/shop.lookup", "tool-server-left-alone:toolbox-0/search"]
+    plant.report("toolbox-0", **{breaker: 0.0, failures: 0.15})
+    assert plant.pass_time(60) == ["tool-fails:toolbox-0/shop.lookup"]
+    plant.report("toolbox-0", **{failures: 0.02})
+    assert plant.pass_time(60) == []
