@@ -94,6 +94,8 @@ class Attempt:
                     await self._give_back(resumable=self.resumable)
             raise
         finally:
+            if self._recorder is not None:
+                self._recorder.close()
             self.house.fleet.forget(self.claim.record.id)
         return True
 
@@ -110,7 +112,7 @@ class Attempt:
             await self._model_calls.leave()
 
     async def _run(self) -> bool:
-        record, task = self.claim
+        record, task = self.claim.record, self.claim.task
         endings = self.house.endings
         try:
             self.loop = _loop(task.agent_name)
@@ -140,7 +142,7 @@ class Attempt:
             right = record.resumable == loop.resumable
             if not right and not await claims.mark_resumable(house.database, record.id, owner, loop.resumable):
                 raise DroppedError
-            return await Recorder.begin(house.database, house.writer, record, owner)
+            return await Recorder.begin(house.database, house.writer, self.claim, owner)
 
     def _episode(self, recorder: Recorder, clock: EpisodeClock) -> Episode:
         house, task, settings = self.house, self.claim.task, self.settings

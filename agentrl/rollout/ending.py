@@ -87,7 +87,7 @@ class Endings:
 
     async def score(self, loop: AgentLoop, claim: Claim, texts: Sequence[str], data: DBRecordData) -> bool:
         """False if the scorer cannot say now."""
-        record, task = claim
+        record, task = claim.record, claim.task
         try:
             score = await loop.evaluate_record(texts, task)
         except UnscoredError as cannot:

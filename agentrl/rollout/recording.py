@@ -2,7 +2,8 @@
 
 Invariants: model calls, tool calls and turns are written in the order in which they happened; a tool call is durable,
 with everything before it, before it is asked; `settled` returns when everything is durable. A write that fails ends the
-episode, and one that finds another owner drops it. Ids are never used twice, also not over a hand-over.
+episode, and one that finds another owner drops it. Ids are never used twice, also not over a hand-over. That something
+is under way is written once it takes so long that somebody may ask what is waited for.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
+from pymongo import UpdateOne
 
 from agentrl.engines.protocol import Generated, Sampling
 from agentrl.errors import AgentrlError
@@ -23,6 +26,7 @@ from agentrl.policies.states import CallStatus, ToolCallStatus
 from agentrl.rollout.loops import DroppedError, EndedError
 from agentrl.rollout.ports import ToolAnswer
 from agentrl.store import chunks, claims, trajectories
+from agentrl.store.claims import Claim
 from agentrl.store.database import Database
 from agentrl.store.documents import (
     DispatchedSamplingTask,
@@ -38,6 +42,11 @@ from agentrl.tokens import spans as span_lists
 from agentrl.tokens import versions as version_runs
 from agentrl.tokens.binary import pack_floats, pack_ids, unpack_ids
 from agentrl.tokens.tree import TokenTree
+
+SHOWN_AFTER_S = 1.0
+"""What is answered sooner is written once, with its answer."""
+PROGRESS_EVERY_S = 2.0
+"""After the first turn, which says how old the Record is."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,16 +77,23 @@ class Recorder:
         self._turns: dict[int, Turn] = {}
         self._open_calls: dict[str, DispatchedSamplingTask] = {}
         self._pending: set[asyncio.Task[None]] = set()
+        self._unshown: dict[str, asyncio.TimerHandle] = {}
+        """What is under way and not written as such, by id."""
+        self._told_at = float("-inf")
 
     @classmethod
-    async def begin(cls, database: Database, writer: Writer, record: Record, owner: str) -> Recorder:
+    async def begin(cls, database: Database, writer: Writer, claim: Claim, owner: str) -> Recorder:
         """With what is stored already, which is this owner's from now on."""
-        recorder = cls(database, writer, record, owner)
-        # The index of calls begins with the record, so for a fresh one this is one look and no more.
-        mine = {"record": record.id}
-        if await database.find_one("DispatchedSamplingTask", mine, projection=["_id"]) is not None:
+        recorder = cls(database, writer, claim.record, owner)
+        if not claim.fresh:
             await recorder._take_over()
         return recorder
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        for timer in self._unshown.values():
+            timer.cancel()
+        self._unshown.clear()
 
     # ---- what is known ----
 
@@ -145,7 +161,7 @@ class Recorder:
         )
         self._open_calls[call.id] = call
         # Nothing hangs on its being durable before the engine has it: what was not stored was not seen by anybody.
-        self._later(self._writer.sent(call))
+        self._show_later(call.id, lambda: self._writer.sent(call))
         return call
 
     def answered(self, call: DispatchedSamplingTask, prompt: list[int], made: Generated) -> None:
@@ -156,13 +172,13 @@ class Recorder:
         call.versions = version_runs.joined(made.versions)
         self._open_calls.pop(call.id, None)
         self._remember(call, prompt, list(made.ids))
-        self._later(self._writer.answered(call))
+        self._later(self._writer.answered(call, shown=self._was_shown(call.id)))
 
     def failed(self, call: DispatchedSamplingTask, why: str) -> None:
         call.status = CallStatus.FAILED
         call.error = why[:2000]
         self._open_calls.pop(call.id, None)
-        self._later(self._writer.answered(call))
+        self._later(self._writer.answered(call, shown=self._was_shown(call.id)))
 
     # ---- tool calls ----
 
@@ -182,11 +198,19 @@ class Recorder:
             session=session,
         )
         self._tool_calls[call.id] = call
+        # It goes out behind what led to it, if not with it.
+        self._later(self._writer.requested(copy.copy(call)))
         await self.settled()
-        await self._guarded(self._writer.requested(copy.copy(call)))
         return call
 
+    def tool_runs(self, call: ToolCall) -> None:
+        """A toolbox has it now."""
+        call.status = ToolCallStatus.RUNNING
+        self._show_later(call.id, lambda: self._writer.tool_moved(copy.copy(call)))
+
     def tool_moved(self, call: ToolCall, status: ToolCallStatus, answer: ToolAnswer | None = None) -> None:
+        """Its end."""
+        self._was_shown(call.id)
         call.status = status
         if answer is not None:
             call.error_class = answer.fault
@@ -203,8 +227,9 @@ class Recorder:
         turn.owner = self._owner
         self._turns[turn.index] = turn
         self._later(self._after(set(self._pending), self._writer.turn(copy.copy(turn))))
-        if not last:
-            self._later(self._progress())
+        if not last and time.monotonic() >= self._told_at + PROGRESS_EVERY_S:
+            self._told_at = time.monotonic()
+            self._later(self._writer.progress(self.record.id, self._owner, self._progress()))
 
     # ---- durability ----
 
@@ -242,17 +267,29 @@ class Recorder:
         self._calls[document.index] = KnownCall(document, prompt, output)
         self._tree.insert(document.index, prompt, output)
 
-    async def _progress(self) -> None:
-        held = await claims.progress(
-            self._database,
+    def _progress(self) -> UpdateOne:
+        return claims.progress(
             self.record.id,
             self._owner,
             turns=len(self._turns),
             generated_tokens=self.generated_tokens,
             versions=self.versions,
         )
-        if not held:
-            raise DroppedError
+
+    def _show_later(self, name: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Written as being under way, unless its end is there before."""
+
+        def show() -> None:
+            del self._unshown[name]
+            self._later(write())
+
+        self._unshown[name] = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, show)
+
+    def _was_shown(self, name: str) -> bool:
+        timer = self._unshown.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is None
 
     def _later(self, write: Coroutine[Any, Any, None]) -> None:
         """The write takes its place in the order now, and is waited for by `settled`."""

@@ -187,7 +187,7 @@ class ToolCalls:
 
         self._asked = True
         if document.status == ToolCallStatus.REQUESTED:
-            self._recorder.tool_moved(document, ToolCallStatus.RUNNING)
+            self._recorder.tool_runs(document)
         try:
             answer = await self._patiently(f"{place[0]}.{place[1]}", ask)
         except _InvalidError as refused:

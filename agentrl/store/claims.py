@@ -8,10 +8,12 @@ lost: the episode is dropped without another word; a Record is `finished` only a
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from pymongo import UpdateOne
 
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
@@ -21,11 +23,32 @@ from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
 from agentrl.store.updates import NOW, seconds_since, setting
 
 S = RecordStatus
+MOST_KNOWN_TASKS = 64
 
 
 class Claim(NamedTuple):
     record: Record
     task: Task
+    fresh: bool = False
+    """Nobody had it before, so nothing of it is stored."""
+
+
+class KnownTasks:
+    """Tasks of the last claims: seats of one are claimed in a row, and what an episode reads is frozen in a round."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: OrderedDict[str, Task] = OrderedDict()
+
+    async def of(self, record: Record) -> Task:
+        known = self._known.get(record.task)
+        if known is None or known.round != record.round:
+            found = await self._database.find_one("Task", {"_id": record.task}, projection={"shares": 0})
+            assert found is not None, f"{record.id} has no task"
+            known = self._known[record.task] = load(Task, found)
+            if len(self._known) > MOST_KNOWN_TASKS:
+                self._known.popitem(last=False)
+        return known
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +70,12 @@ async def claim(
     environments: Sequence[str] | None = None,
     purposes: Sequence[str] | None = None,
     resumable: bool = False,
+    known: KnownTasks | None = None,
 ) -> Claim | None:
-    """The open Record that was admitted first; None if there is none.
+    """The open Record that was admitted first, evaluations before all others; None if there is none.
 
     `environments` leaves others out, such as those whose tools are broken. `resumable`: its loop can be continued by
-    another sampler. A Record that was handed over has turns already.
+    another sampler. A Record that was handed over has turns already. `known`: kept by who claims often.
     """
     check(RECORD, S.OPEN, S.RUNNING, Actor.SAMPLER)
     wanted: Plain = {"status": S.OPEN}
@@ -62,13 +86,12 @@ async def claim(
     mine = setting(
         {"status": S.RUNNING, "owner": owner, "resumable": resumable}, started_at={"$ifNull": ["$started_at", NOW]}
     )
-    found = await database.find_one_and_update("Record", wanted, mine, sort=[("order", 1), ("seat", 1)])
+    found = await database.find_one_and_update("Record", wanted, mine, sort=[("order", 1), ("seat", 1)], before=True)
     if found is None:
         return None
-    record = load(Record, found)
-    task = await database.find_one("Task", {"_id": record.task})
-    assert task is not None, f"{record.id} has no task"
-    return Claim(record, load(Task, task))
+    fresh = found.get("started_at") is None
+    record = load(Record, found | {"status": S.RUNNING, "owner": owner, "resumable": resumable})
+    return Claim(record, await (known or KnownTasks(database)).of(record), fresh)
 
 
 async def mark_resumable(database: Database, record: str, owner: str, resumable: bool) -> bool:
@@ -112,17 +135,15 @@ async def abandon(database: Database, record: str, owner: str) -> bool:
     return await database.update_one("Record", _held(record, owner), _ended(abandoned_fields()))
 
 
-async def progress(
-    database: Database, record: str, owner: str, *, turns: int, generated_tokens: int, versions: Sequence[int]
-) -> bool:
-    """After each turn: what the freshness of a run under way is told from, and the proof that the claim still holds."""
+def progress(record: str, owner: str, *, turns: int, generated_tokens: int, versions: Sequence[int]) -> UpdateOne:
+    """After a turn: what the freshness of a run under way is told from, and the proof that the claim still holds.
+    It may be repeated."""
     # In a pipeline these pass over a field that has no value yet; as update operators they would not.
     span = {
         "oldest_version": {"$min": ["$oldest_version", *versions]},
         "newest_version": {"$max": ["$newest_version", *versions]},
     }
-    update = setting({"turns": turns, "generated_tokens": generated_tokens}, **span)
-    return await database.update_one("Record", _held(record, owner), update)
+    return UpdateOne(_held(record, owner), setting({"turns": turns, "generated_tokens": generated_tokens}, **span))
 
 
 # ---- scores ----
@@ -162,9 +183,7 @@ async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
     if found is None:
         return None
     record = load(Record, found)
-    task = await database.find_one("Task", {"_id": record.task})
-    assert task is not None, f"{record.id} has no task"
-    return Claim(record, load(Task, task))
+    return Claim(record, await KnownTasks(database).of(record))
 
 
 async def held_by(database: Database, owner: str) -> list[Record]:

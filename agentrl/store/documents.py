@@ -110,7 +110,7 @@ class Record(Named):
     seat: int = 0
     attempt: int = 1
     order: int = 0
-    """The Task's admitted_order: what was admitted first is claimed first."""
+    """The Task's admitted_order: what was admitted first is claimed first; 0 for evaluations and probes."""
     status: str = RecordStatus.OPEN
     owner: str = ""
     resumable: bool = False

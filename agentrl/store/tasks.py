@@ -102,7 +102,8 @@ async def open_records(database: Database, task: Task, seats: Sequence[tuple[int
             round=task.round,
             seat=place,
             attempt=attempt,
-            order=task.admitted_order,
+            # Somebody waits for the result of an evaluation, while training has other episodes to go on with.
+            order=task.admitted_order if task.purpose in TRAINS else 0,
             created_at=now,
         )
         for place, attempt in seats

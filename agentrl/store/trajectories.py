@@ -3,7 +3,8 @@
 Invariants: a write is answered when it is durable; writes that come while another is under way go out together, in
 their order; the same document again changes nothing, but one that another owner wrote is never taken for one's own, and
 a change of what is another owner's by now is never taken for made (OwnershipError). Tokens are stored once: a call
-keeps of its prompt only what its base does not have.
+keeps of its prompt only what its base does not have. Moves that follow each other within a moment may be one write;
+none is skipped in the tables.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from typing import Any, NamedTuple
 from pymongo import UpdateOne
 
 from agentrl.errors import ConflictError
-from agentrl.policies.states import DISPATCHED_SAMPLING_TASK, TOOL_CALL, Actor, CallStatus, ToolCallStatus, check
+from agentrl.policies.states import (
+    DISPATCHED_SAMPLING_TASK,
+    TOOL_CALL,
+    Actor,
+    CallStatus,
+    RecordStatus,
+    ToolCallStatus,
+    check,
+)
 from agentrl.store import chunks
 from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError, Write
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, load, storable, to_bson
@@ -28,6 +37,7 @@ from agentrl.tokens.spans import StoredCall
 MOST_AT_ONCE = 500
 ORDER = ("DispatchedSamplingTask", "ToolCall", "Turn")
 """Of what goes out together the turn is last: whoever sees it sees all it is made of."""
+_RECORD = "Record"
 
 _CALL_SOURCES = DISPATCHED_SAMPLING_TASK.sources
 _TOOL_SOURCES = TOOL_CALL.sources
@@ -61,10 +71,15 @@ class Writer:
         call.sent_at = call.sent_at or _now()
         await self._insert(call)
 
-    async def answered(self, call: DispatchedSamplingTask) -> None:
-        """What came of it: `done`, `partial` or `failed`, with the tokens."""
+    async def answered(self, call: DispatchedSamplingTask, *, shown: bool = True) -> None:
+        """What came of it: `done`, `partial` or `failed`, with the tokens. `shown`: it was written when it was sent."""
         status = CallStatus(call.status)
         check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, status, Actor.SAMPLER, call.id)
+        if not shown:
+            check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, call.id)
+            call.done_at = _now()
+            await self._insert(call)
+            return
         names = ("status", "output", "log_probs", "versions", "finish_reason", "engine", "turn", "error")
         fields = {name: getattr(call, name) for name in names}
         await self._move(call, _CALL_SOURCES(status, Actor.SAMPLER), fields)
@@ -84,14 +99,20 @@ class Writer:
         await self._insert(call)
 
     async def tool_moved(self, call: ToolCall) -> None:
-        """A new status of a tool call, with what the toolbox said."""
+        """A new status of a tool call, with what the toolbox said. That it runs need not have been written before."""
         status = ToolCallStatus(call.status)
         sources = _TOOL_SOURCES(status, Actor.SAMPLER)
+        if ToolCallStatus.RUNNING in sources:
+            sources = (*sources, *_TOOL_SOURCES(ToolCallStatus.RUNNING, Actor.SAMPLER))
         short, pieces = chunks.cut(call.id, "result", call.result)
         await chunks.write(self._database, pieces)
         call.result = short
         fields = {name: getattr(call, name) for name in ("status", "error_class", "result", "latency_s", "session")}
         await self._move(call, sources, fields, ends=status is not ToolCallStatus.RUNNING)
+
+    async def progress(self, record: str, owner: str, update: UpdateOne) -> None:
+        """How far a Record is. OwnershipError if it is not this owner's any more, or superseded."""
+        await self._queue(_RECORD, record, owner, update)
 
     async def close(self) -> None:
         """Wait until everything is out."""
@@ -120,8 +141,11 @@ class Writer:
         await self._write(document, UpdateOne(present, setting(storable(to_bson(fields)), **computed)))
 
     async def _write(self, document: DispatchedSamplingTask | Turn | ToolCall, write: Write) -> None:
+        await self._queue(type(document).__name__, document.id, document.owner, write)
+
+    async def _queue(self, collection: str, id: str, owner: str, write: Write) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(type(document).__name__, document.id, document.owner, write, written))
+        self._waiting.append(_Waiting(collection, id, owner, write, written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._flush(), name="write trajectories")
         await written
@@ -130,7 +154,7 @@ class Writer:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             # A write may only overtake those of other collections, and a turn comes last.
-            for collection in ORDER:
+            for collection in (*ORDER, _RECORD):
                 await self._write_batch(collection, [entry for entry in batch if entry.collection == collection])
 
     async def _write_batch(self, collection: str, entries: list[_Waiting]) -> None:
@@ -155,8 +179,10 @@ class Writer:
     async def _lost(self, collection: str, entries: list[_Waiting]) -> list[_Waiting]:
         """Of writes that found nothing to change, those that are another owner's. The others had been made before."""
         ids = {"_id": {"$in": [entry.id for entry in entries]}}
-        found = await self._database.find(collection, ids, projection=["owner"])
-        owners = {document["_id"]: document["owner"] for document in found}
+        found = await self._database.find(collection, ids, projection=["owner", "status"])
+        # A Record that is not under way any more is nobody's; nothing else loses its owner.
+        held = [document for document in found if collection != _RECORD or document["status"] == RecordStatus.RUNNING]
+        owners = {document["_id"]: document["owner"] for document in held}
         return [entry for entry in entries if owners.get(entry.id) != entry.owner]
 
 
@@ -209,7 +235,7 @@ class Trunk(NamedTuple):
     """With tokens, in their order; one more than turns have if the last turn was not over."""
     tool_calls: list[ToolCall]
     next_call: int
-    """The first index that no call had, not even a lost one."""
+    """An index that no call had, not even a lost one, or one that was not stored."""
 
 
 async def take_over(database: Database, record: str, owner: str) -> Trunk:
@@ -224,7 +250,8 @@ async def take_over(database: Database, record: str, owner: str) -> Trunk:
         turns=await turns_of(database, record),
         calls=(await calls_of(database, [record]))[record],
         tool_calls=await tool_calls_of(database, record),
-        next_call=int(last["index"]) + 1 if last else 0,
+        # A call that the former sampler waited for when it died may have had the next one without being stored.
+        next_call=int(last["index"]) + 2 if last else 1,
     )
 
 

@@ -11,9 +11,10 @@ from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor, IllegalMoveError, RecordStatus, TaskStatus
 from agentrl.store import claims, counts, groups, owners, tasks
-from agentrl.store.claims import Ending
+from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
+from agentrl.store.trajectories import OwnershipError, Writer
 from tests.store.flow import RULE, admit, end, queue, run_group, sampler
 
 
@@ -131,7 +132,16 @@ async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
     first, second = await claims.claim(db, "s.1"), await claims.claim(db, "s.1")
     assert first is not None
     assert second is not None
-    assert await claims.progress(db, first.record.id, "s.1", turns=1, generated_tokens=7, versions=[4, 3])
+    writer = Writer(db)
+
+    async def progress(claim: Claim, owner: str) -> None:
+        update = claims.progress(claim.record.id, owner, turns=1, generated_tokens=7, versions=[4, 3])
+        await writer.progress(claim.record.id, owner, update)
+
+    told = await asyncio.gather(
+        progress(first, "s.1"), progress(second, "s.2"), progress(second, "s.1"), return_exceptions=True
+    )
+    assert [type(answer) for answer in told] == [type(None), OwnershipError, type(None)], "each is told of its own"
     assert await claims.finish(db, first.record.id, "s.1", Ending(outcome=Outcome.TURN_LIMIT, turns=3))
     assert await claims.fail(db, second.record.id, "s.1", Outcome.TOOL_SERVER_FAILED, "$dollar is no field")
     limit, failed = await db.find("Record", {}, sort=[("seat", 1)])

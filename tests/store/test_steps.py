@@ -11,6 +11,7 @@ from agentrl.store import accounting, checkpoints, claims, lineages, publication
 from agentrl.store.database import Database
 from agentrl.store.documents import CheckpointFile, Lineage, Service, Task, load
 from agentrl.store.steps import LineageClosedError
+from agentrl.store.trajectories import Writer
 from tests.store.flow import admit, commit, queue, ready_tasks, step_of
 
 
@@ -143,8 +144,9 @@ async def test_records_under_way_tell_their_oldest_version(db: Database) -> None
     claim = await claims.claim(db, "s.1")
     assert claim is not None
     assert await steps.under_way(db) == []
-    await claims.progress(db, claim.record.id, "s.1", turns=1, generated_tokens=4, versions=[7])
-    await claims.progress(db, claim.record.id, "s.1", turns=2, generated_tokens=9, versions=[8, 9])
+    for turns, versions in ((1, [7]), (2, [8, 9])):
+        update = claims.progress(claim.record.id, "s.1", turns=turns, generated_tokens=4 * turns, versions=versions)
+        await Writer(db).progress(claim.record.id, "s.1", update)
     assert await steps.under_way(db) == [(7, "shop")]
 
 
