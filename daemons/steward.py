@@ -22,7 +22,9 @@ from agentrl.unit import Unit, run_unit
 log = logging.getLogger("steward")
 N = TypeVar("N", int, float)
 
-IDLE_S = 0.2
+IDLE_S = 0.1
+MOST_IDLE_S = 0.5
+"""Between looks while nothing is to be done. A batch that is trained frees capacity every few seconds at most."""
 TELL_WAITS_EVERY_S = 2.0
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
@@ -61,7 +63,7 @@ async def main(unit: Unit) -> None:
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:
-    told_at = float("-inf")
+    told_at, idle_s = float("-inf"), IDLE_S
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             await unit.park_while_paused_async()
@@ -82,8 +84,9 @@ async def _serve(unit: Unit, steward: Steward) -> None:
             counted = done.admitted.counts
             unit.metric("in_flight", counted.in_flight)
             unit.metric("ready", counted.ready)
+            idle_s = IDLE_S if done.anything else min(2 * idle_s, MOST_IDLE_S)
             if not done.anything:
-                await unit.sleep_async(IDLE_S)
+                await unit.sleep_async(idle_s)
 
 
 def _knobs(unit: Unit, steward: Steward) -> None:

@@ -22,6 +22,8 @@ from agentrl.engines.protocol import EngineGoneError, Load, WeightsRefusedError
 log = logging.getLogger("engine")
 REPORT_EVERY_S = 2.0
 LOOK_EVERY_S = 0.2
+LOOK_FOR_PINS_EVERY_S = 1.0
+"""An evaluation takes far longer than that."""
 UPDATE_AT_MOST_S = 300.0
 MOST_WAIT_S = 5.0
 LEAVE_WITHIN_S = 5.0
@@ -121,6 +123,7 @@ class Puller:
         """Pull and report until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._again(self.look, LOOK_EVERY_S), name="pull weights")
+            tasks.create_task(self._again(self.look_for_pins, LOOK_FOR_PINS_EVERY_S), name="pin weights")
             tasks.create_task(self._again(self.report, REPORT_EVERY_S), name="report engine")
 
     async def look(self) -> None:
@@ -130,6 +133,9 @@ class Puller:
         if announced is not None and await self._publications.permit(announced.version, self._me.id):
             await self._take(announced)
             await self._tell()
+
+    async def look_for_pins(self) -> None:
+        """Hold what an evaluation wants."""
         await self._pin(await self._publications.pinned())
 
     async def report(self) -> None:

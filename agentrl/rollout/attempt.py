@@ -213,9 +213,8 @@ class Attempt:
             malformed=episode.malformed_turns > 0 and ended.outcome not in _BY_MALFORMED_CALLS,
             error=ended.error[:2000],
         )
-        await self.house.endings.finish(record, ending)
         data = structure(record, recorder.tree, recorder.runs, kind)
-        return await self.house.endings.score(loop, self.claim, episode.texts, data)
+        return await self.house.endings.end(loop, self.claim, ending, episode.texts, data)
 
     async def _give_back(self, *, resumable: bool) -> None:
         """To whoever goes on with it: then its tool calls and its session stay open."""

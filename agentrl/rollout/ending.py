@@ -20,8 +20,9 @@ from agentrl.policies.states import Actor, RecordStatus
 from agentrl.rollout import loops
 from agentrl.rollout.loops import AgentLoop, DroppedError
 from agentrl.rollout.scorers import UnscoredError
+from agentrl.rollout.together import Together
 from agentrl.store import chunks, claims, groups, tasks, trajectories
-from agentrl.store.claims import Claim, Ending
+from agentrl.store.claims import Claim, Ending, Scored
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import DBRecordData, Record, load_if
 from agentrl.store.owners import Lease
@@ -33,6 +34,8 @@ from agentrl.tokens.tree import TokenTree
 log = logging.getLogger("sampler")
 T = TypeVar("T")
 AGAIN_S = 1.0
+JUDGED_SOON_S = 0.1
+"""A scorer that takes longer has the result stored before its score."""
 UNSCORED_AT_MOST_S = 6 * 3600.0
 """A judge that is away for an afternoon costs nothing; after that the seat stays empty."""
 
@@ -62,10 +65,31 @@ class Endings:
         self._database = database
         self._lease = lease
         self._rule = rule
+        self._together = Together(self._end_together)
 
-    async def finish(self, record: Record, ending: Ending) -> None:
-        """By the policy's doing; everything that was generated is durable."""
-        await self._held(lambda: claims.finish(self._database, record.id, self._lease.incarnation, ending))
+    async def end(
+        self, loop: AgentLoop, claim: Claim, ending: Ending, texts: Sequence[str], data: DBRecordData
+    ) -> bool:
+        """By the policy's doing; everything that was generated is durable. False if the scorer cannot say now."""
+        record = claim.record
+        judging = asyncio.ensure_future(loop.evaluate_record(texts, claim.task))
+        try:
+            await asyncio.wait([judging], timeout=JUDGED_SOON_S)
+            if judging.done() and judging.exception() is None:
+                scored = Scored(record.id, ending, judging.result(), data)
+                await self._held(lambda: self._together.act(scored))
+                return True
+            # What was done is not lost while the scorer thinks.
+            await self._held(lambda: claims.finish(self._database, record.id, self._lease.incarnation, ending))
+            return await self._score(judging, claim, data)
+        finally:
+            judging.cancel()
+
+    async def _end_together(self, ended: Sequence[Scored]) -> list[bool]:
+        scored = await claims.finish_scored(self._database, self._lease.incarnation, ended)
+        tasks_of_them = sorted({one.data.task for one in ended if one.record in scored})
+        await groups.close_among(self._database, tasks_of_them, self._rule, Actor.SAMPLER)
+        return [one.record in scored for one in ended]
 
     async def fail(self, record: Record, outcome: Outcome, error: str, *, free: bool) -> None:
         """For other reasons. The steward opens the next attempt."""
@@ -87,9 +111,12 @@ class Endings:
 
     async def score(self, loop: AgentLoop, claim: Claim, texts: Sequence[str], data: DBRecordData) -> bool:
         """False if the scorer cannot say now."""
+        return await self._score(loop.evaluate_record(texts, claim.task), claim, data)
+
+    async def _score(self, judged: Awaitable[float], claim: Claim, data: DBRecordData) -> bool:
         record, task = claim.record, claim.task
         try:
-            score = await loop.evaluate_record(texts, task)
+            score = await judged
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
             if record.status != RecordStatus.UNSCORED:

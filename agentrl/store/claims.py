@@ -18,7 +18,7 @@ from pymongo import UpdateOne
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import RECORD, Actor, RecordStatus, check
-from agentrl.store.database import Database, Plain
+from agentrl.store.database import Database, Plain, Write
 from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
 from agentrl.store.updates import NOW, seconds_since, setting
 
@@ -101,13 +101,39 @@ async def mark_resumable(database: Database, record: str, owner: str, resumable:
 
 async def finish(database: Database, record: str, owner: str, ending: Ending) -> bool:
     """The policy's result or limit. Its turns and calls must be stored before."""
-    kind = outcomes.class_of(ending.outcome)
-    if not outcomes.in_baseline(kind):
-        raise ValueError(f"{ending.outcome} is {kind.value}: such a record fails, it does not finish")
+    fields = _finished(ending) | {"status": S.FINISHED}
     check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER, record)
-    said = {name: value for name, value in msgspec.structs.asdict(ending).items() if value is not None}
-    fields = said | {"status": S.FINISHED, "outcome_class": kind}
     return await database.update_one("Record", _held(record, owner), _ended(fields))
+
+
+class Scored(NamedTuple):
+    """A policy's result together with its score."""
+
+    record: str
+    ending: Ending
+    score: float
+    data: DBRecordData
+
+
+async def finish_scored(database: Database, owner: str, ended: Sequence[Scored]) -> set[str]:
+    """`finish` and `score` for several Records at once: where the scorer answers at once, nobody would see the status
+    between. Answers which Records are scored by this owner now, which they may have been before."""
+    check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER)
+    check(RECORD, S.FINISHED, S.SCORED, Actor.SCORER)
+    mine = {"_id": {"$in": [one.record for one in ended]}, "owner": owner}
+    running = await database.find("Record", mine | {"status": S.RUNNING}, projection=["_id"])
+    held = {found["_id"] for found in running}
+    at_hand = [one for one in ended if one.record in held]
+    await database.insert_new("DBRecordData", [to_bson(one.data) for one in at_hand])
+    writes: list[Write] = [
+        UpdateOne(_held(one.record, owner), _ended(_finished(one.ending) | {"status": S.SCORED, "score": one.score}))
+        for one in at_hand
+    ]
+    done = await database.write("Record", writes, ordered=False)
+    if done.matched == len(ended):
+        return held
+    scored = await database.find("Record", mine | {"status": S.SCORED}, projection=["_id"])
+    return {found["_id"] for found in scored}
 
 
 async def fail(
@@ -206,6 +232,15 @@ def abandoned_fields() -> dict[str, Any]:
 def _held(record: str, owner: str, *statuses: RecordStatus) -> Plain:
     among = statuses or (S.RUNNING,)
     return {"_id": record, "owner": owner, "status": {"$in": list(among)}}
+
+
+def _finished(ending: Ending) -> dict[str, Any]:
+    """What an ending says of a Record."""
+    kind = outcomes.class_of(ending.outcome)
+    if not outcomes.in_baseline(kind):
+        raise ValueError(f"{ending.outcome} is {kind.value}: such a record fails, it does not finish")
+    said = {name: value for name, value in msgspec.structs.asdict(ending).items() if value is not None}
+    return said | {"outcome_class": kind}
 
 
 def _ended(fields: dict[str, Any]) -> list[dict[str, Any]]:

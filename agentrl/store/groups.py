@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
 from pymongo import UpdateOne
 
 from agentrl.policies import groups, outcomes
@@ -61,15 +60,21 @@ def redraws_left(attempts: Sequence[Record]) -> bool:
 
 async def close(database: Database, task_id: str, rule: GroupRule, actor: Actor) -> Answer:
     """Close a group if it may be closed. Any number of callers may try."""
-    if actor is not Actor.STEWARD and await _anybody_under_way(database, task_id):
-        return "open"  # The usual answer, and one look at an index gives it.
-    found = await read(database, [task_id])
-    return await close_group(database, found[0], rule, actor) if found else "gone"
+    return (await close_among(database, [task_id], rule, actor))[task_id]
 
 
-async def _anybody_under_way(database: Database, task_id: str) -> bool:
-    flying = {"task": task_id, "status": {"$in": list(IN_FLIGHT)}}
-    return await database.find_one("Record", flying, projection=["_id"]) is not None
+async def close_among(database: Database, task_ids: Sequence[str], rule: GroupRule, actor: Actor) -> dict[str, Answer]:
+    """The same for several."""
+    answers: dict[str, Answer] = {task: "gone" for task in task_ids}
+    if actor is not Actor.STEWARD:
+        # The usual answer, and one look at an index gives it.
+        flying = {"task": {"$in": list(task_ids)}, "status": {"$in": list(IN_FLIGHT)}}
+        for record in await database.find("Record", flying, projection={"_id": 0, "task": 1}):
+            answers[record["task"]] = "open"
+    left = [task for task, answer in answers.items() if answer == "gone"]
+    for group in await read(database, left) if left else ():
+        answers[group.task.id] = await close_group(database, group, rule, actor)
+    return answers
 
 
 async def close_group(database: Database, group: Group, rule: GroupRule, actor: Actor) -> Answer:
@@ -98,21 +103,39 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
     admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
     if not await database.update_one("Task", admitted, setting(fields, closed_at=NOW)):
         return "gone"
-    await settle(database, [msgspec.structs.replace(task, status=TaskStatus.READY, shares=shares)])
+    await _tell(database, shares)
+    if group.past_deadline:
+        await _mark_late(database, [task])
     return "ready"
 
 
 async def settle(database: Database, closed: Sequence[Task]) -> None:
-    """Write what follows from the shares: advantages, and who came too late."""
+    """Write what follows from the shares, where whoever closed the group did not come to it: advantages, and who came
+    too late."""
+    shares = {share.record: share for task in closed for share in task.shares}
+    found = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
+    told = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
+    await _tell(database, [one for one in shares.values() if told.get(one.record) != (one.advantage, one.capped)])
+    await _mark_late(database, closed)
+
+
+async def _tell(database: Database, shares: Sequence[Share]) -> None:
     writes: list[Write] = [
         UpdateOne({"_id": share.record}, {"$set": {"advantage": share.advantage, "capped": share.capped}})
-        for task in closed
-        for share in task.shares
+        for share in shares
     ]
     await database.write("DBRecordData", writes, ordered=False)
-    for task in closed:
-        under_way = {"task": task.id, "round": task.round, "status": {"$in": list(IN_FLIGHT)}}
-        await database.update_many("Record", under_way, {"$set": {"late": True}})
+
+
+async def _mark_late(database: Database, closed: Sequence[Task]) -> None:
+    rounds = {task.id: task.round for task in closed}
+    under_way = {"task": {"$in": list(rounds)}, "status": {"$in": list(IN_FLIGHT)}}
+    found = await database.find("Record", under_way, projection=["task", "round"]) if rounds else []
+    late = [record["_id"] for record in found if record["round"] == rounds[record["task"]]]
+    if late:
+        await database.update_many(
+            "Record", {"_id": {"$in": late}, "status": {"$in": list(IN_FLIGHT)}}, {"$set": {"late": True}}
+        )
 
 
 async def read(database: Database, task_ids: Sequence[str]) -> list[Group]:

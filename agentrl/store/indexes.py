@@ -10,13 +10,17 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from agentrl.policies.states import HOLDS_SEAT
+from agentrl.policies.states import HOLDS_SEAT, CallStatus, RecordStatus, ToolCallStatus
 from agentrl.store.database import Database
 
 
 def _index(name: str, keys: str, **options: Any) -> IndexModel:
     return IndexModel([(key, 1) for key in keys.split()], name=name, **options)
 
+
+IN_HAND = [RecordStatus.RUNNING.value, RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
+UNFOLLOWED = [RecordStatus.FAILED.value, RecordStatus.ABANDONED.value]
+ASKED = [ToolCallStatus.REQUESTED.value, ToolCallStatus.RUNNING.value]
 
 INDEXES: dict[str, list[IndexModel]] = {
     "Task": [
@@ -30,10 +34,10 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("step", "lineage step"),
     ],
     "Record": [
-        # Claims: the first open one in the order of admission.
-        _index("claims", "status order seat"),
+        # Claims: the first open one in the order of admission. What most Records are not any more costs nothing.
+        _index("open", "order seat", partialFilterExpression={"status": RecordStatus.OPEN.value}),
         _index("counts", "status purpose environment"),
-        _index("owned", "owner status"),
+        _index("in_hand", "owner status", partialFilterExpression={"status": {"$in": IN_HAND}}),
         _index("seats", "task round seat attempt", unique=True),
         _index(
             "held",
@@ -41,16 +45,20 @@ INDEXES: dict[str, list[IndexModel]] = {
             unique=True,
             partialFilterExpression={"status": {"$in": sorted(status.value for status in HOLDS_SEAT)}},
         ),
-        _index("followed", "status followed"),
+        _index("unfollowed", "status", partialFilterExpression={"status": {"$in": UNFOLLOWED}, "followed": False}),
         _index("finished", "finished_at"),
         _index("ages", "status started_at"),
     ],
-    "DispatchedSamplingTask": [_index("record", "record index"), _index("task", "task"), _index("status", "status")],
+    "DispatchedSamplingTask": [
+        _index("record", "record index"),
+        _index("task", "task"),
+        _index("sent", "sent_at", partialFilterExpression={"status": CallStatus.SENT.value}),
+    ],
     "Turn": [_index("record", "record index"), _index("task", "task")],
     "ToolCall": [
         _index("record", "record turn"),
         _index("task", "task"),
-        _index("status", "status"),
+        _index("under_way", "requested_at", partialFilterExpression={"status": {"$in": ASKED}}),
         _index("errors", "error_class server tool"),
     ],
     "DBRecordData": [_index("task", "task")],

@@ -32,8 +32,11 @@ class Ready(NamedTuple):
     records: list[DBRecordData]
 
 
-async def ready(database: Database, *, limit: int = 0) -> list[Ready]:
-    """Closed groups that could be leased, first admitted first; those without signal have no records."""
+async def ready(database: Database, *, limit: int = 0, known: dict[str, DBRecordData] | None = None) -> list[Ready]:
+    """Closed groups that could be leased, first admitted first; those without signal have no records.
+
+    `known`: structures that were read before, which never change; it is kept up for the next time.
+    """
     found = await database.find(
         "Task",
         {"status": TaskStatus.READY, "purpose": {"$in": list(TRAINS)}},
@@ -43,9 +46,20 @@ async def ready(database: Database, *, limit: int = 0) -> list[Ready]:
     )
     closed = [load(Task, document) for document in found]
     wanted = [share.record for task in closed if task.signal for share in task.shares if share.advantage is not None]
-    documents = await database.find("DBRecordData", {"_id": {"$in": wanted}}) if wanted else []
-    data = {document["_id"]: load(DBRecordData, document) for document in documents}
+    before = {} if known is None else known
+    new = [record for record in wanted if record not in before]
+    documents = await database.find("DBRecordData", {"_id": {"$in": new}}) if new else []
+    data = {record: before[record] for record in wanted if record in before}
+    data |= {document["_id"]: load(DBRecordData, document) for document in documents}
+    if known is not None:
+        known.clear()
+        known.update(data)
     return [Ready(task, _records_of(task, data)) for task in closed]
+
+
+async def count_ready(database: Database) -> int:
+    """How many groups `ready` would find."""
+    return await database.count("Task", {"status": TaskStatus.READY, "purpose": {"$in": list(TRAINS)}})
 
 
 def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordData]:

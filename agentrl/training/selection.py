@@ -50,8 +50,11 @@ class Look:
     """Of the records that go by the bound of the run."""
 
 
-async def look(database: Database, place: Place, plan: Plan, hold: str) -> Look:
-    found = await steps.ready(database)
+async def look(
+    database: Database, place: Place, plan: Plan, hold: str, known: dict[str, DBRecordData] | None = None
+) -> Look:
+    """`known`: what was read by the last look."""
+    found = await steps.ready(database, known=known)
     groups = [_group(one, place) for one in found]
     under_way = []
     if plan.freshness.waits:
@@ -115,7 +118,7 @@ async def validity(database: Database) -> Validity:
 
 async def _newly_ready(database: Database, found: list[Ready]) -> bool:
     """Whether a group became ready after we looked: then the data has not come to its end."""
-    return len(await steps.ready(database)) > len(found)
+    return await steps.count_ready(database) > len(found)
 
 
 def _group(one: Ready, place: Place) -> ReadyGroup:

@@ -27,7 +27,7 @@ from agentrl.policies.states import Actor, StepStatus
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import lineages, owners, publications, steps, tasks, trajectories
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import CheckpointFile, Step, step_id
+from agentrl.store.documents import CheckpointFile, DBRecordData, Step, step_id
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
 from agentrl.training import batches, checkpoints, dumps, origin, publication, reports, retention, selection, telling
@@ -43,7 +43,7 @@ from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
 
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.2
 STORE_AGAIN_S = 1.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
@@ -123,6 +123,7 @@ class Trainer:
         self._lineage = ""
         self._tree = VersionTree()
         self._probes: list[list[int]] = []
+        self._known: dict[str, DBRecordData] = {}
 
     async def run(self) -> None:
         """Until the data is at its end, the steps are done, or the unit drains."""
@@ -161,7 +162,7 @@ class Trainer:
         await self._do_what_is_due(plan)
         if self._config.training.steps and self.standing.committed >= self._config.training.steps:
             return f"all {self._config.training.steps} steps are done"
-        look = await selection.look(self._database, self._place(plan), plan, await self._held())
+        look = await selection.look(self._database, self._place(plan), plan, await self._held(), self._known)
         self._ages = look.ages
         for name in look.decision.stale_groups:
             await tasks.next_round(self._database, look.ready[name].task, Actor.TRAINER, "stale", final_reason="stale")

@@ -161,9 +161,11 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     puller = puller_of(engine, store, run_dir)
     await publish(database, first)
     await puller.look()
+    await puller.look_for_pins()
     await database["Task"].insert_one({"_id": "e/test/0/0", "purpose": "eval", "status": "admitted", "version": 1})
     await publish(database, second)
     await puller.look()
+    await puller.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
     greedy = Sampling(max_new_tokens=5, temperature=0.0)
     answer = await engine.generate("r", [4, 5], greedy, deadline_s=20, version=1)
@@ -171,10 +173,12 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     assert (await database["Service"].find_one({"_id": "engine-0.1"}))["versions_loaded"] == [1, 2]
     await database["Task"].update_one({"_id": "e/test/0/0"}, {"$set": {"status": "done"}})
     await puller.look()
+    await puller.look_for_pins()
     assert (await engine.load()).versions_loaded == (2,)
     # It may be asked for before there are tasks, and after the engine went on.
     await database["Publication"].update_one({"_id": 1}, {"$set": {"evaluation": "wanted"}})
     await puller.look()
+    await puller.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
     await engine.close()
 

@@ -198,7 +198,7 @@ async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) 
     assert [turn.index for turn in trunk.turns] == [0]
     assert [each.index for each in trunk.calls] == [0, 1]
     assert [each.status for each in trunk.tool_calls] == ["requested"]
-    assert trunk.next_call == 3
+    assert trunk.next_call == 4
     # The former sampler still writes: nothing of it counts.
     with pytest.raises(OwnershipError):
         await former.sent(call(1))
