@@ -1,7 +1,7 @@
 """The main loop of the embedded MongoDB server: `python -m daemons.mongo`, as a unit of the role `mongo`.
 
 Invariants: the unit lives as long as its mongod and no longer; it is ready when a writable primary accepts the login;
-a drain is a clean shutdown.
+a drain is a clean shutdown; while its disk has no room it waits and says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.store.binary import find_mongod, mongod_version
-from agentrl.store.embedded import Mongod, wait_until_data_is_free
+from agentrl.store.embedded import Mongod, lack_of_room, wait_until_data_is_free
 from agentrl.store.files import MongoFiles, prepare
 from agentrl.unit import Unit, run_unit
 
@@ -21,6 +21,8 @@ RECOVERY_AT_MOST_S = 600.0
 """After a kill the server reads its journal before it answers."""
 SHUTDOWN_WITHIN_S = 60.0
 CHECK_EVERY_S = 0.5
+ROOM_AT_MOST_S = 3600.0
+"""Longer than that without room is worth a question; it goes on waiting."""
 
 
 def main(unit: Unit) -> None:
@@ -30,6 +32,8 @@ def main(unit: Unit) -> None:
     with unit.phase("data in use", at_most_s=FORMER_SERVER_ENDS_WITHIN_S + 10):
         if not wait_until_data_is_free(files, within_s=FORMER_SERVER_ENDS_WITHIN_S, keep_trying=unit.sleep):
             return
+    if not _wait_for_room(unit, files):
+        return
     server = Mongod(binary, files)
     try:
         server.start()
@@ -40,6 +44,22 @@ def main(unit: Unit) -> None:
             _serve(unit, server, files)
     finally:
         _shut_down(unit, server)
+
+
+def _wait_for_room(unit: Unit, files: MongoFiles) -> bool:
+    """False if it was drained before there was any."""
+    if not lack_of_room(files):
+        return True
+    with (
+        unit.phase("no room on the disk", at_most_s=CHECK_EVERY_S + 60),
+        unit.wait(f"room on the disk of {files.root}", on="a person who makes room", at_most_s=ROOM_AT_MOST_S),
+    ):
+        while lack := lack_of_room(files):
+            unit.status(f"does not start: {lack}")
+            if not unit.sleep(CHECK_EVERY_S):
+                return False
+            unit.tick()
+    return True
 
 
 def _serve(unit: Unit, server: Mongod, files: MongoFiles) -> None:

@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def fill(ballast: Path) -> None:
+    """Until nothing fits any more; deleting the file makes room."""
+    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """`folder` is a disk of that size (`512k`, `300m`) while the body runs."""

@@ -20,6 +20,7 @@ from agentrl.engines.protocol import (
     EngineBusyError,
     EngineError,
     EngineGoneError,
+    EngineRubbishError,
     Generated,
     Load,
     PauseMode,
@@ -27,7 +28,7 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
     WeightsRefusedError,
 )
-from agentrl.http.client import ConnectionBrokenError, HttpClient, Reply
+from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
 
 ORDER_WITHIN_S = 30.0
 HEALTH_WITHIN_S = 5.0
@@ -114,6 +115,8 @@ class HttpEngine:
             raise EngineError(f"The engine {self.url} did not end {rid} within {deadline_s:g} s.") from None
         except ConnectionBrokenError as broken:
             raise self._gone(broken) from broken
+        except BodyTooLargeError as endless:
+            raise self._rubbish(endless) from endless
 
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
         body = {
@@ -124,7 +127,7 @@ class HttpEngine:
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
         found = [value for value, _, _ in pairs[1:] if value is not None]
         if [token for _, token, _ in pairs] != list(ids) or len(found) != len(pairs) - 1:
-            raise EngineError(f"The engine {self.url} scored another sequence than it was given.")
+            raise EngineRubbishError(f"The engine {self.url} scored another sequence than it was given.")
         return found
 
     async def abort(self, rid: str) -> None:
@@ -175,12 +178,17 @@ class HttpEngine:
             raise EngineError(f"The engine {self.url} did not answer {path} within {within_s:g} s.") from None
         except ConnectionBrokenError as broken:
             raise self._gone(broken) from broken
+        except BodyTooLargeError as endless:
+            raise self._rubbish(endless) from endless
         if status != 200:
             _raise_for(status, answer)
         return answer
 
     def _gone(self, broken: ConnectionBrokenError) -> EngineGoneError:
         return EngineGoneError(f"The engine {self.url} is gone: {broken}.")
+
+    def _rubbish(self, endless: BodyTooLargeError) -> EngineRubbishError:
+        return EngineRubbishError(f"The engine {self.url} does not answer as one: {endless}.")
 
 
 class _Success(msgspec.Struct):
@@ -207,13 +215,13 @@ def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generat
     ids = [token for _, token, _ in pairs]
     log_probs = [value for value, _, _ in pairs if value is not None]
     if len(log_probs) != len(ids) or (answer.output_ids is not None and answer.output_ids != ids):
-        raise EngineError("The engine's answer has other tokens than log-probs.")
+        raise EngineRubbishError("The engine's answer has other tokens than log-probs.")
     versions = _spans(meta, len(ids))
     if sum(count for _, count in versions) != len(ids):
-        raise EngineError("The engine's answer does not say by which version each token was made.")
+        raise EngineRubbishError("The engine's answer does not say by which version each token was made.")
     kind = meta.finish_reason.type if meta.finish_reason else "abort"
     if kind not in ("stop", "length", "abort") or (ended and meta.finish_reason is None):
-        raise EngineError(f"The engine's answer ends in an unknown way, {kind!r}.")
+        raise EngineRubbishError(f"The engine's answer ends in an unknown way, {kind!r}.")
     return Generated(
         ids=ids,
         log_probs=log_probs,
@@ -235,7 +243,7 @@ def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
             ]
         return [(int(meta.weight_version), tokens)] if tokens else []
     except ValueError as wrong:
-        raise EngineError("The engine's answer names a version that is no number.") from wrong
+        raise EngineRubbishError("The engine's answer names a version that is no number.") from wrong
 
 
 async def _events(reply: Reply) -> AsyncIterator[bytes]:
@@ -260,7 +268,7 @@ def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise EngineError(f"The engine's answer makes no sense: {wrong}.") from wrong
+        raise EngineRubbishError(f"The engine's answer makes no sense: {wrong}.") from wrong
 
 
 class _Told(msgspec.Struct):

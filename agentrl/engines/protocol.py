@@ -25,6 +25,10 @@ class EngineGoneError(EngineError):
     """Nobody answers at the engine's address: it is dead and should not be routed to."""
 
 
+class EngineRubbishError(EngineError):
+    """It answered what no engine answers, or what cannot be true. None of it is kept."""
+
+
 class EngineBusyError(EngineError):
     """The engine lives but takes no call now: no weights yet, or its queue is full."""
 

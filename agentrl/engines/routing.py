@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -58,14 +58,17 @@ class Router:
         *,
         version: int | None = None,
         oldest: int | None = None,
+        avoid: Collection[str] = (),
     ) -> Candidate | None:
         """The engine for a call of the conversation `affinity`; None if there is none now.
 
-        `version` wants exactly these weights, `oldest` none that are older than these.
+        `version` wants exactly these weights, `oldest` none that are older than these. Those to `avoid` are taken
+        only if there is nobody else.
         """
         able = [one for one in engines if self._is_able(one, now, version, oldest)]
         if not able:
             return None
+        able = [one for one in able if one.name not in avoid] or able
         least = min(self._fullness(one) for one in able)
         home = next((one for one in able if affinity and one.name == self._homes.get(affinity)), None)
         if home is None or self._fullness(home) > least + self._stay_within:

@@ -17,11 +17,17 @@ import h11
 from agentrl.errors import ConfigError
 
 CONNECT_WITHIN_S = 5.0
+MOST_BODY_BYTES = 64 << 20
+"""A million tokens with their log-probs are less."""
 _PIECE_BYTES = 1 << 16
 
 
 class ConnectionBrokenError(Exception):
     """Nobody answers at the address, or the answer broke off."""
+
+
+class BodyTooLargeError(Exception):
+    """There is more to an answer than anybody wants to read."""
 
 
 class _StaleError(Exception):
@@ -44,7 +50,15 @@ class Reply:
                 return
 
     async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.pieces()])
+        """All of it. BodyTooLargeError at the limit, for the other side may never end."""
+        pieces: list[bytes] = []
+        size = 0
+        async for piece in self.pieces():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_BODY_BYTES:
+                raise BodyTooLargeError(f"its answer has more than {MOST_BODY_BYTES >> 20} MiB")
+        return b"".join(pieces)
 
 
 class _Connection:

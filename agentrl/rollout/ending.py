@@ -94,6 +94,10 @@ class Endings:
     async def fail(self, record: Record, outcome: Outcome, error: str, *, free: bool) -> None:
         """For other reasons. The steward opens the next attempt."""
         log.info("%s failed: %s: %s", record.id, outcome, error)
+        if outcome is Outcome.STORE_FAILED:
+            # How its calls ended could not be written either.
+            owner = self._lease.incarnation
+            await self._insist(lambda: trajectories.lose(self._database, record.id, owner, resumable=False))
         await self._held(
             lambda: claims.fail(self._database, record.id, self._lease.incarnation, outcome, error, free=free)
         )

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -70,9 +70,9 @@ class Fleet:
 
     # ---- engines ----
 
-    def engine(self, affinity: str, version: int | None = None) -> Candidate | None:
+    def engine(self, affinity: str, version: int | None = None, avoid: Collection[str] = ()) -> Candidate | None:
         """Where a call of this conversation goes; None if nobody can take it now."""
-        return self._router.choose(self._candidates, affinity, self._clock(), version=version)
+        return self._router.choose(self._candidates, affinity, self._clock(), version=version, avoid=avoid)
 
     @property
     def serves(self) -> bool:

@@ -23,6 +23,7 @@ from agentrl.engines.protocol import (
     EngineBusyError,
     EngineError,
     EngineGoneError,
+    EngineRubbishError,
     Finish,
     Generated,
     Sampling,
@@ -83,6 +84,8 @@ class ModelCalls:
         self._wait = wait
         self._leaving = asyncio.Event()
         self._under_way: tuple[Engine, str] | None = None
+        self._failed_at: set[str] = set()
+        """Engines that gave nothing for the call under way: another one is asked, if there is one."""
 
     async def make(self, wanted: Wanted) -> Made:
         """Goes on with what is stored of this turn."""
@@ -93,6 +96,7 @@ class ModelCalls:
         if known and known[-1].done:
             return Made(kept, _finish(known[-1].document.finish_reason), known[-1].document.id)
         failures: list[_FruitlessError] = []
+        self._failed_at.clear()
         while len(failures) < MOST_FRUITLESS:
             room = wanted.most_tokens - len(kept)
             if room <= 0:
@@ -144,14 +148,14 @@ class ModelCalls:
             with self._wait("model call", engine.name.partition(".")[0], self._call_s):
                 made = await client.generate(call.id, prompt, sampling, deadline_s=self._call_s, version=wanted.version)
             if problem := self._problem_of(made, room):
-                raise _FruitlessError(Outcome.ENGINE_RUBBISH, f"{engine.name}: {problem}")
+                raise EngineRubbishError(problem)
         except EngineError as failed:
-            self._recorder.failed(call, str(failed))
+            why = f"{engine.name}: {failed}"
+            self._recorder.failed(call, why)
+            self._failed_at.add(engine.name)
             await self._after_failure(engine, failed)
-            raise _FruitlessError(Outcome.ENGINE_FAILED, str(failed)) from failed
-        except _FruitlessError as rubbish:
-            self._recorder.failed(call, rubbish.error)
-            raise
+            rubbish = isinstance(failed, EngineRubbishError)
+            raise _FruitlessError(Outcome.ENGINE_RUBBISH if rubbish else Outcome.ENGINE_FAILED, why) from failed
         finally:
             self._under_way = None
             self._fleet.answered(engine)
@@ -163,7 +167,7 @@ class ModelCalls:
         if isinstance(failed, EngineGoneError):
             self._fleet.found_dead(engine)
         elif isinstance(failed, CallRefusedError) and not isinstance(failed, VersionNotServedError):
-            raise EndedError(Outcome.ENGINE_FAILED, str(failed)) from failed
+            raise EndedError(Outcome.ENGINE_FAILED, f"{engine.name}: {failed}") from failed
         elif isinstance(failed, EngineBusyError | VersionNotServedError):
             await self._pause(PAUSE_S)
             await self._fleet.look_soon()
@@ -171,7 +175,7 @@ class ModelCalls:
     async def _engine(self, version: int | None) -> Candidate:
         """The engine for this conversation; waits for one, for a while."""
         self._leave_if_told()
-        found = self._fleet.engine(self._recorder.record.id, version)
+        found = self._fleet.engine(self._recorder.record.id, version, self._failed_at)
         if found is not None:
             return found
         give_up_at = time.monotonic() + ENGINE_WITHIN_S
@@ -181,7 +185,7 @@ class ModelCalls:
                 await self._pause(LOOK_EVERY_S)
                 self._leave_if_told()
                 await self._fleet.look_soon()
-                if (found := self._fleet.engine(self._recorder.record.id, version)) is not None:
+                if (found := self._fleet.engine(self._recorder.record.id, version, self._failed_at)) is not None:
                     return found
         raise EndedError(Outcome.ENGINE_FAILED, f"there was not {what} within {ENGINE_WITHIN_S:g} s")
 

@@ -293,7 +293,10 @@ class Recorder:
 
     def _later(self, write: Coroutine[Any, Any, None]) -> None:
         """The write takes its place in the order now, and is waited for by `settled`."""
-        self._pending.add(asyncio.create_task(self._guarded(write), name=f"store {self.record.id}"))
+        task = asyncio.create_task(self._guarded(write), name=f"store {self.record.id}")
+        # `settled` raises the first failure; those beside it are no news.
+        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        self._pending.add(task)
 
     @staticmethod
     async def _after(earlier: set[asyncio.Task[None]], write: Coroutine[Any, Any, None]) -> None:

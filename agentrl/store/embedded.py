@@ -2,13 +2,15 @@
 
 Invariants: it listens on loopback only and serves nobody without the password; it counts as up when it is a writable
 primary and the login works; every step towards that may be repeated after a crash between any two of them. It is always
-a replica set, because a standalone server refuses transactions and change streams.
+a replica set, because a standalone server refuses transactions and change streams. A server whose disk is full dies,
+with all that it acknowledged on disk, so it is not started before there is room.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -19,12 +21,16 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure
 
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.errors import AgentrlError, ConfigError, DiskError
 from agentrl.store.files import REPLICA_SET, USER, MongoFiles, lock_holder, port_is_free
 
 POLL_S = 0.05
 LOG_MAX_BYTES = 32 << 20
 TAIL_LINES = 8
+MOST_OF_A_LINE = 300
+"""Backtraces are tens of thousands of characters in one line."""
+LEAST_FREE_BYTES = 48 << 20
+"""What a server writes before it serves anybody: its journal, its log, a checkpoint."""
 
 _ALREADY_INITIALIZED = 23
 _UNAUTHORIZED = 13
@@ -84,6 +90,14 @@ def wait_until_data_is_free(files: MongoFiles, *, within_s: float, keep_trying: 
             return False
 
 
+def lack_of_room(files: MongoFiles) -> str:
+    """Empty, or why no server can live on that disk now."""
+    free = shutil.disk_usage(files.root).free
+    if free >= LEAST_FREE_BYTES:
+        return ""
+    return f"the disk of {files.root} has {free >> 20} MiB left, and MongoDB needs {LEAST_FREE_BYTES >> 20}"
+
+
 class Mongod:
     """The server process. Whoever starts it also stops it."""
 
@@ -109,9 +123,13 @@ class Mongod:
             )
 
     def check(self) -> None:
-        """Raise ServerDiedError, with the last words of the log, if it ended."""
+        """Raise ServerDiedError, with the last words of the log, if it ended; DiskError if its disk is full."""
         code = self._process.poll() if self._process else None
         if code is not None:
+            if lack := lack_of_room(self._files):
+                raise DiskError(
+                    f"mongod ended: {lack}.", hint="Make room, and it starts by itself; what it acknowledged is there."
+                )
             raise ServerDiedError(
                 f"mongod ended with status {code}: {' | '.join(last_words(self._files)) or 'it left no words'}"
             )
@@ -163,9 +181,10 @@ def _sentence(line: str) -> str:
     try:
         entry = json.loads(line)
         error = entry.get("attr", {}).get("error", "")
-        return f"{entry['msg']} {error if isinstance(error, str) else json.dumps(error)}".strip()
+        told = f"{entry['msg']} {error if isinstance(error, str) else json.dumps(error)}".strip()
     except (ValueError, TypeError, KeyError, AttributeError):
-        return line.strip()
+        told = line.strip()
+    return told if len(told) <= MOST_OF_A_LINE else f"{told[:MOST_OF_A_LINE]} ..."
 
 
 def _advance(files: MongoFiles) -> bool:

@@ -211,13 +211,14 @@ def _shown(failed: Exception) -> Exception:
 
 
 async def lose(database: Database, record: str, owner: str, *, resumable: bool) -> int:
-    """What a dead sampler waited for will never be answered: by the steward, before it frees the Record.
+    """What nobody waits for any more: by the steward, before it frees the Record of a dead sampler, and by a sampler
+    that could not write how its calls ended.
 
     A resumable loop asks the toolbox again under the same call ids, so its tool calls stay as they are.
     """
     check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.STEWARD, record)
     sent = {"record": record, "owner": owner, "status": CallStatus.SENT}
-    lost = {"status": CallStatus.FAILED, "error": "lost with its sampler"}
+    lost = {"status": CallStatus.FAILED, "error": "nobody wrote how it ended"}
     calls = await database.update_many("DispatchedSamplingTask", sent, setting(lost, done_at=NOW))
     if resumable:
         return calls

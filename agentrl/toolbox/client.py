@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from agentrl.http.client import ConnectionBrokenError, HttpClient
+from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from agentrl.toolbox.answers import (
     Answer,
     CallTool,
@@ -127,7 +127,7 @@ class Tools:
             if status == 200:
                 return msgspec.json.decode(answer, type=kind)
             refusal = msgspec.json.decode(answer, type=RefusalBody).error
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             raise ToolboxError(f"{self.url}{path} answered {status} with what makes no sense.") from None
         raise error_of(refusal)
 
@@ -139,6 +139,8 @@ class Tools:
                     return reply.status, await reply.read()
             except ConnectionBrokenError as broken:
                 why = str(broken)
+            except BodyTooLargeError as endless:
+                raise ToolboxError(f"{self.url}{path} does not answer as a toolbox: {endless}.") from endless
         raise ToolboxGoneError(f"The toolbox at {self.url} is not there: {why}.")
 
 

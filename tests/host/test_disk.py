@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import resource
@@ -15,7 +14,7 @@ import pytest
 from agentrl.errors import DiskError
 from agentrl.host.ledger import Entry, Ledger
 from agentrl.protocol.messages import Exited, GroupEmpty, HostStats, Spawned, SpawnFailed
-from tests.disks import small_disk
+from tests.disks import fill, small_disk
 from tests.host.harness import SLEEP, Bench, spawn
 from tests.waiting import aeventually
 
@@ -27,20 +26,13 @@ def full_disk_bench(bench: Bench, tmp_path: Path) -> Iterator[tuple[Bench, Path]
         yield Bench(dataclasses.replace(bench.home, state_dir=folder)), folder
 
 
-def fill(folder: Path) -> Path:
-    path = folder / "ballast"
-    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    return path
-
-
 async def test_on_a_full_disk_nothing_is_started_and_nothing_is_lost(full_disk_bench: tuple[Bench, Path]) -> None:
     bench, folder = full_disk_bench
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))
         running = await bench.sent.one(Spawned)
-        ballast = fill(folder)
+        ballast = folder / "ballast"
+        fill(ballast)
         agent.receive(spawn("web-1", *SLEEP))
         failed = await bench.sent.one(SpawnFailed)
         assert not failed.final

@@ -71,7 +71,7 @@ async def _ready(stage: Stage, task: str) -> dict[str, Any] | None:
         ("word " * 200, {"context": 60, "max_tokens_per_call": 500}, Outcome.CONTEXT_FULL, "scored"),
         ("<answer>3</answer>", {"context": 5}, Outcome.PROMPT_TOO_LONG, "scored"),
         (Spoken("x", change=lambda answer: answer["meta_info"].update(output_token_logprobs=[])), {},
-         Outcome.ENGINE_FAILED, "failed"),
+         Outcome.ENGINE_RUBBISH, "failed"),
         (Spoken("x", change=lambda answer: _each(answer, lambda pair: [0.7, pair[1], None])), {},
          Outcome.ENGINE_RUBBISH, "failed"),
         (Spoken("x", status=400), {}, Outcome.ENGINE_FAILED, "failed"),

@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.protocol import messages
 from agentrl.store import embedded
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.files import MongoFiles, lock_holder, prepare
+from tests.disks import fill, small_disk
 from tests.store.server import keep_trying
 from tests.unit.counterpart import Counterpart, Process
 from tests.waiting import aeventually
@@ -159,6 +160,32 @@ async def test_after_the_port_was_given_up_a_new_one_is_chosen_and_the_data_stay
     with client(mongo.files) as known:
         assert known.run.tasks.count_documents({}) == 1
         assert known.admin.command("replSetGetConfig")["config"]["members"][0]["host"].endswith(str(mongo.files.port))
+
+
+async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_room(mongo: MongoUnits) -> None:
+    mongo.state_dir = mongo.counterpart.directory / "small"
+    with small_disk(mongo.state_dir, "160m") as disk:
+        unit = await mongo.up()
+        ballast = disk / "ballast"
+        with client(mongo.files, timeoutMS=5000) as known:
+            known.run.tasks.insert_many({"_id": number} for number in range(100))
+            fill(ballast)
+            with pytest.raises(PyMongoError):
+                known.run.tasks.insert_many({"text": "x" * 100_000} for _ in range(1000))
+        assert await unit.code(60) == ExitCode.DISK
+        assert f"the disk of {mongo.files.root} has 0 MiB left" in unit.text()
+        assert len(unit.text()) < 5_000, "no backtrace of the server is poured over whoever reads it"
+
+        unit = mongo.start()
+        await aeventually(lambda: "does not start: the disk of" in mongo.counterpart.report.status)
+        (wait,) = mongo.counterpart.report.waits
+        assert wait.what.startswith("room on the disk")
+        ballast.unlink()
+        await mongo.ready(unit)
+        with client(mongo.files) as known:
+            assert known.run.tasks.count_documents({"_id": {"$lt": 100}}) == 100
+        unit.signal(signal.SIGTERM)
+        assert await unit.code(60) == 0
 
 
 async def test_a_lost_password_is_a_configuration_error_not_a_new_user(mongo: MongoUnits) -> None:

@@ -1,0 +1,138 @@
+"""A database that is killed, or stands still, under those who write to it: a server of its own for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from agentrl.store import accounting, claims, database, indexes
+from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.documents import Record, load
+from agentrl.store.embedded import Mongod, ServerDiedError
+from tests.store.flow import admit, end, queue, sampler
+from tests.store.server import keep_trying, server_in
+from tests.waiting import aeventually, eventually
+
+WRITERS = 8
+KILLS = 2
+BETWEEN = 60
+"""Records that are finished between two kills."""
+
+
+@dataclass
+class Server:
+    """One that can be killed and started again, with the same data at the same address."""
+
+    mongod: Mongod
+    url: str
+
+    def kill(self) -> None:
+        os.kill(self.mongod.pid, signal.SIGKILL)
+
+    def start(self) -> None:
+        """After a kill."""
+        with pytest.raises(ServerDiedError, match="status -9"):
+            eventually(self.mongod.check)
+        self.mongod.start()
+        assert self.mongod.bring_up(keep_trying=keep_trying)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    directory = TemporaryDirectory(prefix="mongo-", ignore_cleanup_errors=True)
+    with directory as root, server_in(Path(root) / "mongo") as (mongod, url):
+        yield Server(mongod, url)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as made:
+        yield made
+
+
+def connected(stack: AsyncExitStack, server: Server, *, within_s: float = 60.0) -> Database:
+    made = database.connect(server.url, "run", within_s=within_s)
+    stack.push_async_callback(made.close)
+    return made
+
+
+@dataclass
+class Writer:
+    """A sampler that only claims and finishes, over a connection of its own, and remembers what was acknowledged."""
+
+    database: Database
+    owner: str
+    claimed: list[str] = field(default_factory=list)
+    ended: dict[str, float] = field(default_factory=dict)
+    """Record -> score."""
+
+    async def work(self) -> None:
+        """Until nothing is open. Nothing that the database does is an error here."""
+        while (claim := await claims.claim(self.database, self.owner)) is not None:
+            self.claimed.append(claim.record.id)
+            score = float(len(self.ended) % 2)
+            assert await end(self.database, claim, score), "it is this writer's, and nobody took it away"
+            self.ended[claim.record.id] = score
+
+
+async def test_a_database_killed_again_and_again_under_writers_loses_nothing_and_gives_nothing_twice(
+    server: Server, stack: AsyncExitStack
+) -> None:
+    looking = connected(stack, server)
+    await indexes.ensure(looking)
+    groups = WRITERS * 4
+    for task in await queue(looking, groups):
+        assert await admit(looking, task, n=8)
+    writers = [Writer(connected(stack, server), await sampler(looking, f"sampler-{n}.1")) for n in range(WRITERS)]
+
+    def ended() -> int:
+        return sum(len(writer.ended) for writer in writers)
+
+    async with asyncio.timeout(120), asyncio.TaskGroup() as together:
+        for writer in writers:
+            together.create_task(writer.work(), name=writer.owner)
+        for kill in range(1, KILLS + 1):
+            await aeventually(lambda enough=kill * BETWEEN: ended() >= enough, within_s=60, what="records end")
+            server.kill()
+            await asyncio.to_thread(server.start)
+            enough = ended() + WRITERS
+            await aeventually(lambda enough=enough: ended() > enough, within_s=60, what="writers go on by themselves")
+
+    twice = Counter(record for writer in writers for record in writer.claimed)
+    assert set(twice.values()) == {1}
+    assert len(twice) == groups * 8
+    stored = {record.id: record for record in [load(Record, one) for one in await looking.find("Record", {})]}
+    for writer in writers:
+        for record, score in writer.ended.items():
+            found = stored[record]
+            assert (found.status, found.owner, found.score) == ("scored", writer.owner, score)
+    assert {record.status for record in stored.values()} == {"scored"}
+    assert await looking.count("DBRecordData", {}) == len(stored)
+    assert not (await accounting.account(looking)).problems
+
+
+async def test_a_database_that_stands_still_is_waited_for_and_then_is_an_error_with_a_name(
+    server: Server, stack: AsyncExitStack
+) -> None:
+    patient, hasty = connected(stack, server), connected(stack, server, within_s=1.0)
+    await patient.insert_many("Task", [{"_id": "before"}])
+    assert await hasty.count("Task", {}) == 1
+    os.kill(server.mongod.pid, signal.SIGSTOP)
+    try:
+        waiting = asyncio.create_task(patient.insert_many("Task", [{"_id": "meanwhile"}]))
+        with pytest.raises(StoreUnavailableError, match="MongoDB did not answer"):
+            await hasty.count("Task", {})
+        assert not waiting.done()
+    finally:
+        os.kill(server.mongod.pid, signal.SIGCONT)
+    await asyncio.wait_for(waiting, 30)
+    assert [task["_id"] for task in await patient.find("Task", {}, sort=[("_id", 1)])] == ["before", "meanwhile"]
