@@ -219,10 +219,11 @@ async def test_a_store_that_is_slow_for_seconds_delays_episodes_and_fails_none(
 
 
 async def test_a_store_that_is_away_for_longer_than_an_operation_costs_attempts_and_leaves_nothing_behind(
-    stage: Stage, own_server: tuple[Mongod, str]
+    stage: Stage, own_server: tuple[Mongod, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.2)
     server, url = own_server
-    async with playing_on(stage, url, within_s=0.5):
+    async with playing_on(stage, url, within_s=2.0):
         says = Talker()
         await stage.engine(says)
         for _ in range(4):
@@ -230,8 +231,8 @@ async def test_a_store_that_is_away_for_longer_than_an_operation_costs_attempts_
         async with stage.sampler(concurrency=8):
             await aeventually(lambda: says.asked >= 10)
             async with standing_still(server):
-                await asyncio.sleep(1.5)  # longer than any operation waits
-            records = await stage.ended(count=32)
+                await asyncio.sleep(3)  # longer than any operation waits
+            records = await stage.ended(count=32, within_s=120)
         ends = {(record.status, record.outcome) for record in records}
         assert ends <= {("scored", "answered"), ("failed", "store_failed")}
         assert ("scored", "answered") in ends
