@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import torch
@@ -21,6 +22,7 @@ from agentrl.engines.puller import Puller, ServiceReport
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
 from agentrl.store import access
+from agentrl.telemetry.services import Meter
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
@@ -80,6 +82,7 @@ async def _following(puller: Puller) -> AsyncIterator[asyncio.Task[None]]:
 async def _serve(unit: Unit, engine: EmbeddedEngine, following: asyncio.Task[None]) -> None:
     """Watch until the drain. The phase around is touched while the engine computes, or has nothing to compute."""
     steps, tokens, parked = -1, 0, False
+    meter = Meter(time.monotonic())
     while await unit.sleep_async(LOOK_EVERY_S):
         if following.done():
             following.result()
@@ -96,6 +99,9 @@ async def _serve(unit: Unit, engine: EmbeddedEngine, following: asyncio.Task[Non
         unit.metric("running", load.running)
         unit.metric("waiting", load.waiting)
         tokens = load.generated_tokens
+        meter.set(load.running, load.slots, time.monotonic())
+        for name, value in meter.read(time.monotonic()).items():
+            unit.metric(name, value)
 
 
 async def _drain(unit: Unit, engine: EmbeddedEngine, puller: Puller) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from agentrl.store import access
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
+from agentrl.telemetry.services import BUSY, IN_MODEL, IN_TOOLS, Meter
 from agentrl.toolbox import answers
 from agentrl.toolbox.client import Tools
 from agentrl.unit import Unit, run_unit
@@ -57,14 +59,15 @@ async def main(unit: Unit) -> None:
         words = await _first_words(unit, database, lease)
         if words is not None:
             await fleet.look()
+            stands = Stands(unit)
             sampler = Sampler(
-                _house(unit, config, database, lease, fleet, words),
+                _house(stands, config, database, lease, fleet, words),
                 concurrency=knobs.concurrency.value,
                 settings=knobs.take,
                 tick=unit.tick,
             )
             knobs.of(sampler)
-            async with _telling(unit, sampler):
+            async with _telling(unit, sampler, stands):
                 with unit.phase("sampling", at_most_s=STANDS_AT_MOST_S):
                     await sampler.run()
         await lease.close()
@@ -74,7 +77,7 @@ async def main(unit: Unit) -> None:
         await database.close()
 
 
-def _house(unit: Unit, config: RunConfig, database: Database, lease: Lease, fleet: Fleet, words: Speech) -> House:
+def _house(stands: Stands, config: RunConfig, database: Database, lease: Lease, fleet: Fleet, words: Speech) -> House:
     return House(
         config=config,
         database=database,
@@ -84,7 +87,7 @@ def _house(unit: Unit, config: RunConfig, database: Database, lease: Lease, flee
         endings=Endings(database, lease, learning.group_rule(config)),
         template=words.template,
         vocabulary=words.vocabulary,
-        wait=lambda what, on, at_most_s: unit.wait(what, on=on, at_most_s=at_most_s),
+        wait=stands.wait,
     )
 
 
@@ -109,9 +112,9 @@ async def _first_words(unit: Unit, database: Database, lease: Lease) -> Speech |
 
 
 @contextlib.asynccontextmanager
-async def _telling(unit: Unit, sampler: Sampler) -> AsyncIterator[None]:
+async def _telling(unit: Unit, sampler: Sampler, stands: Stands) -> AsyncIterator[None]:
     """Orders go in, figures come out."""
-    task = asyncio.create_task(_tell(unit, sampler), name="tell")
+    task = asyncio.create_task(_tell(unit, sampler, stands), name="tell")
     try:
         yield
     finally:
@@ -119,8 +122,9 @@ async def _telling(unit: Unit, sampler: Sampler) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def _tell(unit: Unit, sampler: Sampler) -> None:
+async def _tell(unit: Unit, sampler: Sampler, stands: Stands) -> None:
     ended = 0
+    meter = Meter(time.monotonic())
     while True:
         sampler.paused = unit.paused
         if unit.draining and not sampler.draining:
@@ -134,9 +138,42 @@ async def _tell(unit: Unit, sampler: Sampler) -> None:
         unit.metric("slots", sampler.concurrency)
         unit.metric("records_per_s", (sampler.ended - ended) / LOOK_EVERY_S)
         ended = sampler.ended
+        meter.set(sampler.running, sampler.concurrency, time.monotonic())
+        for name, value in (meter.read(time.monotonic()) | stands.read()).items():
+            unit.metric(name, value)
         if version := sampler.version:
             unit.weights = version
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+class Stands:
+    """In what episodes stand: waits are shown, and their seconds are added up."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._meters = {"toolbox": Meter(time.monotonic()), "engine": Meter(time.monotonic())}
+        self._standing = dict.fromkeys(self._meters, 0)
+
+    @contextlib.contextmanager
+    def wait(self, what: str, on: str, at_most_s: float) -> Iterator[None]:
+        """`on` is a unit or a group."""
+        group = on.rpartition("-")[0] or on
+        with self._unit.wait(what, on=on, at_most_s=at_most_s):
+            self._add(group, 1)
+            try:
+                yield
+            finally:
+                self._add(group, -1)
+
+    def read(self) -> dict[str, float]:
+        now = time.monotonic()
+        seconds = {group: meter.read(now)[BUSY.name] for group, meter in self._meters.items()}
+        return {IN_TOOLS.name: seconds["toolbox"], IN_MODEL.name: seconds["engine"]}
+
+    def _add(self, group: str, count: int) -> None:
+        if group in self._meters:
+            self._standing[group] += count
+            self._meters[group].set(self._standing[group], self._standing[group], time.monotonic())
 
 
 class PluggedToolbox:

@@ -17,6 +17,7 @@ from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
 from agentrl.store import access, indexes
 from agentrl.store.database import StoreUnavailableError
+from agentrl.telemetry.services import REJECTED
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
@@ -71,6 +72,7 @@ async def _serve(unit: Unit, steward: Steward) -> None:
                 done = await steward.round()
                 if time.monotonic() - told_at >= TELL_WAITS_EVERY_S:
                     unit.tell_waits(await steward.waits())
+                    unit.metric(REJECTED.name, await steward.rejected_version())
                     told_at = time.monotonic()
             except StoreUnavailableError as away:
                 log.warning("%s", away.message)

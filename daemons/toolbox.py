@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 
 from agentrl.config.tokenfile import http_token
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
 from agentrl.store import access
+from agentrl.telemetry import services
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
+TOOLS_EVERY_S = 2.0
 STANDS_AT_MOST_S = 60.0
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 10.0
@@ -74,7 +77,8 @@ async def _following(reporter: Reporter) -> AsyncIterator[None]:
 
 
 async def _serve(unit: Unit, toolbox: Toolbox) -> None:
-    calls = 0
+    calls, tools_at = 0, 0.0
+    meter = services.Meter(time.monotonic())
     while await unit.sleep_async(LOOK_EVERY_S):
         unit.tick()
         toolbox.paused = unit.paused
@@ -84,6 +88,23 @@ async def _serve(unit: Unit, toolbox: Toolbox) -> None:
         unit.metric("calls_per_s", (toolbox.statistics.calls - calls) / LOOK_EVERY_S)
         unit.metric("infrastructure_errors", toolbox.statistics.infrastructure)
         calls = toolbox.statistics.calls
+        now = time.monotonic()
+        meter.set(toolbox.running_calls, toolbox.call_slots, now)
+        if now >= tools_at:
+            tools_at = now + TOOLS_EVERY_S
+            _tell_tools(unit, toolbox)
+            for name, value in meter.read(now).items():
+                unit.metric(name, value)
+
+
+def _tell_tools(unit: Unit, toolbox: Toolbox) -> None:
+    for name, recent in toolbox.statistics.recent().items():
+        unit.metric(services.named(services.TOOL_RATE, name), recent.per_s)
+        unit.metric(services.named(services.TOOL_FAILURES, name), recent.failures)
+        if recent.calls:
+            unit.metric(services.named(services.TOOL_P95, name), recent.p95_s)
+    for server in toolbox.servers():
+        unit.metric(services.named(services.BREAKER_OPEN, server.id), server.breaker != "closed")
 
 
 async def _drain(unit: Unit, toolbox: Toolbox, reporter: Reporter) -> None:

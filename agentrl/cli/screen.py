@@ -45,6 +45,8 @@ def screen(view: View, width: int, aimed: Callable[[str], str] = str) -> Rendera
         parts.append(_head(view.run, now))
     if view.silent:
         parts.append(output.cell("The coordinator is not heard; this is what it last said.", "bold yellow"))
+    if view.pulse is not None and view.pulse.sentence:
+        parts.append(output.cell(view.pulse.sentence, "cyan"))
     parts += [headline(row, aimed) for row in view.firing]
     parts += [
         output.cell(
@@ -158,7 +160,13 @@ def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
             else ""
         )
         free = output.size(row.disk_free_bytes) if row.disk_free_bytes else ""
-        remarks = [row.disk_full, "draining" if row.draining else "", f"{len(row.strays)} strays" if row.strays else ""]
+        fills = "" if row.disk_full_in_s is None else f"disk full in {output.age(row.disk_full_in_s)}"
+        remarks = [
+            row.disk_full,
+            fills,
+            "draining" if row.draining else "",
+            f"{len(row.strays)} strays" if row.strays else "",
+        ]
         rows.append(
             (
                 row.host,

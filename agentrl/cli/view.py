@@ -13,6 +13,7 @@ from agentrl.protocol.rows import (
     GroupRow,
     HostRow,
     OperationRow,
+    PulseRow,
     RunRow,
     Severity,
     UnitRow,
@@ -42,6 +43,7 @@ class View:
             *report.hosts,
             *report.alerts,
             *report.operations,
+            *(() if report.pulse is None else (report.pulse,)),
         )
         view.rows.update((str(number), row) for number, row in enumerate(rows))
         return view
@@ -61,6 +63,10 @@ class View:
     @property
     def run(self) -> RunRow | None:
         return next((row for row in self.rows.values() if isinstance(row, RunRow)), None)
+
+    @property
+    def pulse(self) -> PulseRow | None:
+        return next((row for row in self.rows.values() if isinstance(row, PulseRow)), None)
 
     @property
     def groups(self) -> list[GroupRow]:

@@ -14,7 +14,15 @@ from agentrl.protocol.rows import Severity
 
 BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending"),
-    *("unit-memory-grows", "host-silent", "host-lost", "host-disk-low", "host-cannot-write", "host-strays"),
+    *(
+        "unit-memory-grows",
+        "host-silent",
+        "host-lost",
+        "host-disk-low",
+        "host-disk-fills",
+        "host-cannot-write",
+        "host-strays",
+    ),
     *("journal-full", "not-listening", "no-progress"),
     *("no-step", "engine-lags", "version-rejected", "tool-server-left-alone", "tool-fails"),
     *("learning-mismatch", "learning-drift", "learning-entropy", "learning-gradient", "learning-no-signal"),
@@ -134,6 +142,9 @@ class Alerts(Section):
     memory_window_s: Annotated[Seconds, Field(ge=1)] = 3600.0
     """Evidence that `unit-memory-grows` wants: it fires when the memory of a unit has grown for one and a half of
     these, after a warm-up of a sixth of it that does not count. Six of them are kept."""
+
+    disk_window_s: Annotated[Seconds, Field(ge=1)] = 1800.0
+    """Evidence that a forecast of a full disk wants: how long it has filled up at one pace."""
 
     @model_validator(mode="after")
     def _names_once(self) -> Alerts:

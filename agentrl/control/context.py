@@ -13,11 +13,13 @@ import msgspec
 from agentrl.config.paths import RunFile
 from agentrl.config.run import RunConfig
 from agentrl.control.books.board import Board, RunLife
+from agentrl.control.books.disks import Disks
 from agentrl.control.books.feed import Feed
 from agentrl.control.books.knobs import KnobRegistry
 from agentrl.control.books.metrics import Metrics
 from agentrl.control.books.operations import Operations
 from agentrl.control.books.peers import Peers
+from agentrl.control.books.pulse import Pulse
 from agentrl.control.clock import Clock
 from agentrl.control.executor import Executor
 from agentrl.control.records.journal import Journal
@@ -28,6 +30,7 @@ from agentrl.supervision import events
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.slots import State
 from agentrl.supervision.supervisor import Supervisor
+from agentrl.supervision.transitions import WITH_PROCESS
 
 
 @dataclass
@@ -52,6 +55,8 @@ class Context:
     knobs: KnobRegistry
     keyring: Keyring
     metrics: Metrics
+    pulse: Pulse
+    disks: Disks
     peers: Peers
     config: RunConfig | None = None
     ending: bool = False
@@ -89,7 +94,18 @@ class Context:
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
         if host is not None:
-            self.feed.set(f"host/{name}", self.board.host_row(host))
+            full_in_s = self.disks.full_in_s(name, self.clock.now())
+            self.feed.set(f"host/{name}", self.board.host_row(host, full_in_s))
+
+    def show_pulse(self) -> None:
+        now = self.clock.now()
+        if not self.pulse.is_due(now):
+            return
+        row = self.pulse.look(now, [slot.unit for slot in self.state.slots.values() if slot.state in WITH_PROCESS])
+        if row is None:
+            self.feed.remove("pulse")
+        else:
+            self.feed.set("pulse", row)
 
     def show_run(self) -> None:
         self.feed.set_later("run", self._run_row)

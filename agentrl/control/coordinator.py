@@ -20,11 +20,13 @@ from agentrl.control.agent_watch import AgentWatch
 from agentrl.control.alerts.watch import Alerting
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.board import Board, RunLife
+from agentrl.control.books.disks import Disks
 from agentrl.control.books.feed import Feed
 from agentrl.control.books.knobs import KnobRegistry
 from agentrl.control.books.metrics import Metrics
 from agentrl.control.books.operations import Operation, Operations
 from agentrl.control.books.peers import Peers
+from agentrl.control.books.pulse import Pulse
 from agentrl.control.clock import Clock
 from agentrl.control.commands.acts import Act, Acts, KnobActs
 from agentrl.control.commands.keys import KeyActs
@@ -120,6 +122,8 @@ class Coordinator:
             knobs=KnobRegistry(),
             keyring=self._keyring,
             metrics=Metrics(),
+            pulse=Pulse(),
+            disks=Disks(),
             peers=Peers(),
         )
 

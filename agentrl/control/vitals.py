@@ -31,6 +31,7 @@ class Vitals:
         self._worst_lag_s = max(self._worst_lag_s, late_s)
         if now - self._since < EVERY_S:
             return
+        self._context.show_pulse()
         feed = self._context.feed
         values = {
             LOOP_LAG.name: 1000 * self._worst_lag_s,

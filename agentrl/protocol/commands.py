@@ -26,6 +26,7 @@ from agentrl.protocol.rows import (
     KnobRow,
     KnobValue,
     OperationRow,
+    PulseRow,
     RunRow,
     UnitRow,
 )
@@ -232,6 +233,8 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     alerts: tuple[AlertRow, ...] = ()
     operations: tuple[OperationRow, ...] = ()
     """Those that have not ended."""
+    pulse: PulseRow | None = None
+    """How busy the data plane is, and what holds it up."""
 
 
 class WaitLink(msgspec.Struct, frozen=True, omit_defaults=True):

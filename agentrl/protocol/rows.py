@@ -133,8 +133,43 @@ class HostRow(Row, tag="host", frozen=True):
     memory_used_bytes: int = 0
     disk_free_bytes: int = 0
     disk_full: str = ""
+    disk_full_in_s: float | None = None
+    """When the disk will be full, counted from the last measurement, if it goes on like this; None: no sign of it."""
     draining: bool = False
     strays: tuple[ProcessInfo, ...] = ()
+
+
+class ToolPulse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tool in the last minute."""
+
+    name: str
+    p95_s: float = 0.0
+    calls_per_s: float = 0.0
+    failures: float = 0.0
+    """Share of its calls that failed for infrastructure."""
+    before_s: float = 0.0
+    """What p95_s was before it changed, if it did."""
+    changed_at: float = 0.0
+
+
+class PulseRow(Row, tag="pulse", frozen=True):
+    """Key `pulse`: how busy the parts of the data plane are, and which holds the others up."""
+
+    sentence: str
+    bottleneck: str = ""
+    """trainer, engines, tools, admission; empty where nobody waits."""
+    since_at: float = 0.0
+    window_s: float = 60.0
+    busy: dict[str, float] = {}
+    """By role: seconds of slots in use against seconds of slots that there were."""
+    units: dict[str, float] = {}
+    """The same by unit."""
+    in_tools: float = 0.0
+    """Share of the time of episodes that they stand in tools ..."""
+    in_model: float = 0.0
+    """... and in model calls."""
+    tools: tuple[ToolPulse, ...] = ()
+    """What takes most of the time comes first."""
 
 
 class OperationState(enum.StrEnum):
@@ -267,4 +302,4 @@ class AuditRow(Row, tag="audit", frozen=True):
     note: str = ""
 
 
-AnyRow = RunRow | GroupRow | UnitRow | HostRow | OperationRow | KnobRow | AlertRow | IncidentRow | AuditRow
+AnyRow = RunRow | GroupRow | UnitRow | HostRow | PulseRow | OperationRow | KnobRow | AlertRow | IncidentRow | AuditRow

@@ -18,7 +18,7 @@ from agentrl.steward import admission, attempts, closing, epochs, evaluations, e
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import Rules
-from agentrl.store import owners, tasks
+from agentrl.store import owners, publications, tasks
 from agentrl.store.database import Database
 
 log = logging.getLogger("steward")
@@ -102,6 +102,10 @@ class Steward:
         done.admitted = self._admitted = await admission.admit(self._database, self.rules)
         done.evaluations = await admission.admit_evaluations(self._database, self.rules, done.admitted.held)
         return done
+
+    async def rejected_version(self) -> int:
+        """The newest version if no engine took it, else 0."""
+        return await publications.rejected_version(self._database)
 
     @property
     def held(self) -> Mapping[str, str]:

@@ -51,6 +51,13 @@ async def announce(database: Database, version: int, lineage: str, manifest: Map
     return True
 
 
+async def rejected_version(database: Database) -> int:
+    """The newest version that was announced, if no engine took it; else 0."""
+    told = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.REJECTED]}}
+    newest = await database.find_one("Publication", told, sort=[("_id", -1)], projection=["status"])
+    return int(newest["_id"]) if newest is not None and newest["status"] == S.REJECTED else 0
+
+
 async def reject_overdue(database: Database, *, after_s: float, actor: Actor = Actor.STEWARD) -> list[int]:
     """Those that every engine which looked refused, until the deadline. One that no engine looked at is kept: an engine
     that starts later has nothing else."""

@@ -30,12 +30,16 @@ class Server:
     config: ToolServer
     keeper: Keeper
     breaker: Breaker
-    turns: asyncio.Semaphore
+    at_once: int
     """More calls at once only make a server slower, or fail."""
+    turns: asyncio.Semaphore = field(init=False)
     tools: dict[str, ToolInfo] = field(default_factory=dict)
     sessions: int = 0
     running: int = 0
     waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.turns = asyncio.Semaphore(self.at_once)
 
     def take_tools(self, tools: tuple[ToolInfo, ...]) -> None:
         self.tools = {tool.name: tool for tool in tools if tool.name not in self.config.block}

@@ -1,19 +1,26 @@
 """Counts, latencies and samples of failures for every tool.
 
 Invariants: memory does not grow with the number of calls; a quantile is off by at most one bucket (a quarter of its
-value); samples name the calls, so that a person can jump to them.
+value), that of the last minute is exact; samples name the calls, so that a person can jump to them.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from agentrl.toolbox.answers import Answer
 
 SAMPLES = 5
+RECENT_S = 60.0
+RECENT_CALLS = 512
+"""Of each tool; more do not make a better quantile."""
+JUDGED_FROM = 20
 _SAMPLE_CHARS = 200
 _PER_DOUBLING = 3
 _FLOOR_S = 1e-4
@@ -54,12 +61,30 @@ class _Tool:
         self.longest_s = 0.0
         self.cut = 0
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self.recent: deque[_Call] = deque(maxlen=RECENT_CALLS)
+
+
+class _Call(NamedTuple):
+    at: float
+    latency_s: float
+    failed: bool
+
+
+class Recent(NamedTuple):
+    """One tool in the last minute."""
+
+    calls: int
+    per_s: float
+    p95_s: float
+    failures: float
+    """Share of the calls that failed for infrastructure; 0 while there are too few to speak of."""
 
 
 class Statistics:
     """All tools of a toolbox."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._tools: dict[str, _Tool] = {}
         self.calls = 0
         self.infrastructure = 0
@@ -71,6 +96,7 @@ class Statistics:
         known.buckets[_bucket(answer.latency_s)] += 1
         known.longest_s = max(known.longest_s, answer.latency_s)
         known.cut += answer.left_out > 0
+        known.recent.append(_Call(self._clock(), answer.latency_s, answer.error_class == "infrastructure"))
         if answer.error_class:
             self.infrastructure += answer.error_class == "infrastructure"
             known.faults[answer.error_class] += 1
@@ -84,8 +110,25 @@ class Statistics:
                 )
             )
 
+    def recent(self) -> dict[str, Recent]:
+        """All tools that were ever called, as they were in the last minute."""
+        since = self._clock() - RECENT_S
+        lately = {name: [call for call in tool.recent if call.at >= since] for name, tool in self._tools.items()}
+        return {name: _recent(calls, self._clock()) for name, calls in sorted(lately.items())}
+
     def all(self) -> tuple[ToolStatistics, ...]:
         return tuple(_told(name, tool) for name, tool in sorted(self._tools.items()))
+
+
+def _recent(calls: list[_Call], now: float) -> Recent:
+    if not calls:
+        return Recent(0, 0.0, 0.0, 0.0)
+    latencies = sorted(call.latency_s for call in calls)
+    failed = sum(call.failed for call in calls) / len(calls) if len(calls) >= JUDGED_FROM else 0.0
+    # Of a busy tool the minute does not fit: what is kept tells the pace by how far back it reaches.
+    span_s = RECENT_S if len(calls) < RECENT_CALLS else max(now - calls[0].at, 1e-3)
+    p95_s = latencies[min(len(latencies) - 1, math.ceil(0.95 * len(latencies)) - 1)]
+    return Recent(len(calls), len(calls) / span_s, p95_s, failed)
 
 
 def _told(name: str, tool: _Tool) -> ToolStatistics:

@@ -97,7 +97,7 @@ class Toolbox:
         starter = Starter(connector(name, config, run_dir), self._gate, take_tools)
         keeper: Keeper = Pool(starter, config.pool) if config.session == "process" else OneForAll(starter)
         at_once = self._quotas.calls_of_server // (2 if config.url else 1)
-        server = Server(name, config, keeper, Breaker(breaker), asyncio.Semaphore(max(1, at_once)))
+        server = Server(name, config, keeper, Breaker(breaker), max(1, at_once))
         return server
 
     @contextlib.asynccontextmanager
@@ -136,6 +136,11 @@ class Toolbox:
     @property
     def running_calls(self) -> int:
         return sum(server.running for server in self._servers.values())
+
+    @property
+    def call_slots(self) -> int:
+        """How many calls may run at once."""
+        return sum(server.at_once for server in self._servers.values())
 
     def servers(self) -> tuple[ServerInfo, ...]:
         return tuple(_info(server) for server in self._servers.values())

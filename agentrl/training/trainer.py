@@ -30,6 +30,7 @@ from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, DBRecordData, Step, step_id
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
+from agentrl.telemetry.services import Meter
 from agentrl.training import batches, checkpoints, dumps, origin, publication, reports, retention, selection, telling
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
@@ -116,6 +117,7 @@ class Trainer:
         """Since when a Step has been held back for records under way."""
         self._evaluation: dict[str, float] = {}
         """The last that is known."""
+        self._meter = Meter(time.monotonic())
         self._waits = False
         self._waiting = contextlib.ExitStack()
         self.standing = Standing(0)
@@ -159,6 +161,8 @@ class Trainer:
     async def _round(self) -> str:
         """One look at everything. Why the run is complete, if it is."""
         plan = self._knobs.take()
+        for name, value in self._meter.read(time.monotonic()).items():
+            self._unit.metric(name, value)
         await self._do_what_is_due(plan)
         if self._config.training.steps and self.standing.committed >= self._config.training.steps:
             return f"all {self._config.training.steps} steps are done"
@@ -183,12 +187,14 @@ class Trainer:
         """One wait from the first look that found no batch to the one that does; the steward tells what is missing."""
         if not self._waits:
             self._waits = True
+            self._meter.set(0, 1, time.monotonic())
             self._waiting.enter_context(self._unit.wait("batch", on="batch", at_most_s=BATCH_AT_MOST_S))
         self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {why}")
         await self._unit.sleep_async(LOOK_EVERY_S)
 
     def _wait_is_over(self) -> None:
         self._waits = False
+        self._meter.set(1, 1, time.monotonic())
         self._waiting.close()
 
     async def _store_is_away(self, away: StoreUnavailableError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_world
 
@@ -96,6 +97,12 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         world(on=host(disk_free_bytes=GIB)),
         Severity.WARNING,
         "alert below 2.0 GiB",
+        "agentrl doctor",
+    ),
+    "host-disk-fills:a": (
+        world(on=host(disk_free_bytes=90 * GIB, disk_full_in_s=22_000.0)),
+        Severity.WARNING,
+        "90.0 GiB free",
         "agentrl doctor",
     ),
     "host-cannot-write:a": (
@@ -196,6 +203,13 @@ def test_short_troubles_of_a_kind_that_heals_by_itself_are_silent() -> None:
     for state in (UnitState.SUSPECT, UnitState.PENDING):
         assert firing(world(unit(state=state)), for_s=15.0) == []
     assert firing(world(on=host(state="silent")), for_s=5.0) == []
+
+
+def test_a_disk_that_is_full_soon_pages_with_the_time_of_day() -> None:
+    (row,) = firing(world(on=host(disk_full_in_s=3600.0)))
+    assert row.severity is Severity.PAGE
+    assert re.search(r"will be full at \d\d:\d\d, in 1.0 h", row.sentence)
+    assert firing(world(on=host(disk_full_in_s=3 * 86_400.0))) == []
 
 
 def test_a_disk_that_wavers_around_the_threshold_is_one_alert() -> None:

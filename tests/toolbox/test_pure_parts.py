@@ -103,6 +103,26 @@ def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:
     assert max(len(sample.content) for sample in told.samples) <= 200
 
 
+def test_the_last_minute_of_a_tool_forgets_what_was_before_it() -> None:
+    now = 0.0
+    statistics = Statistics(clock=lambda: now)
+
+    def add(count: int, latency_s: float, *, bad: int = 0) -> None:
+        for number in range(count):
+            fault = "infrastructure" if number < bad else ""
+            statistics.add("s.t", Answer(status="ok", error_class=fault, latency_s=latency_s), call="c", session="s")
+
+    add(40, 0.5, bad=10)
+    assert statistics.recent()["s.t"] == (40, 40 / 60, 0.5, 0.25)
+    now = 61.0
+    assert statistics.recent()["s.t"] == (0, 0.0, 0.0, 0.0)
+    add(10, 6.0, bad=5)
+    assert statistics.recent()["s.t"] == (10, 10 / 60, 6.0, 0.0), "too few to speak of failures"
+    now = 62.0
+    add(2000, 1.0)
+    assert statistics.recent()["s.t"].per_s > 500, "what is kept of a busy tool tells its pace"
+
+
 def call_of(id: str, session: str = "s") -> Call:
     return Call(id, session, "t", {"a": 1})
 

@@ -6,6 +6,7 @@ that cures it or shows more; ages that decide are the engine's (`for_s`), never 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,9 @@ class Thresholds:
     never_ready_lives: int = 3
     disk_low_bytes: int = 2 * GIB
     disk_clear_bytes: int = 3 * GIB
+    disk_fills_s: float = 86_400.0
+    disk_fills_clear_s: float = 108_000.0
+    disk_fills_page_s: float = 7200.0
     growth_min_bytes: int = 64 * MIB
     """Growth over the window that is worth a person's time ..."""
     growth_min_share: float = 0.1
@@ -71,6 +75,7 @@ def default_rules(
         BuiltIn("host-silent", Severity.WARNING, 10.0, _host_silent),
         BuiltIn("host-lost", Severity.PAGE, 0.0, _host_lost),
         BuiltIn("host-disk-low", Severity.WARNING, 10.0, _DiskLow(limits)),
+        BuiltIn("host-disk-fills", Severity.WARNING, 0.0, _DiskFills(limits)),
         BuiltIn("host-cannot-write", Severity.PAGE, 0.0, _cannot_write),
         BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
         BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
@@ -246,6 +251,26 @@ class _DiskLow:
                     (f"alert below {_size(self.limits.disk_low_bytes)}, over {_size(self.limits.disk_clear_bytes)}",),
                     "agentrl doctor",
                 )
+
+
+@dataclass(frozen=True)
+class _DiskFills:
+    limits: Thresholds
+
+    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+        for name, host in world.hosts.items():
+            left_s = host.disk_full_in_s
+            most_s = self.limits.disk_fills_clear_s if name in alerting else self.limits.disk_fills_s
+            if left_s is None or left_s > most_s:
+                continue
+            full_at = time.strftime("%H:%M", time.localtime(now + left_s))
+            yield Finding(
+                name,
+                f"The disk of {name} will be full at {full_at}, in {_span(left_s)}, if it goes on like this.",
+                (f"{_size(host.disk_free_bytes)} free", f"alert below {_span(self.limits.disk_fills_s)}"),
+                "agentrl doctor",
+                Severity.PAGE if left_s < self.limits.disk_fills_page_s else None,
+            )
 
 
 def _cannot_write(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:

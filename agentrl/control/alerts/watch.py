@@ -71,6 +71,7 @@ class Alerting:
             repeat_s=config.alerts.repeat_s,
         )
         self._context.metrics.name(metrics_read(config.alerts.rules) | LEARNING.keys() | {STEP.name})
+        self._context.disks.watch(config.alerts.disk_window_s)
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
         self._deliver_to(config.alerts.sinks)
         self._ping_for(config.alerts.dead_man)

@@ -163,7 +163,7 @@ class Board:
             command=" ".join(group.spec.command)[:COMMAND_CHARS],
         )
 
-    def host_row(self, host: HostState) -> rows.HostRow:
+    def host_row(self, host: HostState, full_in_s: float | None = None) -> rows.HostRow:
         now = self.hosts.get(host.host, HostFactsNow())
         stats = now.stats
         draining = host.host in self.state.run.draining_hosts
@@ -179,6 +179,7 @@ class Board:
             memory_used_bytes=(stats.memory_used_bytes >> 26) << 26 if stats else 0,
             disk_free_bytes=(stats.disk_free_bytes >> 26) << 26 if stats else 0,
             disk_full=stats.disk_full if stats else "",
+            disk_full_in_s=None if full_in_s is None else float(f"{full_in_s:.2g}"),
             draining=draining,
             strays=stats.strays if stats else (),
         )

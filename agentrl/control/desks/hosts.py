@@ -130,6 +130,7 @@ class HostsDesk:
         context, now = self._context, self._context.clock.now()
         facts = context.board.hosts.setdefault(host, HostFactsNow())
         facts.stats = stats
+        context.disks.add(host, stats.disk_free_bytes, now)
         for each in stats.units:
             slot = context.state.slots.get(each.unit)
             if slot is None or slot.incarnation != each.incarnation:

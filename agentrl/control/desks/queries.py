@@ -60,6 +60,7 @@ class Queries:
             units=_all_of(UnitRow, dict(sorted(rows(("unit",)).items(), key=_natural))),
             hosts=_all_of(HostRow, rows(("host",))),
             alerts=tuple(self._alerts(False)),
+            pulse=self._context.pulse.shown,
             operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
         return sendable(report)

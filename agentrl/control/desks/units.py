@@ -152,6 +152,8 @@ class UnitsDesk:
         if slot is None or slot.incarnation != known.incarnation:
             return
         context.metrics.update(known.name, known.incarnation, values, now)
+        if slot.spec is not None:
+            context.pulse.take(known.name, slot.spec.role.value, known.incarnation, values, now)
         context.board.facts(slot).metrics = context.metrics.shown(known.name)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, finite)))

@@ -1,0 +1,228 @@
+"""How busy the parts of the data plane are, and which of them holds the others up.
+
+Invariants: shares are taken from intervals (seconds of slots in use against seconds of slots that there were), never
+from moments; the sentence names one bottleneck, and says since when only where the numbers show it; a run of which
+nothing is reported has no pulse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from agentrl.protocol.rows import PulseRow, ToolPulse
+from agentrl.telemetry.services import (
+    BUSY,
+    IN_MODEL,
+    IN_TOOLS,
+    OFFERED,
+    TOOL_FAILURES,
+    TOOL_P95,
+    TOOL_RATE,
+    named_in,
+)
+
+EVERY_S = 10.0
+WINDOW_S = 60.0
+HISTORY = 360
+"""Moments of a tool's latency that are kept: an hour."""
+SATURATED = 0.9
+"""A trainer that is so busy waits for nobody."""
+IDLE = 0.02
+CHANGED = 1.5
+"""By how much a latency has to differ to be another one."""
+STEADY = 3
+"""Moments that a change has to last."""
+BEFORE = 30
+MOST_TOOLS = 20
+_COUNTERS = (BUSY.name, OFFERED.name, IN_TOOLS.name, IN_MODEL.name)
+
+Series = Sequence[tuple[float, float]]
+
+
+@dataclass(slots=True)
+class _Unit:
+    role: str
+    incarnation: int
+    counters: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
+
+    def passed(self) -> dict[str, float]:
+        """What was added to each counter within the window."""
+        if len(self.counters) < 2:
+            return {}
+        (_, first), (_, last) = self.counters[0], self.counters[-1]
+        return {name: last[name] - first.get(name, 0.0) for name in last}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    before: float
+    after: float
+    at: float
+
+
+class Pulse:
+    """Fed with what units report; asked for a row every now and then."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, _Unit] = {}
+        self._tools: dict[str, dict[str, float]] = {}
+        self._latency: dict[str, deque[tuple[float, float]]] = {}
+        self._kind, self._since = "", 0.0
+        self._shown_at = float("-inf")
+        self.shown: PulseRow | None = None
+        """The last row."""
+
+    def take(self, unit: str, role: str, incarnation: int, values: Mapping[str, float], now: float) -> None:
+        """Counters of a new life begin from nothing, so no difference is taken over its begin."""
+        counters = {name: values[name] for name in _COUNTERS if name in values}
+        if counters:
+            known = self._units.get(unit)
+            if known is None or known.incarnation != incarnation:
+                known = self._units[unit] = _Unit(role, incarnation)
+            known.counters.append((now, counters))
+            while len(known.counters) > 2 and known.counters[1][0] < now - WINDOW_S:
+                known.counters.popleft()
+        for metric in (TOOL_P95, TOOL_RATE, TOOL_FAILURES):
+            for tool, value in named_in(values, metric):
+                if tool in self._tools or len(self._tools) < MOST_TOOLS:
+                    self._tools.setdefault(tool, {})[metric.name] = value
+
+    def is_due(self, now: float) -> bool:
+        return now - self._shown_at >= EVERY_S
+
+    def look(self, now: float, alive: Collection[str]) -> PulseRow | None:
+        """As things are; to be called once when it is due, so that history is kept at one pace. Units that do not live
+        any more are not part of it."""
+        self._shown_at = now
+        for unit in self._units.keys() - set(alive):
+            del self._units[unit]
+        self.shown = self._row(now)
+        return self.shown
+
+    def _row(self, now: float) -> PulseRow | None:
+        for tool, values in self._tools.items():
+            if TOOL_P95.name in values and values.get(TOOL_RATE.name):
+                self._latency.setdefault(tool, deque(maxlen=HISTORY)).append((now, values[TOOL_P95.name]))
+        passed = {name: unit.passed() for name, unit in self._units.items()}
+        passed = {name: found for name, found in passed.items() if found.get(OFFERED.name)}
+        if not passed:
+            return None
+        shares = {role: share for role in _ROLES if (share := self._share(passed, role)) is not None}
+        tools = tuple(self._tool(name) for name in sorted(self._tools, key=self._weight, reverse=True))
+        in_tools, in_model = self._of_episodes(passed)
+        kind = bottleneck(shares, in_tools, in_model)
+        if kind != self._kind:
+            self._kind, self._since = kind, now
+        slowest = tools[0] if kind == "tools" and tools else None
+        since = slowest.changed_at if slowest is not None and slowest.changed_at else self._since
+        return PulseRow(
+            sentence=sentence(kind, shares, in_tools, in_model, slowest),
+            bottleneck=kind,
+            since_at=since,
+            window_s=WINDOW_S,
+            busy={role: round(share, 2) for role, share in shares.items()},
+            units={name: round(found[BUSY.name] / found[OFFERED.name], 2) for name, found in sorted(passed.items())},
+            in_tools=round(in_tools, 2),
+            in_model=round(in_model, 2),
+            tools=tools,
+        )
+
+    def _share(self, passed: Mapping[str, Mapping[str, float]], role: str) -> float | None:
+        mine = [found for name, found in passed.items() if self._units[name].role == role]
+        offered = sum(found[OFFERED.name] for found in mine)
+        return sum(found[BUSY.name] for found in mine) / offered if offered else None
+
+    def _of_episodes(self, passed: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
+        """Which share of their time episodes stand in tools, and in model calls."""
+        samplers = [found for name, found in passed.items() if self._units[name].role == "sampler"]
+        busy = sum(found[BUSY.name] for found in samplers)
+        if not busy:
+            return 0.0, 0.0
+        in_tools, in_model = (sum(one.get(name, 0.0) for one in samplers) for name in (IN_TOOLS.name, IN_MODEL.name))
+        return min(1.0, in_tools / busy), min(1.0, in_model / busy)
+
+    def _weight(self, tool: str) -> float:
+        """How much of the time of episodes it takes, as far as a quantile tells."""
+        values = self._tools[tool]
+        return values.get(TOOL_RATE.name, 0.0) * values.get(TOOL_P95.name, 0.0)
+
+    def _tool(self, name: str) -> ToolPulse:
+        values = self._tools[name]
+        change = change_of(list(self._latency.get(name, ())))
+        return ToolPulse(
+            name=name,
+            p95_s=_rounded(values.get(TOOL_P95.name, 0.0)),
+            calls_per_s=_rounded(values.get(TOOL_RATE.name, 0.0)),
+            failures=round(values.get(TOOL_FAILURES.name, 0.0), 2),
+            before_s=_rounded(change.before) if change else 0.0,
+            changed_at=change.at if change else 0.0,
+        )
+
+
+_ROLES = ("trainer", "engine", "sampler", "toolbox")
+
+
+def bottleneck(busy: Mapping[str, float], in_tools: float, in_model: float) -> str:
+    """trainer, tools, engines, or admission; empty where nobody waits or nothing is known."""
+    if "trainer" not in busy:
+        return ""
+    if busy["trainer"] >= SATURATED:
+        return "trainer"
+    if busy.get("sampler", 0.0) <= IDLE:
+        return "admission" if "sampler" in busy else ""
+    if not in_tools and not in_model:
+        return ""
+    return "tools" if in_tools > in_model else "engines"
+
+
+def sentence(kind: str, busy: Mapping[str, float], in_tools: float, in_model: float, slowest: ToolPulse | None) -> str:
+    """The one line: who waits, how busy the others are, and what it hangs on."""
+    engines = f"engines {busy['engine']:.0%} busy" if "engine" in busy else ""
+    if kind == "trainer":
+        parts = [f"the trainer is {busy['trainer']:.0%} busy and waits for nobody", engines]
+        return "; ".join(part for part in parts if part)
+    waits = f"trainer waits {1 - busy['trainer']:.0%} for batches" if "trainer" in busy else ""
+    why = {
+        "admission": "no episodes are under way: `agentrl why`",
+        "tools": f"episodes stand {in_tools:.0%} in tools{_named(slowest)}",
+        "engines": f"episodes stand {in_model:.0%} in model calls",
+    }.get(kind, "")
+    return "; ".join(part for part in (waits, engines, why) if part)
+
+
+def _named(tool: ToolPulse | None) -> str:
+    if tool is None:
+        return ""
+    if not tool.changed_at:
+        return f": {tool.name} p95 {tool.p95_s:g} s"
+    at = time.strftime("%H:%M", time.localtime(tool.changed_at))
+    return f": {tool.name} p95 {tool.before_s:g} → {tool.p95_s:g} s since {at}"
+
+
+def change_of(series: Series) -> Change | None:
+    """The last lasting change: what holds since then, and what was usual before."""
+    if len(series) < 2 * STEADY:
+        return None
+    after = median(value for _, value in series[-STEADY:])
+    begin = len(series)
+    while begin > 0 and _alike(series[begin - 1][1], after):
+        begin -= 1
+    earlier = [value for _, value in series[max(0, begin - BEFORE) : begin]]
+    if len(earlier) < STEADY or len(series) - begin < STEADY:
+        return None
+    before = median(earlier)
+    return None if _alike(before, after) else Change(before, after, series[begin][0])
+
+
+def _alike(one: float, other: float) -> bool:
+    least, most = sorted((one, other))
+    return most <= CHANGED * least
+
+
+def _rounded(value: float) -> float:
+    """Two digits: a number that only wavers is no news."""
+    return float(f"{value:.2g}")

@@ -1,0 +1,183 @@
+"""How busy everybody is, which part holds the others up, and since when; and when a disk will be full."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+
+from agentrl.control.books.disks import Disks
+from agentrl.control.books.pulse import EVERY_S, Change, Pulse, bottleneck, change_of
+from agentrl.protocol.rows import PulseRow
+from agentrl.telemetry import services
+from agentrl.telemetry.services import Meter, named
+
+AT = 1_700_000_000.0
+GIB = 1 << 30
+
+
+class Plant:
+    """Units that tell what share of their slots is in use, and episodes that stand somewhere."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        self.now = AT
+        self.totals: dict[str, dict[str, float]] = {}
+        self.incarnations: dict[str, int] = {}
+
+    def run(
+        self,
+        seconds: float,
+        *,
+        in_tools: float = 0.2,
+        in_model: float = 0.7,
+        tools: dict[str, float] | None = None,
+        **busy: float,
+    ) -> PulseRow:
+        """`busy` by group; one unit each."""
+        row = None
+        for _ in range(int(seconds / 2)):
+            self.now += 2.0
+            for group, share in busy.items():
+                slots = {"trainer": 1, "engine": 64, "sampler": 32, "toolbox": 32}[group]
+                added = {services.BUSY.name: 2 * share * slots, services.OFFERED.name: 2.0 * slots}
+                if group == "sampler":
+                    stood = 2 * share * slots
+                    added |= {services.IN_TOOLS.name: in_tools * stood, services.IN_MODEL.name: in_model * stood}
+                self.report(f"{group}-0", group, added)
+            told = {named(services.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
+            rates = {named(services.TOOL_RATE, name): 5.0 for name in tools or {}}
+            self.pulse.take("toolbox-0", "toolbox", 1, told | rates, self.now)
+            if self.pulse.is_due(self.now):
+                row = self.pulse.look(self.now, self.totals)
+        assert row is not None
+        return row
+
+    def report(self, unit: str, role: str, added: dict[str, float]) -> None:
+        totals = self.totals.setdefault(unit, {})
+        for name, value in added.items():
+            totals[name] = totals.get(name, 0.0) + value
+        self.pulse.take(unit, role, self.incarnations.get(unit, 1), totals, self.now)
+
+
+def test_utilisation_is_taken_from_intervals_by_unit_and_by_role() -> None:
+    row = Plant().run(120, trainer=0.59, engine=0.62, sampler=0.5, toolbox=0.1)
+    assert row.busy == {"trainer": 0.59, "engine": 0.62, "sampler": 0.5, "toolbox": 0.1}
+    assert row.units == {"trainer-0": 0.59, "engine-0": 0.62, "sampler-0": 0.5, "toolbox-0": 0.1}
+    assert (row.in_tools, row.in_model) == (0.2, 0.7)
+    assert row.bottleneck == "engines"
+    assert row.sentence == "trainer waits 41% for batches; engines 62% busy; episodes stand 70% in model calls"
+
+
+def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:
+    plant = Plant()
+    quick = {"shop.lookup": 0.8, "shop.order": 0.3}
+    before = plant.run(600, trainer=0.95, engine=0.9, sampler=0.8, toolbox=0.2, tools=quick)
+    assert before.bottleneck == "trainer"
+    assert before.sentence == "the trainer is 95% busy and waits for nobody; engines 90% busy"
+    changed_at = plant.now
+    slow = quick | {"shop.lookup": 6.0}
+    row = plant.run(120, trainer=0.59, engine=0.3, sampler=0.8, toolbox=0.9, in_tools=0.94, in_model=0.05, tools=slow)
+    assert row.bottleneck == "tools"
+    assert row.tools[0].name == "shop.lookup"
+    assert (row.tools[0].before_s, row.tools[0].p95_s) == (0.8, 6.0)
+    assert changed_at <= row.tools[0].changed_at <= changed_at + 2 * EVERY_S
+    assert row.since_at == row.tools[0].changed_at
+    assert re.fullmatch(
+        r"trainer waits 41% for batches; engines 30% busy; episodes stand 94% in tools: "
+        r"shop\.lookup p95 0\.8 → 6 s since \d\d:\d\d",
+        row.sentence,
+    )
+    assert not row.tools[1].changed_at, "the other one is as it was"
+
+
+def test_what_happened_before_the_window_does_not_count() -> None:
+    plant = Plant()
+    plant.run(300, trainer=1.0, sampler=1.0)
+    assert plant.run(90, trainer=0.1, sampler=0.5).busy == {"trainer": 0.1, "sampler": 0.5}
+
+
+def test_a_new_life_begins_from_nothing_and_the_dead_are_left_out() -> None:
+    plant = Plant()
+    plant.run(120, trainer=0.9, sampler=0.5)
+    plant.incarnations["trainer-0"] = 2
+    plant.totals.pop("trainer-0")
+    assert plant.run(60, trainer=0.2, sampler=0.5).busy["trainer"] == 0.2
+    plant.totals.pop("trainer-0")
+    assert "trainer" not in plant.run(20, sampler=0.5).busy
+
+
+def test_a_run_without_a_data_plane_has_no_pulse() -> None:
+    pulse = Pulse()
+    pulse.take("web-0", "sidecar", 1, {"requests": 3.0}, AT)
+    assert pulse.look(AT, ["web-0"]) is None
+
+
+@pytest.mark.parametrize(
+    ("busy", "in_tools", "in_model", "kind"),
+    [
+        ({"sampler": 0.5}, 0.9, 0.1, ""),
+        ({"trainer": 0.95, "sampler": 0.9}, 0.9, 0.1, "trainer"),
+        ({"trainer": 0.2, "sampler": 0.0}, 0.0, 0.0, "admission"),
+        ({"trainer": 0.2, "sampler": 0.4}, 0.6, 0.3, "tools"),
+        ({"trainer": 0.2, "sampler": 0.4}, 0.1, 0.3, "engines"),
+        ({"trainer": 0.2}, 0.0, 0.0, ""),
+    ],
+)
+def test_one_part_is_the_bottleneck(busy: dict[str, float], in_tools: float, in_model: float, kind: str) -> None:
+    assert bottleneck(busy, in_tools, in_model) == kind
+
+
+def test_only_a_lasting_change_is_one() -> None:
+    def changed(*values: float) -> Change | None:
+        return change_of([(10.0 * place, value) for place, value in enumerate(values)])
+
+    assert changed(*[1.0] * 20) is None
+    assert changed(*[1.0] * 10, 9.0, 1.0, 1.0, 1.0) is None, "a peak"
+    assert changed(*[1.0] * 10, 9.0, 9.0) is None, "not yet"
+    assert changed(*[1.0] * 10, 9.0, 9.0, 9.0) == Change(1.0, 9.0, 100.0)
+    assert changed(*[9.0] * 10, 1.0, 1.1, 1.0) == Change(9.0, 1.0, 100.0)
+    assert changed(*[1.0, 1.2] * 10) is None, "it only wavers"
+    assert changed(9.0, 9.0) is None
+
+
+def test_a_meter_adds_up_what_was_set_before() -> None:
+    meter = Meter(10.0)
+    meter.set(3, 4, 12.0)
+    meter.set(9, 4, 14.0)
+    meter.set(0, 4, 15.0)
+    assert meter.read(20.0) == {"busy_s": 3 * 2 + 4 * 1, "offered_s": 4 * 8}
+
+
+# ---- disks ----
+
+
+def forecast(free: Callable[[float], float], seconds: float, window_s: float = 600.0) -> float | None:
+    disks = Disks(window_s)
+    for at in range(0, int(seconds), 5):
+        disks.add("a", int(free(at)), float(at))
+    return disks.full_in_s("a", seconds)
+
+
+def test_a_disk_that_fills_up_is_foretold() -> None:
+    dice = random.Random(1)
+    left_s = forecast(lambda at: 100 * GIB - 0.01 * GIB * at + dice.gauss(0, 0.05 * GIB), 1500)
+    assert left_s == pytest.approx(8500, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("free", "seconds"),
+    [
+        (lambda at: 100 * GIB, 1500),
+        (lambda at: 100 * GIB + 0.01 * GIB * at, 1500),
+        (lambda at: 100 * GIB - 0.01 * GIB * at, 300),
+        (lambda at: 100 * GIB - (0.02 * GIB * at if at < 600 else 12 * GIB), 1500),
+        (lambda at: 100 * GIB - 0.01 * GIB * (at % 200), 1500),
+        (lambda at: 1e6 * GIB - 0.01 * GIB * at, 1500),
+    ],
+    ids=["even", "freed", "too short", "has ended", "written and removed", "far away"],
+)
+def test_without_evidence_nothing_is_foretold(free: Callable[[float], float], seconds: float) -> None:
+    assert forecast(free, seconds) is None
