@@ -222,6 +222,8 @@ class Step(Named):
     filtered: list[str] = []
     """Tasks without signal that it consumes."""
     records: list[str] = []
+    bounds: dict[str, int] = {}
+    """The greatest age that trains in it, by environment."""
     metrics: dict[str, Any] = {}
     leased_at: datetime | None = None
     committed_at: datetime | None = None

@@ -1,7 +1,8 @@
 """Lineages: one life of the trainer's weights; the fencing token of everything a trainer writes.
 
 Invariants: at most one lineage is open, the newest; opening one closes all others first, then releases and rolls back
-what they left, and only then may it lease; what a trainer of a closed lineage still tries is refused.
+what they left, and only then may it lease; what a trainer of a closed lineage still tries is refused, also what it had
+looked at and found allowed before.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.store import checkpoints, steps
+from agentrl.store import checkpoints, publications, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Lineage, load_if, to_bson
 
@@ -30,6 +31,7 @@ async def begin(
     await database.insert_new("Lineage", [to_bson(lineage)])
     others = {"_id": {"$ne": lineage.id}, "closed": False}
     await database.update_many("Lineage", others, {"$set": {"closed": True}})
+    await publications.skip_unfinished(database, lineage.id)
     for step in await steps.leased(database):
         if step.lineage != lineage.id:
             await steps.release(database, step.id, f"{lineage.id} took over")

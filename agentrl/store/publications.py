@@ -58,6 +58,13 @@ async def rejected_version(database: Database) -> int:
     return int(newest["_id"]) if newest is not None and newest["status"] == S.REJECTED else 0
 
 
+async def skip_unfinished(database: Database, lineage: str) -> int:
+    """What former lineages have not announced is not announced any more: by the next one at its start."""
+    check(PUBLICATION, S.WRITING, S.SKIPPED, Actor.TRAINER, lineage)
+    unfinished = {"status": S.WRITING, "lineage": {"$ne": lineage}}
+    return await database.update_many("Publication", unfinished, {"$set": {"status": S.SKIPPED}})
+
+
 async def reject_overdue(database: Database, *, after_s: float, actor: Actor = Actor.STEWARD) -> list[int]:
     """Those that every engine which looked refused, until the deadline. One that no engine looked at is kept: an engine
     that starts later has nothing else."""

@@ -244,6 +244,8 @@ async def take_over(database: Database, record: str, owner: str) -> Trunk:
     one still writes is refused."""
     for collection in ORDER:
         await database.update_many(collection, {"record": record}, {"$set": {"owner": owner}})
+    # The former owner may have sent one more since it was declared dead: nobody waits for that.
+    await lose(database, record, owner, resumable=True)
     last = await database.find_one(
         "DispatchedSamplingTask", {"record": record}, sort=[("index", -1)], projection=["index"]
     )

@@ -218,6 +218,7 @@ class Trainer:
             tasks=[group.task for group in chosen.groups],
             filtered=list(chosen.filtered),
             records=[record.record for group in chosen.groups for record in group.records],
+            bounds={name: plan.freshness.of(name).oldest for name in {group.environment for group in chosen.groups}},
         )
         await self._release_leftovers()
         leased = await steps.lease(self._database, wanted)

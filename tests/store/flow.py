@@ -86,20 +86,23 @@ async def ready_tasks(
     return [await tasks.get(db, task.id) for task in rows]
 
 
-def step_of(lineage: str, number: int, chosen: Sequence[Task], *, filtered: Sequence[Task] = ()) -> Step:
+def step_of(
+    lineage: str, number: int, chosen: Sequence[Task], *, filtered: Sequence[Task] = (), base_version: int = 0
+) -> Step:
     return Step(
         id=documents.step_id(lineage, number),
         lineage=lineage,
         step=number,
-        base_version=1,
+        base_version=base_version,
+        bounds={task.environment: 2 for task in chosen} if base_version else {},
         tasks=[task.id for task in chosen],
         filtered=[task.id for task in filtered],
         records=[share.record for task in chosen for share in task.shares if share.advantage is not None],
     )
 
 
-async def commit(db: Database, lineage: str, number: int, chosen: Sequence[Task]) -> Step:
-    leased = await steps.lease(db, step_of(lineage, number, chosen))
+async def commit(db: Database, lineage: str, number: int, chosen: Sequence[Task], *, base_version: int = 0) -> Step:
+    leased = await steps.lease(db, step_of(lineage, number, chosen, base_version=base_version))
     assert leased is not None
     assert await steps.commit(db, leased.id, {"loss": 0.1})
     return leased

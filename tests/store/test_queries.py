@@ -12,7 +12,6 @@ from agentrl.filters.parser import FilterError
 from agentrl.steward import admission, closing, epochs, expiry
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import (
-    accounting,
     checkpoints,
     claims,
     counts,
@@ -190,63 +189,6 @@ async def test_pages_put_together_are_the_list(db: Database) -> None:
         await lists.page(db, "Chunk")
     with pytest.raises(UnknownNameError, match="go on from"):
         await lists.page(db, "Task", after="nowhere")
-
-
-BREAKAGES: dict[str, tuple[str, Plain, Plain]] = {
-    "unknown status": ("Task", {"row": 2}, {"$set": {"status": "lost"}}),
-    "whose task does not exist": ("Record", {"seat": 0}, {"$set": {"task": "nowhere"}}),
-    "do not have all their seats": ("Task", {"row": 1}, {"$set": {"n": 9}}),
-    "whose owner is dead": ("Record", {"seat": 0}, {"$set": {"status": "running", "owner": "sampler-7.7"}}),
-    "that no leased step has": ("Task", {"row": 1}, {"$set": {"status": "leased", "step": 4, "lineage": "x"}}),
-    "whose trained count": ("Task", {"row": 0}, {"$set": {"trained_count": 3}}),
-    "that trained more than 1 times": ("Step", {"step": 2}, {"$set": {"status": "committed"}}),
-    "over more members than are valid": ("Record", {"seat": 1}, {"$set": {"outcome_class": "infrastructure"}}),
-    "that should not have trained": ("DBRecordData", {}, {"$set": {"task": "gone"}}),
-}
-
-
-@pytest.mark.parametrize("what", BREAKAGES)
-async def test_an_account_says_what_does_not_agree(db: Database, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
-    closed = await ready_tasks(db, 3)
-    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
-    leased = await commit(db, lineage.id, 1, closed[:1])
-    await db.insert_many(
-        "Step",
-        [
-            {
-                "_id": "x/2",
-                "lineage": "x",
-                "step": 2,
-                "status": "released",
-                "tasks": [],
-                "records": leased.records,
-                "filtered": [],
-            }
-        ],
-    )
-    assert (await accounting.account(db)).balanced
-    collection, filter, update = BREAKAGES[what]
-    if collection == "DBRecordData":
-        await db.delete_many(collection, filter)
-    else:
-        assert await db.update_one(collection, filter, update)
-    account = await accounting.account(db)
-    assert not account.balanced
-    assert any(what in problem.sentence() for problem in account.problems), account.problems
-
-
-async def test_an_account_adds_up(db: Database) -> None:
-    closed = await ready_tasks(db, 2)
-    await tasks.insert(db, [row(7)])
-    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
-    await commit(db, lineage.id, 1, closed[:1])
-    account = await accounting.account(db)
-    assert account.tasks == {"train": {"trained": 1, "ready": 1, "queued": 1}}
-    assert account.records == {"train": {"scored": 4}}
-    assert account.seats == {"wanted": 4, "held": 4, "empty": 0}
-    assert account.outcomes == {"policy": 4}
-    assert (account.steps, account.trained_records, account.balanced) == ({"committed": 1}, 2, True)
 
 
 async def test_a_wipe_tells_what_is_lost_and_refuses_while_somebody_writes(mongo_url: str, db: Database) -> None:

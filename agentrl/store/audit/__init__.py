@@ -1,0 +1,9 @@
+"""The checks of the account, by what they look at. Each reads the documents and names those that do not agree.
+
+    problems    what a check answers            seats       rounds, seats, attempts
+    groups      baselines and shares            steps       what was leased, trained, rolled back
+    versions    lineages, publications, ages    trajectories    turns, calls, tokens
+
+Invariants: nothing is changed; nothing is counted from another count; a check holds at any moment between two changes,
+or for whoever looks twice.
+"""

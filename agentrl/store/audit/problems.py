@@ -1,0 +1,59 @@
+"""What a check answers, and words that several checks use.
+
+Invariant: a problem names the first documents that show it, and how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentrl.policies.states import TaskStatus
+from agentrl.store.database import Database, Plain
+
+SHOWN = 5
+SEATED = (TaskStatus.ADMITTED, TaskStatus.READY, TaskStatus.LEASED, TaskStatus.TRAINED, TaskStatus.FILTERED)
+"""Tasks whose present round has all its seats."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    what: str
+    count: int
+    examples: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        shown = ", ".join(self.examples)
+        return f"{self.count} {self.what}: {shown}{' …' if self.count > len(self.examples) else ''}"
+
+
+Check = Callable[[Database], Coroutine[Any, Any, Problem | None]]
+
+
+async def found(database: Database, collection: str, stages: Sequence[Plain], what: str) -> Problem | None:
+    """A problem if the stages leave anything."""
+    rest = {"count": {"$sum": 1}, "examples": {"$firstN": {"input": "$_id", "n": SHOWN}}}
+    left = await database.aggregate(collection, [*stages, {"$group": {"_id": None, **rest}}])
+    if not left:
+        return None
+    return Problem(what, int(left[0]["count"]), tuple(str(name) for name in left[0]["examples"]))
+
+
+def listed(names: Sequence[str], what: str) -> Problem | None:
+    """A problem if there are any names."""
+    return Problem(what, len(names), tuple(names[:SHOWN])) if names else None
+
+
+def attempts(fields: Mapping[str, Any]) -> Plain:
+    """A stage that brings in what the records of the present round say."""
+    return {
+        "$lookup": {
+            "from": "Record",
+            "let": {"round": "$round"},
+            "localField": "_id",
+            "foreignField": "task",
+            "pipeline": [{"$match": {"$expr": {"$eq": ["$round", "$$round"]}}}, {"$project": dict(fields)}],
+            "as": "attempts",
+        }
+    }

@@ -1,0 +1,173 @@
+"""Rows, tasks, seats and attempts.
+
+Invariants proven here: every row of an epoch that began is one Task; a Task that was admitted has all its seats, and
+only its present round holds any; a seat has at most one holder; attempts of a seat follow one another without a gap,
+each after one that failed, and no more of them are paid for than are allowed.
+"""
+
+from __future__ import annotations
+
+from agentrl.policies import outcomes
+from agentrl.policies.states import HOLDS_SEAT, RecordStatus, Table, TaskStatus
+from agentrl.store import owners
+from agentrl.store.audit.problems import SEATED, Check, Problem, attempts, found
+from agentrl.store.database import Database, Plain
+
+HOLDING = sorted(status.value for status in HOLDS_SEAT)
+_FOLLOWED = [RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED]
+"""What another attempt may come after."""
+
+
+def unknown_statuses(table: Table) -> Check:
+    known = [status.value for status in table.statuses]
+
+    async def check(database: Database) -> Problem | None:
+        unknown: list[Plain] = [{"$match": {"status": {"$nin": known}}}]
+        return await found(database, table.name, unknown, f"documents of {table.name} with an unknown status")
+
+    return check
+
+
+async def rows_that_are_not_tasks(database: Database) -> Problem | None:
+    """A portion that was inserted and not noted yet is more than was noted, never less."""
+    stages: list[Plain] = [
+        {
+            "$lookup": {
+                "from": "Task",
+                "let": {"environment": "$environment", "split": "$split", "epoch": "$epoch"},
+                "pipeline": [
+                    {
+                        "$match": {
+                            "$expr": {
+                                "$and": [
+                                    {"$eq": ["$environment", "$$environment"]},
+                                    {"$eq": ["$split", "$$split"]},
+                                    {"$eq": ["$epoch", "$$epoch"]},
+                                ]
+                            }
+                        }
+                    },
+                    {"$group": {"_id": None, "tasks": {"$sum": 1}, "places": {"$addToSet": "$place"}}},
+                ],
+                "as": "of",
+            }
+        },
+        {
+            "$set": {
+                "tasks": {"$ifNull": [{"$first": "$of.tasks"}, 0]},
+                "places": {"$size": {"$ifNull": [{"$first": "$of.places"}, []]}},
+            }
+        },
+        {
+            "$match": {
+                "$expr": {
+                    "$or": [
+                        {"$lt": ["$tasks", "$inserted"]},
+                        {"$gt": ["$tasks", "$rows"]},
+                        {"$ne": ["$places", "$tasks"]},
+                        {"$ne": ["$done", {"$gte": ["$inserted", "$rows"]}]},
+                    ]
+                }
+            }
+        },
+    ]
+    return await found(database, "Epoch", stages, "epochs whose rows are not their tasks")
+
+
+async def records_without_task(database: Database) -> Problem | None:
+    joined: Plain = {"$lookup": {"from": "Task", "localField": "task", "foreignField": "_id", "as": "of"}}
+    return await found(database, "Record", [joined, {"$match": {"of": []}}], "records whose task does not exist")
+
+
+async def tasks_without_all_seats(database: Database) -> Problem | None:
+    stages: list[Plain] = [
+        {"$match": {"status": {"$in": list(SEATED)}, "seating": False}},
+        attempts({"seat": 1}),
+        {"$match": {"$expr": {"$ne": [{"$size": {"$setUnion": ["$attempts.seat", []]}}, "$n"]}}},
+    ]
+    return await found(database, "Task", stages, "tasks that do not have all their seats")
+
+
+async def seats_held_twice(database: Database) -> Problem | None:
+    stages: list[Plain] = [
+        {"$match": {"status": {"$in": HOLDING}}},
+        {"$group": {"_id": {"task": "$task", "round": "$round", "seat": "$seat"}, "holders": {"$sum": 1}}},
+        {"$match": {"holders": {"$gt": 1}}},
+    ]
+    return await found(database, "Record", stages, "seats that are held by more than one record")
+
+
+async def seats_held_in_vain(database: Database) -> Problem | None:
+    """Of a round that is over, or of a Task that has no seats now."""
+    stages: list[Plain] = [
+        {"$match": {"status": {"$in": HOLDING}}},
+        {"$lookup": {"from": "Task", "localField": "task", "foreignField": "_id", "as": "of"}},
+        {"$set": {"of": {"$first": "$of"}}},
+        {"$match": {"of.sweeping": {"$ne": True}, "of._id": {"$exists": True}}},
+        {
+            "$match": {
+                "$or": [
+                    {"$expr": {"$ne": ["$round", "$of.round"]}},
+                    {"of.status": {"$in": [TaskStatus.QUEUED, TaskStatus.DEAD]}},
+                ]
+            }
+        },
+    ]
+    return await found(database, "Record", stages, "records that hold a seat of a round that is over")
+
+
+async def broken_chains_of_attempts(database: Database) -> Problem | None:
+    last = {"$eq": ["$$one.attempt", "$last"]}
+    stages: list[Plain] = [
+        {
+            "$group": {
+                "_id": {"task": "$task", "round": "$round", "seat": "$seat"},
+                "tries": {"$push": {"attempt": "$attempt", "status": "$status"}},
+                "numbers": {"$addToSet": "$attempt"},
+                "last": {"$max": "$attempt"},
+                "first": {"$min": "$attempt"},
+                "paid": {"$sum": {"$cond": ["$free", 0, 1]}},
+            }
+        },
+        {
+            "$set": {
+                "gone_on": {
+                    "$filter": {
+                        "input": "$tries",
+                        "as": "one",
+                        "cond": {"$not": {"$or": [last, {"$in": ["$$one.status", _FOLLOWED]}]}},
+                    }
+                }
+            }
+        },
+        {
+            "$match": {
+                "$or": [
+                    {"$expr": {"$ne": [{"$size": "$numbers"}, "$last"]}},
+                    {"first": {"$ne": 1}},
+                    {"gone_on": {"$ne": []}},
+                    {"paid": {"$gt": 1 + outcomes.MAX_REDRAWS}},
+                ]
+            }
+        },
+        {"$set": {"_id": {"$concat": ["$_id.task", "#r", {"$toString": "$_id.round"}]}}},
+    ]
+    return await found(database, "Record", stages, "seats whose attempts do not follow one another")
+
+
+async def records_of_the_dead(database: Database) -> Problem | None:
+    """A sampler that died is noticed within seconds or a lease; longer than that nobody cared."""
+    running = {"status": RecordStatus.RUNNING}
+    names = await database.distinct("Record", "owner", running)
+    dead = await owners.dead_among(database, names)
+    stages: list[Plain] = [{"$match": {**running, "owner": {"$in": sorted(dead)}}}]
+    return await found(database, "Record", stages, "running records whose owner is dead") if dead else None
+
+
+async def units_with_two_owners(database: Database) -> Problem | None:
+    stages: list[Plain] = [
+        {"$match": {"expired": False}},
+        {"$group": {"_id": "$unit", "lives": {"$sum": 1}}},
+        {"$match": {"lives": {"$gt": 1}}},
+    ]
+    return await found(database, "Owner", stages, "units of which more than one life holds a lease")

@@ -1,0 +1,172 @@
+"""What was leased, trained and rolled back.
+
+Invariants proven here: a leased Task is in the leased Step that it names, one that trained in the committed Step that
+it names; a Step's number stands once; a record trains no more often than it may, by an advantage of its own group; what
+stands was covered by the checkpoint that the next lineage began from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentrl.policies.states import StepStatus, TaskStatus
+from agentrl.store.audit.problems import Check, Problem, found, listed
+from agentrl.store.database import Database, Plain
+
+
+def _its_step(statuses: StepStatus, members: Mapping[str, object]) -> Plain:
+    """A stage that brings in the Step that a Task names, if it has the Task."""
+    return {
+        "$lookup": {
+            "from": "Step",
+            "let": {"task": "$_id", "lineage": "$lineage", "step": "$step"},
+            "pipeline": [
+                {"$match": {"status": statuses, "$expr": {"$eq": ["$step", "$$step"]}}},
+                {"$match": {"$expr": {"$eq": ["$lineage", "$$lineage"]}}},
+                {"$match": {"$expr": {"$in": ["$$task", members]}}},
+            ],
+            "as": "by",
+        }
+    }
+
+
+async def leases_that_disagree(database: Database) -> Problem | None:
+    all_of_it = {"$concatArrays": ["$tasks", "$filtered"]}
+    stages: list[Plain] = [
+        {"$match": {"status": TaskStatus.LEASED}},
+        _its_step(StepStatus.LEASED, all_of_it),
+        {"$match": {"by": []}},
+    ]
+    return await found(database, "Task", stages, "leased tasks that no leased step has")
+
+
+async def ends_that_disagree(database: Database) -> Problem | None:
+    """What says that it trained, or was filtered, did so in the Step that it names."""
+    for status, members in ((TaskStatus.TRAINED, "$tasks"), (TaskStatus.FILTERED, "$filtered")):
+        stages: list[Plain] = [
+            {"$match": {"status": status}},
+            _its_step(StepStatus.COMMITTED, {"$ifNull": [members, []]}),
+            {"$match": {"by": []}},
+        ]
+        problem = await found(database, "Task", stages, f"{status} tasks that no committed step has")
+        if problem is not None:
+            return problem
+    return None
+
+
+async def steps_that_stand_twice(database: Database) -> Problem | None:
+    stages: list[Plain] = [
+        {"$match": {"status": StepStatus.COMMITTED}},
+        {"$group": {"_id": "$step", "times": {"$sum": 1}}},
+        {"$match": {"times": {"$gt": 1}}},
+    ]
+    return await found(database, "Step", stages, "numbers of steps that stand more than once")
+
+
+async def leases_of_the_closed(database: Database) -> Problem | None:
+    """A lineage that is closed leases nothing, and an open one leases one Step at a time."""
+    stages: list[Plain] = [
+        {"$match": {"status": StepStatus.LEASED}},
+        {"$group": {"_id": "$lineage", "leased": {"$sum": 1}}},
+        {"$lookup": {"from": "Lineage", "localField": "_id", "foreignField": "_id", "as": "of"}},
+        {"$match": {"$or": [{"leased": {"$gt": 1}}, {"of": []}, {"of.closed": True}]}},
+    ]
+    return await found(database, "Step", stages, "lineages that lease what they may not")
+
+
+async def steps_outside_of_their_lineage(database: Database) -> Problem | None:
+    """A lineage begins after its checkpoint, and what the one before it did beyond that was rolled back."""
+    lineages = await database.find("Lineage", {}, sort=[("opened_at", 1), ("_id", 1)], projection=["first_step"])
+    wrong = []
+    limit: int | None = None
+    allowed: dict[str, tuple[int, int | None]] = {}
+    for lineage in reversed(lineages):
+        allowed[lineage["_id"]] = int(lineage["first_step"]), limit
+        limit = min(int(lineage["first_step"]), limit) if limit is not None else int(lineage["first_step"])
+    async for step in database.stream("Step", {"status": StepStatus.COMMITTED}, projection=["lineage", "step"]):
+        first, end = allowed.get(step["lineage"], (0, 0))
+        if step["step"] < first or (end is not None and step["step"] >= end):
+            wrong.append(str(step["_id"]))
+    return listed(wrong, "committed steps outside of what stands of their lineage")
+
+
+async def wrong_trained_counts(database: Database) -> Problem | None:
+    standing: Plain = {
+        "$lookup": {
+            "from": "Step",
+            "localField": "_id",
+            "foreignField": "tasks",
+            "pipeline": [{"$match": {"status": StepStatus.COMMITTED}}, {"$project": {"_id": 1}}],
+            "as": "standing",
+        }
+    }
+    stages: list[Plain] = [standing, {"$match": {"$expr": {"$ne": [{"$size": "$standing"}, "$trained_count"]}}}]
+    return await found(database, "Task", stages, "tasks whose trained count is not that of their committed steps")
+
+
+def trained_too_often(most: int) -> Check:
+    async def check(database: Database) -> Problem | None:
+        stages: list[Plain] = [
+            {"$match": {"status": StepStatus.COMMITTED}},
+            {"$unwind": "$records"},
+            {"$group": {"_id": "$records", "times": {"$sum": 1}}},
+            {"$match": {"times": {"$gt": most}}},
+        ]
+        return await found(database, "Step", stages, f"records that trained more than {most} times")
+
+    return check
+
+
+_TRAINED: list[Plain] = [{"$match": {"status": StepStatus.COMMITTED}}, {"$unwind": "$records"}]
+
+
+async def trained_without_share(database: Database) -> Problem | None:
+    """What trained is scored, of the policy's doing, and has a structure."""
+    stages: list[Plain] = [
+        *_TRAINED,
+        {"$lookup": {"from": "Record", "localField": "records", "foreignField": "_id", "as": "of"}},
+        {"$lookup": {"from": "DBRecordData", "localField": "records", "foreignField": "_id", "as": "data"}},
+        {
+            "$match": {
+                "$or": [
+                    {"of": []},
+                    {"data": []},
+                    {"of.outcome_class": {"$nin": ["policy", "limit"]}},
+                    {"of.status": {"$nin": ["scored", "excluded"]}},
+                    {"of.late": True},
+                    {"data.advantage": None},
+                ]
+            }
+        },
+        {"$project": {"_id": "$records"}},
+    ]
+    return await found(database, "Step", stages, "trained records that should not have trained")
+
+
+async def trained_outside_of_their_group(database: Database) -> Problem | None:
+    """A record trains with the Task that it is an attempt at, by the share that it has there."""
+    stages: list[Plain] = [
+        *_TRAINED,
+        {"$lookup": {"from": "Record", "localField": "records", "foreignField": "_id", "as": "of"}},
+        {"$set": {"task": {"$first": "$of.task"}}},
+        {"$lookup": {"from": "Task", "localField": "task", "foreignField": "_id", "as": "group"}},
+        {"$set": {"shares": {"$ifNull": [{"$first": "$group.shares"}, []]}}},
+        {
+            "$set": {
+                "own": {
+                    "$filter": {
+                        "input": "$shares",
+                        "cond": {
+                            "$and": [
+                                {"$eq": ["$$this.record", "$records"]},
+                                {"$ne": [{"$ifNull": ["$$this.advantage", None]}, None]},
+                            ]
+                        },
+                    }
+                }
+            }
+        },
+        {"$match": {"$expr": {"$or": [{"$eq": ["$own", []]}, {"$not": {"$in": ["$task", "$tasks"]}}]}}},
+        {"$project": {"_id": "$records"}},
+    ]
+    return await found(database, "Step", stages, "trained records that have no share in a task of their step")

@@ -1,0 +1,69 @@
+"""Turns, model calls, tool calls and tokens.
+
+Invariants proven here: what ended by the policy's doing waits for nothing any more; a record generated as many tokens
+as its calls have, each with a log-prob and a version; it trains no more than it generated.
+"""
+
+from __future__ import annotations
+
+from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
+from agentrl.store.audit.problems import Problem, found
+from agentrl.store.database import Database, Plain
+
+_ENDED = [RecordStatus.FINISHED, RecordStatus.SCORED]
+_BYTES_EACH = 4
+
+
+async def ended_and_still_waiting(database: Database) -> Problem | None:
+    for collection, waiting in (
+        ("DispatchedSamplingTask", [CallStatus.SENT]),
+        ("ToolCall", [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]),
+    ):
+        stages: list[Plain] = [
+            {"$match": {"status": {"$in": waiting}}},
+            {"$lookup": {"from": "Record", "localField": "record", "foreignField": "_id", "as": "of"}},
+            {"$match": {"of.status": {"$in": _ENDED}}},
+        ]
+        problem = await found(database, collection, stages, f"{collection}s that are open in records that ended")
+        if problem is not None:
+            return problem
+    return None
+
+
+def _packed(field: str) -> Plain:
+    """How many numbers stand behind the byte that names the format."""
+    return {"$max": [0, {"$divide": [{"$subtract": [{"$binarySize": f"${field}"}, 1]}, _BYTES_EACH]}]}
+
+
+async def calls_that_do_not_fit(database: Database) -> Problem | None:
+    each = {"$sum": {"$map": {"input": "$versions", "in": {"$arrayElemAt": ["$$this", 1]}}}}
+    stages: list[Plain] = [
+        {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}},
+        {"$set": {"ids": _packed("output"), "values": _packed("log_probs"), "told": each}},
+        {"$match": {"$expr": {"$or": [{"$ne": ["$ids", "$values"]}, {"$ne": ["$ids", "$told"]}]}}},
+    ]
+    return await found(
+        database, "DispatchedSamplingTask", stages, "model calls whose tokens, log-probs and versions do not fit"
+    )
+
+
+async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
+    """Of records that are scored: what they tell against what their calls have."""
+    stages: list[Plain] = [
+        {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}},
+        {"$group": {"_id": "$record", "generated": {"$sum": _packed("output")}}},
+        {"$lookup": {"from": "Record", "localField": "_id", "foreignField": "_id", "as": "of"}},
+        {"$lookup": {"from": "DBRecordData", "localField": "_id", "foreignField": "_id", "as": "data"}},
+        {"$match": {"of.status": RecordStatus.SCORED}},
+        {
+            "$match": {
+                "$expr": {
+                    "$or": [
+                        {"$ne": ["$generated", {"$first": "$of.generated_tokens"}]},
+                        {"$lt": ["$generated", {"$ifNull": [{"$first": "$data.trained_tokens"}, 0]}]},
+                    ]
+                }
+            }
+        },
+    ]
+    return await found(database, "DispatchedSamplingTask", stages, "records that have other tokens than they tell")

@@ -1,0 +1,162 @@
+"""The account agrees with a run in which all went well, and names whatever is changed in its documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.policies.states import CallStatus
+from agentrl.store import accounting, indexes, lineages, publications, tasks
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import (
+    DispatchedSamplingTask,
+    Epoch,
+    Record,
+    ToolCall,
+    call_id,
+    epoch_id,
+    load,
+    to_bson,
+    tool_call_id,
+)
+from agentrl.tokens.binary import pack_floats, pack_ids
+from tests.store.flow import commit, ready_tasks, row
+
+TOKENS = 5
+GONE = {"$delete": True}
+Breakage = tuple[str, Plain, Any]
+BREAKAGES: dict[str, Breakage] = {
+    "documents of Task with an unknown status": ("Task", {"row": 2}, {"$set": {"status": "lost"}}),
+    "documents of ToolCall with an unknown status": ("ToolCall", {}, {"$set": {"status": "lost?"}}),
+    "epochs whose rows are not their tasks": ("Epoch", {}, {"$set": {"inserted": 4, "rows": 4}}),
+    "records whose task does not exist": ("Record", {"seat": 0}, {"$set": {"task": "nowhere"}}),
+    "tasks that do not have all their seats": ("Task", {"row": 1}, {"$set": {"n": 9}}),
+    "records that hold a seat of a round that is over": ("Task", {"row": 1}, {"$set": {"round": 2}}),
+    "seats whose attempts do not follow one another": ("Record", {"seat": 1}, {"$set": {"attempt": 2}}),
+    "running records whose owner is dead": (
+        "Record",
+        {"seat": 0},
+        {"$set": {"status": "running", "owner": "sampler-7.7"}},
+    ),
+    "units of which more than one life holds a lease": ("Owner", {"_id": "sampler-0.2"}, {"$set": {"expired": False}}),
+    "baselines that are not those of their valid members": ("Record", {"seat": 1}, {"$set": {"score": 0.5}}),
+    "leased tasks that no leased step has": (
+        "Task",
+        {"row": 1},
+        {"$set": {"status": "leased", "step": 4, "lineage": "x"}},
+    ),
+    "trained tasks that no committed step has": ("Task", {"row": 0}, {"$set": {"step": 4}}),
+    "filtered tasks that no committed step has": ("Task", {"row": 0}, {"$set": {"status": "filtered"}}),
+    "numbers of steps that stand more than once": ("Step", {"status": "released"}, {"$set": {"status": "committed"}}),
+    "lineages that lease what they may not": ("Step", {"status": "released"}, {"$set": {"status": "leased"}}),
+    "committed steps outside of what stands of their lineage": (
+        "Lineage",
+        {"owner": "trainer-0.1"},
+        {"$set": {"first_step": 2}},
+    ),
+    "tasks whose trained count is not that of their committed steps": (
+        "Task",
+        {"row": 0},
+        {"$set": {"trained_count": 3}},
+    ),
+    "records that trained more than 1 times": ("Step", {"status": "released"}, {"$set": {"status": "committed"}}),
+    "trained records that should not have trained": ("DBRecordData", {}, GONE),
+    "trained records that have no share in a task of their step": ("Task", {"row": 0}, {"$set": {"shares": []}}),
+    "lineages that are open at once": ("Lineage", {"_id": "former"}, {"$set": {"closed": False}}),
+    "versions that are out of order": ("Publication", {"_id": 2}, {"$set": {"lineage": "former"}}),
+    "steps that begin from a version of another lineage": ("Publication", {"_id": 1}, {"$set": {"lineage": "former"}}),
+    "records that trained beyond the bound of their step": ("Step", {"step": 1}, {"$set": {"bounds": {"shop": -1}}}),
+    "DispatchedSamplingTasks that are open in records that ended": (
+        "DispatchedSamplingTask",
+        {"index": 0},
+        {"$set": {"status": "sent"}},
+    ),
+    "ToolCalls that are open in records that ended": ("ToolCall", {}, {"$set": {"status": "requested"}}),
+    "model calls whose tokens, log-probs and versions do not fit": (
+        "DispatchedSamplingTask",
+        {"index": 0},
+        {"$set": {"versions": [[1, TOKENS + 1]]}},
+    ),
+    "records that have other tokens than they tell": ("Record", {"seat": 0}, {"$set": {"generated_tokens": 4}}),
+}
+
+
+async def a_run(db: Database) -> None:
+    """Three groups, of which one trained; a Step that was released; a lineage before."""
+    now = await db.now()
+    former = {"_id": "former", "owner": "trainer-0.0", "first_step": 1, "closed": True, "opened_at": now}
+    await db.insert_many("Lineage", [former])
+    closed = await ready_tasks(db, 3)
+    epoch = Epoch(id=epoch_id("shop", "train", 0), environment="shop", rows=3, inserted=3, done=True)
+    await db.insert_many("Epoch", [to_bson(epoch)])
+    await db.insert_many("Owner", [{"_id": "sampler-0.2", "unit": "sampler-0", "role": "sampler", "expired": True}])
+    for record in [load(Record, found) for found in await db.find("Record", {})]:
+        await with_calls(db, record)
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    for parent in (None, 1):
+        taken = await publications.take_number(db, parent=parent, lineage=lineage.id, step=0)
+        assert await publications.announce(db, taken.id, lineage.id, {})
+    leased = await commit(db, lineage.id, 1, closed[:1], base_version=1)
+    again = {"_id": "former/1", "lineage": "former", "step": 1, "status": "released", "tasks": [], "filtered": []}
+    await db.insert_many("Step", [again | {"records": leased.records}])
+
+
+async def with_calls(db: Database, record: Record) -> None:
+    call = DispatchedSamplingTask(
+        id=call_id(record.id, 0),
+        record=record.id,
+        task=record.task,
+        owner=record.owner,
+        status=CallStatus.DONE,
+        output=pack_ids(list(range(TOKENS))),
+        log_probs=pack_floats([-1.0] * TOKENS),
+        versions=[(1, TOKENS)],
+    )
+    tool = ToolCall(id=tool_call_id(record.id, 0, 0), record=record.id, task=record.task, status="ok")
+    await db.insert_many("DispatchedSamplingTask", [to_bson(call)])
+    await db.insert_many("ToolCall", [to_bson(tool)])
+
+
+@pytest.mark.parametrize("what", BREAKAGES)
+async def test_an_account_says_what_does_not_agree(db: Database, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
+    await a_run(db)
+    assert (await accounting.account(db)).problems == ()
+    collection, filter, update = BREAKAGES[what]
+    if update is GONE:
+        await db.delete_many(collection, filter)
+    else:
+        assert await db.update_one(collection, filter, update)
+    account = await accounting.account(db)
+    assert not account.balanced
+    assert what in {problem.what for problem in account.problems}, account.problems
+
+
+async def test_a_seat_that_is_held_twice_is_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key that makes it impossible has to be lost first."""
+    monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
+    await a_run(db)
+    first = await db.find_one("Record", {"seat": 0})
+    assert first is not None
+    await db._database["Record"].drop_index("held")
+    try:
+        await db.insert_many("Record", [first | {"_id": "another", "attempt": 2}])
+        account = await accounting.account(db)
+    finally:
+        await db.delete_many("Record", {})
+        await indexes.ensure(db)
+    assert "seats that are held by more than one record" in {problem.what for problem in account.problems}
+
+
+async def test_an_account_adds_up(db: Database) -> None:
+    closed = await ready_tasks(db, 2)
+    await tasks.insert(db, [row(7)])
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await commit(db, lineage.id, 1, closed[:1])
+    account = await accounting.account(db)
+    assert account.tasks == {"train": {"trained": 1, "ready": 1, "queued": 1}}
+    assert account.records == {"train": {"scored": 4}}
+    assert account.seats == {"wanted": 4, "held": 4, "empty": 0}
+    assert account.outcomes == {"policy": 4}
+    assert (account.steps, account.trained_records, account.balanced) == ({"committed": 1}, 2, True)
