@@ -22,7 +22,7 @@ from torch import Tensor
 from agentrl.policies.objective import PolicyLoss
 from agentrl.training import losses, measures
 from agentrl.training.losses import Denominator, PairFacts, Terms
-from agentrl.training.model import MicroBatch, collate, layout_of, load_model, save_model, score
+from agentrl.training.model import MicroBatch, collate, layout_of, load_model, read_companions, save_model, score
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.trajectories import Batch, Segment, Trajectory
@@ -72,8 +72,8 @@ class Learner:
     ) -> None:
         """`on_progress` is called after every micro-batch: a long step is no hang."""
         self.settings = settings
-        self.directory = directory
-        """Where the model came from; its tokenizer goes along with every copy."""
+        # It goes along with every copy, also when the directory that it came from was removed long ago.
+        self._companions = read_companions(directory)
         self.accelerator = accelerator or Accelerator()
         self._on_progress = on_progress
         # Log-probs are never computed in less than float32, whatever the weights are kept in.
@@ -101,7 +101,7 @@ class Learner:
 
     def save(self, directory: Path) -> list[str]:
         """Weights, configuration and tokenizer; the names of the files."""
-        return save_model(self.model, directory, companions=self.directory)
+        return save_model(self.model, directory, companions=self._companions)
 
     def train(self, batch: Batch, objective: Objective) -> StepResult:
         """One optimizer step over the whole batch."""

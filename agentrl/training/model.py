@@ -8,8 +8,7 @@ branch by branch, and one that nobody has looked at is refused.
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -103,15 +102,19 @@ def layout_of(model: transformers.PreTrainedModel) -> Layout:
     )
 
 
-def save_model(model: transformers.PreTrainedModel, directory: Path, *, companions: Path) -> list[str]:
-    """Write configuration and weights, beside copies of the tokenizer's files; the names of all files."""
+def read_companions(directory: Path) -> dict[str, bytes]:
+    """The tokenizer's files, by name."""
+    return {name: (directory / name).read_bytes() for name in COMPANIONS if (directory / name).is_file()}
+
+
+def save_model(model: transformers.PreTrainedModel, directory: Path, *, companions: Mapping[str, bytes]) -> list[str]:
+    """Write configuration and weights, beside the tokenizer's files; the names of all files."""
     directory.mkdir(parents=True, exist_ok=True)
     with _quietly():
         # One file, whatever the size: a manifest names it, and engines load it whole.
         model.save_pretrained(directory, max_shard_size="1TB")
-    for name in COMPANIONS:
-        if (companions / name).is_file():
-            shutil.copyfile(companions / name, directory / name)
+    for name, content in companions.items():
+        (directory / name).write_bytes(content)
     return sorted(file.name for file in directory.iterdir() if file.is_file())
 
 

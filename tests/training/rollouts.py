@@ -74,7 +74,8 @@ async def closed_groups(
 
 
 async def end_of_data(db: Database) -> None:
-    epoch = Epoch(id=documents.epoch_id("shop", "train", 0), environment="shop", done=True)
+    rows = await db.count("Task", {})
+    epoch = Epoch(id=documents.epoch_id("shop", "train", 0), environment="shop", rows=rows, inserted=rows, done=True)
     await db.insert_new("Epoch", [documents.to_bson(epoch)])
 
 

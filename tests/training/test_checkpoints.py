@@ -52,6 +52,18 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tiny: Pat
     assert checkpoints.read_progress(tmp_path / "step-000002").version == 3
 
 
+def test_a_model_is_whole_also_when_what_it_came_from_was_removed(tiny: Path, tmp_path: Path) -> None:
+    """Retention removes the checkpoint that a trainer started from, a few checkpoints later."""
+    first, second = tmp_path / "step-000001", tmp_path / "step-000002"
+    checkpoints.write_checkpoint(first, make_learner(tiny, exact=False), Progress(step=1, version=1))
+    resumed = make_learner(first, exact=False)
+    had = {file.name for file in first.iterdir()}
+    checkpoints.remove(first)
+    checkpoints.write_checkpoint(second, resumed, Progress(step=2, version=2))
+    assert {file.name for file in second.iterdir()} == had
+    assert "tokenizer.json" in had
+
+
 def test_muon_has_the_matrices_inside_and_adamw_the_rest(tiny: Path) -> None:
     names = make_learner(tiny, exact=False, optimizer="muon").optimizers.names
     assert all(".layers." in name and "norm" not in name for name in names["muon"])
