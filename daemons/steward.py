@@ -54,7 +54,7 @@ async def main(unit: Unit) -> None:
             )
             await steward.start()
         unit.on_death(steward.died)
-        unit.answer(Desk(database).answer)
+        unit.answer(Desk(database, lambda: steward.rules, sources).answer)
         _knobs(unit, steward)
         unit.ready()
         await _serve(unit, steward)

@@ -17,6 +17,7 @@ import typer
 from agentrl import __version__, errors
 from agentrl.cli import (
     alerts,
+    checks,
     completion,
     down,
     events,
@@ -65,7 +66,7 @@ def root(
 # The order of the help: what one needs first comes first.
 for group_of_verbs in (
     *(up, down, status, units, tune, logs, events, alerts, insight),
-    *(tasks, records, training),
+    *(tasks, records, training, checks),
     *(house, keys, settings, completion),
 ):
     group_of_verbs.register(app)

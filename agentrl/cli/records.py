@@ -1,6 +1,11 @@
-"""Verbs about records: list."""
+"""Verbs about records: list, show, export."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,10 +14,19 @@ from agentrl.cli.lists import After, Filter, Limit, Row, Sort
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
+if TYPE_CHECKING:
+    from agentrl.client import Client
+    from agentrl.protocol.data import RecordStory
+
+RIGHT = ("score", "turns", "tokens", "took")
+SPARE = ("ended", "tokens", "owner")
+
 
 def register(app: typer.Typer) -> None:
-    records = group(app, "records", "Attempts: complete episodes, turn by turn.")
+    records = group(app, "records", "Attempts: whole episodes, turn by turn.")
     verb(records, "list")(list_records)
+    verb(records, "show")(show_record)
+    verb(records, "export")(export)
 
 
 async def list_records(
@@ -20,24 +34,166 @@ async def list_records(
 ) -> ExitCode:
     """List attempts; those under way with the call that they wait for."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(
-        cli,
-        "list_records",
-        asked,
-        COLUMNS,
-        right=("score", "turns", "tokens", "took"),
-        spare=("ended", "owner", "tokens"),
-    )
+    return await lists.show_page(cli, "list_records", asked, COLUMNS, right=RIGHT, spare=SPARE)
 
 
-def _outcome(row: Row) -> object:
+# ---- one record ----
+
+
+async def show_record(
+    cli: Cli,
+    record: Annotated[str, typer.Argument(metavar="RECORD", help="Its id, such as shop/train/0/000012#r1.s3.a1.")],
+    after_turn: Annotated[int, typer.Option("--after-turn", metavar="N", help="Begin behind this turn.")] = -1,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many turns.")] = 100,
+    chars: Annotated[int, typer.Option("--chars", min=0, help="Of each text; 0 for all of it.")] = 4000,
+) -> ExitCode:
+    """Show an attempt turn by turn: texts, tool calls, latencies, versions, and why it ended."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        story = await client.show_record(
+            record, after_turn=after_turn, limit=limit, chars=chars, deadline_s=lists.ANSWER_WITHIN_S
+        )
+    if cli.json:
+        output.emit(story)
+        return ExitCode.OK
+    _tell(story)
+    if story.more_turns:
+        output.note(f"There are more turns: --after-turn {story.turns[-1]['index']}")
+    return ExitCode.OK
+
+
+def _tell(story: RecordStory) -> None:
+    from agentrl.cli import output
+
+    record = story.record
+    owner = f" by {record['owner']}" if record.get("owner") else ""
+    output.say(f"{record['id']} is {record['status']}{owner}: {story.ending['sentence']}")
+    _tell_of_training(story)
+    _block("query", story.task["query"])
+    for turn in story.turns:
+        _tell_turn(turn)
+    for call in story.under_way:
+        output.say(f"not part of a turn: {call['id']} is {call['status']}{_of(call.get('error'))}")
+    others = [attempt for attempt in story.attempts if attempt["id"] != record["id"]]
+    for attempt in others:
+        ended = attempt["outcome"] or attempt["status"]
+        output.say(f"another attempt at this seat: {attempt['id']}: {ended}{_of(attempt['error'])}")
+
+
+def _tell_of_training(story: RecordStory) -> None:
+    from agentrl.cli import output
+
+    record, training = story.record, story.training
+    parts = [] if record.get("score") is None else [f"score {record['score']:.4g}"]
+    parts += [] if training.get("advantage") is None else [f"advantage {training['advantage']:.4g}"]
+    if record.get("oldest_version") is not None:
+        parts.append(f"versions {record['oldest_version']} to {record['newest_version']}")
+    parts.append(f"{record['turns']} turns, {record['generated_tokens']} tokens")
+    parts += [f"trained in {step}" for step in training.get("trained_in", ())]
+    output.say(f"  {', '.join(parts)}")
+
+
+def _tell_turn(turn: Row) -> None:
+    from agentrl.cli import output
+
+    call = turn["call"] or {}
+    made_by = ", ".join(f"v{version} {tokens} tokens" for version, tokens in call.get("versions", ()))
+    at = f" at {call['engine']}" if call.get("engine") else ""
+    output.say()
+    output.say(f"turn {turn['index']}: {made_by or 'no tokens'}{at}{_took(call.get('seconds'))}{_of(turn['reason'])}")
+    _block("", turn["text"])
+    for parsed in turn["parsed"]:
+        if parsed["error"]:
+            output.say(f"  cannot be read as a call: {parsed['error']}")
+    for tool in turn["tool_calls"]:
+        name = f"{tool['server']}.{tool['tool']}" if tool["server"] else tool["tool"]
+        fault = f" ({tool['error_class']})" if tool["error_class"] else ""
+        output.say(f"  {name}({_arguments(tool['arguments'])}): {tool['status']}{fault}{_took(tool['latency_s'])}")
+        _block("", tool["result"], indent="    ")
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _took(seconds: float | None) -> str:
+    return f", {seconds:.2f} s" if seconds else ""
+
+
+def _of(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _block(title: str, text: str, indent: str = "  ") -> None:
+    """Text of a run, line by line, with nothing in it that a terminal would act on."""
+    from agentrl.cli import output
+
+    for number, line in enumerate(output.sanitise_lines(text).splitlines()):
+        output.say(f"{indent}{title + ': ' if title and not number else ''}{line}")
+
+
+# ---- whole trajectories ----
+
+
+async def export(
+    cli: Cli,
+    filter: Filter = "",
+    after: After = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Append to this file; else stdout.", show_default=False),
+    ] = None,
+) -> ExitCode:
+    """Write whole trajectories as JSON lines: texts, calls, token ids, log-probs, masks, versions.
+
+    Only what has ended, in the order of the ends. `--after` goes on where an export stopped.
+    """
+    from agentrl.cli import output
+
+    records, last = 0, after
+    target = file.open("ab") if file else sys.stdout.buffer
+    try:
+        async with cli.connect() as client:
+            async for lines, complete, last_complete in _stretches(client, filter, after):
+                target.write(lines)
+                records, last = records + complete, last_complete
+        target.flush()
+    finally:
+        if records:
+            output.note(f"{records} records; what ends later: --after {last}")
+        if file:
+            target.close()
+    if not records:
+        output.note("Nothing is found.")
+    return ExitCode.OK
+
+
+async def _stretches(client: Client, filter: str, after: str) -> AsyncIterator[tuple[bytes, int, str]]:
+    """Whole lines, how many, and the id behind which the rest stands: what is written is never half a record."""
+    begun, offset, end = b"", 0, False
+    while not end:
+        part = await client.export_records(filter=filter, after=after, offset=offset, deadline_s=lists.ANSWER_WITHIN_S)
+        whole, newline, rest = part.data.rpartition(b"\n")
+        if newline:
+            yield begun + whole + newline, part.records, part.after
+            begun = rest
+        else:
+            begun += part.data
+        after, offset, end = part.after, part.offset, part.end
+
+
+# ---- rows ----
+
+
+def _what(row: Row) -> object:
     doing = row.get("doing")
     if doing:
-        return f"{doing['what']}, {doing['age_s']:.0f} s"
+        return f"{doing['what']}, {doing['age_s'] or 0:.0f} s"
     return row.get("error") or row.get("outcome")
 
 
-def _took(row: Row) -> object:
+def _time_taken(row: Row) -> object:
     from agentrl.cli import output
 
     seconds = row.get("age_s") or row.get("duration_s")
@@ -51,7 +207,7 @@ COLUMNS: lists.Columns = {
     "score": lists.field("score"),
     "turns": lists.field("turns"),
     "tokens": lists.field("generated_tokens"),
-    "took": _took,
+    "took": _time_taken,
     "ended": lists.moment("finished_at"),
-    "what": _outcome,
+    "what": _what,
 }

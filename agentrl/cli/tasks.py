@@ -1,6 +1,9 @@
-"""Verbs about tasks: list."""
+"""Verbs about tasks: list, show, requeue, add."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,10 +12,18 @@ from agentrl.cli.lists import After, Filter, Limit, Row, Sort
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
+if TYPE_CHECKING:
+    from agentrl.protocol.data import Story
+
+TASK = typer.Argument(metavar="TASK", help="A task's id, such as shop/train/0/000012.")
+
 
 def register(app: typer.Typer) -> None:
     tasks = group(app, "tasks", "Rows of datasets, and what became of them.")
     verb(tasks, "list")(list_tasks)
+    verb(tasks, "show")(show_task)
+    verb(tasks, "requeue", acts=True)(requeue)
+    verb(tasks, "add", acts=True)(add)
 
 
 async def list_tasks(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
@@ -21,6 +32,54 @@ async def list_tasks(cli: Cli, filter: Filter = "", sort: Sort = "", after: Afte
     return await lists.show_page(
         cli, "list_tasks", asked, COLUMNS, right=("round", "n", "mean", "trained"), spare=("n", "purpose", "admitted")
     )
+
+
+async def show_task(cli: Cli, task: Annotated[str, TASK]) -> ExitCode:
+    """Show a task with all its attempts, and the steps that took it."""
+    return await lists.show_story(cli, "show_task", task, _tell)
+
+
+def _tell(cli: Cli, story: Story) -> None:
+    from agentrl.cli import output
+
+    task = story.document
+    output.say(f"{task['id']} is {task['status']}{_because(task)} in round {task['round']} of {task['rounds_max']}")
+    for name in ("query", "answer"):
+        output.say(f"  {name}: {task[name]}")
+    if task.get("baseline"):
+        output.say("  mean {mean:.4g}, spread {std:.4g} of {valid} valid members".format(**task["baseline"]))
+    for step in story.related["steps"]:
+        output.say(f"  in step {step['id']}, {step['status']}")
+
+
+def _because(row: Row) -> str:
+    return f" ({row['reason']})" if row.get("reason") else ""
+
+
+async def requeue(
+    cli: Cli,
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids of tasks, dead ones among them.")],
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept with them.", show_default=False)] = "",
+) -> ExitCode:
+    """Sample tasks again, in their next round. What their present round has is given up."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.data import RequeueTasks
+
+    return await act(cli, "requeue_tasks", RequeueTasks(ids=tuple(tasks), note=note))
+
+
+async def add(
+    cli: Cli,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSONL, JSON, Parquet or a saved dataset, on the steward's host.")
+    ],
+    environment: Annotated[str, typer.Option("--environment", "-e", metavar="NAME", help="Whose tasks they become.")],
+) -> ExitCode:
+    """Queue the rows of a file as tasks of an environment. The same file is added once."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.data import AddTasks
+
+    return await act(cli, "add_tasks", AddTasks(environment=environment, file=str(file.absolute())))
 
 
 def _query(row: Row) -> object:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from agentrl.cli import lists
@@ -9,12 +12,21 @@ from agentrl.cli.lists import After, Filter, Limit, Row, Sort
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
+if TYPE_CHECKING:
+    from agentrl.protocol.data import Story
+
+CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Its id; `agentrl checkpoints list` has them.")
+
 
 def register(app: typer.Typer) -> None:
     steps = group(app, "steps", "Trained batches: from a metric to the records behind it.")
     verb(steps, "list")(list_steps)
+    verb(steps, "show")(show_step)
     checkpoints = group(app, "checkpoints", "What was saved, and what is kept.")
     verb(checkpoints, "list")(list_checkpoints)
+    verb(checkpoints, "show")(show_checkpoint)
+    verb(checkpoints, "pin", acts=True)(pin)
+    verb(checkpoints, "unpin", acts=True)(unpin)
     versions = group(app, "versions", "Published weights, and which engine serves them.")
     verb(versions, "list")(list_versions)
 
@@ -27,6 +39,30 @@ async def list_steps(cli: Cli, filter: Filter = "", sort: Sort = "", after: Afte
     )
 
 
+async def show_step(
+    cli: Cli, step: Annotated[str, typer.Argument(metavar="STEP", help="Its id; `agentrl steps list` has them.")]
+) -> ExitCode:
+    """Show a step with its metrics and the records that it trained."""
+    return await lists.show_story(cli, "show_step", step, _tell_step)
+
+
+def _tell_step(cli: Cli, story: Story) -> None:
+    from agentrl.cli import output
+
+    step = story.document
+    reason = f" ({step['reason']})" if step.get("reason") else ""
+    output.say(f"{step['id']} is {step['status']}{reason}, from version {step['base_version']}")
+    output.say(f"  {len(step['tasks'])} tasks, {len(step['filtered'])} without signal, {len(step['records'])} records")
+    _tell_metrics(step["metrics"])
+
+
+def _tell_metrics(metrics: Mapping[str, object]) -> None:
+    from agentrl.cli import output
+
+    for name, value in sorted(metrics.items()):
+        output.say(f"  {name}: {value:.6g}" if isinstance(value, int | float) else f"  {name}: {value}")
+
+
 async def list_checkpoints(
     cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
 ) -> ExitCode:
@@ -35,17 +71,50 @@ async def list_checkpoints(
     return await lists.show_page(cli, "list_checkpoints", asked, CHECKPOINTS, right=("step", "version"))
 
 
+async def show_checkpoint(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
+    """Show a checkpoint with its files, its step, and the version that was published of it."""
+    return await lists.show_story(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
+
+
+def _tell_checkpoint(cli: Cli, story: Story) -> None:
+    from agentrl.cli import output
+
+    saved, publication, step = story.document, story.related["publication"], story.related["step"]
+    output.say(f"{saved['id']} is {saved['status']}{', pinned' if saved['pinned'] else ''}, in {saved['path']}")
+    for name, file in sorted(saved["files"].items()):
+        output.say(f"  {name}: {output.size(file['bytes'])}")
+    served = f"is {publication['status']}" if publication else "was not published"
+    output.say(f"  version {saved['version']} {served}")
+    if step:
+        _tell_metrics(step.get("metrics") or {})
+
+
+async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
+    """Keep a checkpoint, whatever retention says."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.data import PinCheckpoint
+
+    return await act(cli, "pin_checkpoint", PinCheckpoint(id=checkpoint))
+
+
+async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
+    """Leave a checkpoint to retention again."""
+    from agentrl.cli.acts import act
+    from agentrl.protocol.data import UnpinCheckpoint
+
+    return await act(cli, "unpin_checkpoint", UnpinCheckpoint(id=checkpoint))
+
+
 async def list_versions(
     cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
 ) -> ExitCode:
-    """List publications, the lives of engines that took them, and why others refused."""
+    """List publications: who serves them now, and why others refused."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await lists.show_page(cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step"))
 
 
-def _words(row: Row) -> object:
-    """What refused it, else who serves it."""
-    return "; ".join(row.get("reasons") or ()) or ", ".join(row.get("served_by") or ())
+def _who_serves(row: Row) -> object:
+    return ", ".join(f"{engine} ({state})" for engine, state in sorted(row.get("engines", {}).items()))
 
 
 STEPS: lists.Columns = {
@@ -73,5 +142,6 @@ VERSIONS: lists.Columns = {
     "parent": lists.field("parent"),
     "step": lists.field("step"),
     "announced": lists.moment("announced_at"),
-    "what": _words,
+    "engines": _who_serves,
+    "refused because": lambda row: "; ".join(row.get("reasons") or ()),
 }

@@ -317,6 +317,10 @@ def _served(name: str, args: type[Args], result: Any, cli: str, help: str) -> Co
     return structs.replace(_query(name, args, result, cli, help), served_by=STEWARD)
 
 
+def _changed(name: str, args: type[Args], cli: str, help: str, reverse: str = "") -> CommandSpec:
+    return structs.replace(_act(name, args, cli, help, reverse), served_by=STEWARD)
+
+
 COMMANDS: dict[str, CommandSpec] = {
     spec.name: spec
     for spec in (
@@ -340,6 +344,13 @@ COMMANDS: dict[str, CommandSpec] = {
         _list("list_records", "records list", "Attempts, with what those under way are doing."),
         _list("list_steps", "steps list", "Trained batches with their metrics."),
         _list("list_checkpoints", "checkpoints list", "What was saved."),
+        _served("show_task", data.ShowOne, data.Story, "tasks show", "One task with its attempts and steps."),
+        _served("show_record", data.ShowRecord, data.RecordStory, "records show", "One attempt, turn by turn."),
+        _served("show_step", data.ShowOne, data.Story, "steps show", "One step with the records that it trained."),
+        _served("show_checkpoint", data.ShowOne, data.Story, "checkpoints show", "One checkpoint with its files."),
+        _served("export_records", data.ExportRecords, data.ExportPart, "records export", "Whole trajectories."),
+        _served("tool_errors", data.ToolErrors, list[data.ToolErrorGroup], "tools errors", "What went wrong, by kind."),
+        _served("accounting", data.Accounting, data.AccountReport, "accounting", "Sums that must agree."),
         _list("list_versions", "versions list", "Published weights, and which engine serves them."),
         _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
         _act("down", Down, "down", "Stop everything and prove that nothing is left.", "apply", Permission.ADMIN),
@@ -354,6 +365,12 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
         _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
+        _changed("requeue_tasks", data.RequeueTasks, "tasks requeue", "Sample tasks again."),
+        _changed("add_tasks", data.AddTasks, "tasks add", "Queue the rows of a file."),
+        _changed("pin_checkpoint", data.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"),
+        _changed(
+            "unpin_checkpoint", data.UnpinCheckpoint, "checkpoints unpin", "Leave it to retention.", "pin_checkpoint"
+        ),
         _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),

@@ -32,6 +32,154 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ask for what is behind it; empty at the end."""
 
 
+class ShowOne(Args, frozen=True):
+    """-> Story"""
+
+    id: str
+
+
+class Story(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing with everything that belongs to it."""
+
+    document: dict[str, Any]
+    records: tuple[dict[str, Any], ...] = ()
+    """Rows as in lists."""
+    more_records: int = 0
+    """How many are not told here; the list has them."""
+    related: dict[str, Any] = {}
+    """What else a person asks next, by name."""
+
+
+class ShowRecord(Args, frozen=True):
+    """-> RecordStory"""
+
+    id: str
+    after_turn: int = -1
+    limit: int = 100
+    """Turns."""
+    chars: int = 4000
+    """Of each text; what is longer keeps both ends. 0 leaves all of it."""
+
+
+class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record, turn by turn."""
+
+    record: dict[str, Any]
+    task: dict[str, Any]
+    ending: dict[str, Any]
+    """The one reason why it ended: `outcome`, `class`, `error`, and a `sentence`."""
+    turns: tuple[dict[str, Any], ...] = ()
+    """With the model call and the tool calls of each."""
+    under_way: tuple[dict[str, Any], ...] = ()
+    """Calls that belong to no turn yet."""
+    attempts: tuple[dict[str, Any], ...] = ()
+    """All attempts at the same seat, this one among them."""
+    training: dict[str, Any] = {}
+    """Advantage, trained tokens and versions, and the steps that trained it."""
+    more_turns: bool = False
+
+
+class ExportRecords(Args, frozen=True):
+    """-> ExportPart"""
+
+    filter: str = ""
+    after: str = ""
+    """The id of the last record that is complete on the caller's side."""
+    offset: int = 0
+    """Bytes of the line behind it that the caller has already."""
+
+
+class ExportPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stretch of JSON lines, each a whole trajectory. A line that is too long for one answer goes on in the next."""
+
+    data: bytes = b""
+    after: str = ""
+    offset: int = 0
+    records: int = 0
+    """Lines that end in this part."""
+    end: bool = False
+
+
+class ToolErrors(Args, frozen=True):
+    """-> list[ToolErrorGroup], the most frequent first."""
+
+    filter: str = ""
+    """Fields are those of tool calls; a call that could not be read has the status `malformed`."""
+    limit: int = 50
+
+
+class ToolErrorSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    record: str
+    call: str
+    """The tool call, or the turn in which it could not be read."""
+    text: str = ""
+
+
+class ToolErrorGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Errors that say the same, but for numbers and names."""
+
+    server: str
+    tool: str
+    status: str
+    error_class: str
+    message: str
+    count: int
+    first_at: float = 0.0
+    last_at: float = 0.0
+    samples: tuple[ToolErrorSample, ...] = ()
+
+
+class Accounting(Args, frozen=True):
+    """-> AccountReport"""
+
+
+class AccountProblem(msgspec.Struct, frozen=True, omit_defaults=True):
+    what: str
+    count: int
+    examples: tuple[str, ...] = ()
+
+
+class AccountReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sums over everything that there is, and what does not agree."""
+
+    tasks: dict[str, dict[str, int]] = {}
+    """By purpose and status."""
+    records: dict[str, dict[str, int]] = {}
+    """By purpose and status."""
+    seats: dict[str, int] = {}
+    steps: dict[str, int] = {}
+    trained_records: int = 0
+    outcomes: dict[str, int] = {}
+    """Ended attempts by class."""
+    problems: tuple[AccountProblem, ...] = ()
+    balanced: bool = True
+
+
+class RequeueTasks(Args, frozen=True):
+    """Sample tasks again, in their next round."""
+
+    ids: tuple[str, ...]
+    note: str = ""
+
+
+class AddTasks(Args, frozen=True):
+    """Rows of a file become tasks of an environment, behind what is queued."""
+
+    environment: str
+    file: str
+    """On the steward's host."""
+
+
+class PinCheckpoint(Args, frozen=True):
+    """Keep it, whatever retention says."""
+
+    id: str
+
+
+class UnpinCheckpoint(Args, frozen=True):
+    id: str
+
+
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a command did that a unit served."""
 

@@ -122,9 +122,8 @@ async def _current(database: Database, name: str, environment: EnvironmentRules,
 async def add(database: Database, name: str, environment: EnvironmentRules, rows: Sequence[Row]) -> list[str]:
     """Queue rows that an operator brings, behind what is queued. Answers the ids of the Tasks."""
     digest = datasets.digest(rows)
-    added = [load(Epoch, found) for found in await database.find("Epoch", {"environment": name, "split": ADDED})]
     # The same file again is the same tasks: a command that is repeated adds nothing.
-    number = next((epoch.epoch for epoch in added if epoch.digest == digest), len(added))
+    number = await number_of(database, name, digest)
     epoch = Epoch(
         id=epoch_id(name, ADDED, number),
         environment=name,
@@ -142,6 +141,23 @@ async def add(database: Database, name: str, environment: EnvironmentRules, rows
     ]
     await tasks.insert(database, fresh)
     return [task.id for task in fresh]
+
+
+async def number_of(database: Database, name: str, digest: str) -> int:
+    """The number of the file with these rows among those that were added; the next one, if it was not."""
+    added = [load(Epoch, found) for found in await database.find("Epoch", {"environment": name, "split": ADDED})]
+    return next((epoch.epoch for epoch in added if epoch.digest == digest), len(added))
+
+
+async def count_added(database: Database, name: str, rows: Sequence[Row]) -> int:
+    """How many of these rows are tasks already because the same file was added before."""
+    number = await number_of(database, name, datasets.digest(rows))
+    return await database.count("Task", {"_id": ids_under(f"{epoch_id(name, ADDED, number)}/")})
+
+
+def ids_under(prefix: str) -> dict[str, str]:
+    """All ids that begin like this, as a range of the index; it ends with a slash."""
+    return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
 
 def evaluation_tasks(name: str, environment: EnvironmentRules, rows: Sequence[Row], version: int) -> list[Task]:

@@ -60,10 +60,23 @@ async def delete(database: Database, checkpoint: str) -> bool:
     return await database.update_one("Checkpoint", free, {"$set": {"status": S.DELETED}})
 
 
+async def get(database: Database, checkpoint: str) -> Checkpoint:
+    """A complete one, which can be started from."""
+    there = {"_id": checkpoint, "status": S.COMPLETE}
+    found = load_if(Checkpoint, await database.find_one("Checkpoint", there))
+    if found is None:
+        raise _unknown(checkpoint)
+    return found
+
+
 async def pin(database: Database, checkpoint: str, *, pinned: bool) -> Checkpoint:
     """By an operator."""
     there = {"_id": checkpoint, "status": S.COMPLETE}
     found = load_if(Checkpoint, await database.find_one_and_update("Checkpoint", there, {"$set": {"pinned": pinned}}))
     if found is None:
-        raise UnknownNameError(f"There is no complete checkpoint {checkpoint}.", hint="See `agentrl checkpoints list`.")
+        raise _unknown(checkpoint)
     return found
+
+
+def _unknown(checkpoint: str) -> UnknownNameError:
+    return UnknownNameError(f"There is no complete checkpoint {checkpoint}.", hint="See `agentrl checkpoints list`.")

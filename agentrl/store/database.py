@@ -17,7 +17,7 @@ import pymongo.errors
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, IndexModel, InsertOne, ReturnDocument, UpdateMany, UpdateOne
 
-from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError
+from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError, ExitCode
 
 Plain = dict[str, Any]
 Filter = Mapping[str, Any]
@@ -42,6 +42,8 @@ class StoreError(AgentrlError):
 
 class StoreUnavailableError(StoreError):
     """MongoDB did not answer in time. What was asked may have happened or not; asking again is safe."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class AlreadyThereError(ConflictError):

@@ -87,8 +87,13 @@ def split_of(rows: Iterable[Row], split: str, *, default: str) -> list[Row]:
 
 def leaks(train: Iterable[Row], held_out: Iterable[Row]) -> list[Leak]:
     """Held-out prompts that are trained on."""
-    trained = {_same(row.query): row.where for row in train}
-    return [Leak(row.query, trained[_same(row.query)], row.where) for row in held_out if _same(row.query) in trained]
+    return [Leak(held.query, trained.where, held.where) for held, trained in repeated(held_out, train)]
+
+
+def repeated(rows: Iterable[Row], known: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """The rows whose prompt is among those that are known, each with the one that has it."""
+    by_prompt = {_same(row.query): row for row in known}
+    return [(row, by_prompt[_same(row.query)]) for row in rows if _same(row.query) in by_prompt]
 
 
 def order(rows: int, *, shuffle: int, epoch: int) -> list[int]:

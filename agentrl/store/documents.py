@@ -84,6 +84,8 @@ class Task(Named):
     step: int = -1
     trained_count: int = 0
     trained_at: datetime | None = None
+    requeued_by: str = ""
+    """The operation that last had it sampled again: it does so once."""
     version: int | None = None
     """Of an evaluation: the version that it pins."""
 

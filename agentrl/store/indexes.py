@@ -47,14 +47,18 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         _index("unfollowed", "status", partialFilterExpression={"status": {"$in": UNFOLLOWED}, "followed": False}),
         _index("finished", "finished_at"),
-        _index("ages", "status started_at"),
+        _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),
     ],
     "DispatchedSamplingTask": [
         _index("record", "record index"),
         _index("task", "task"),
         _index("sent", "sent_at", partialFilterExpression={"status": CallStatus.SENT.value}),
     ],
-    "Turn": [_index("record", "record index"), _index("task", "task")],
+    "Turn": [
+        _index("record", "record index"),
+        _index("task", "task"),
+        _index("malformed", "parsed.error", partialFilterExpression={"parsed.error": {"$gt": ""}}),
+    ],
     "ToolCall": [
         _index("record", "record turn"),
         _index("task", "task"),

@@ -43,15 +43,25 @@ class Page:
 
 
 async def page(
-    database: Database, kind: str, *, filter: str = "", sort: str = "", after: str | int | None = None, limit: int = 100
+    database: Database,
+    kind: str,
+    *,
+    filter: str = "",
+    sort: str = "",
+    after: str | int | None = None,
+    limit: int = 100,
+    also: Query | None = None,
 ) -> Page:
-    """One page. FilterError says where a query is wrong; `after` is the id of the last row that was seen."""
+    """One page. FilterError says where a query is wrong; `after` is the id of the last row that was seen. `also` is
+    asked besides, in MongoDB's own words."""
     fields = _fields(kind)
     keys = parse_sort(sort, fields)
     asked = await _asked(database, kind, filter, keys, after)
     limit = max(1, min(limit, MOST_ROWS))
+    if also:
+        asked = {"$and": [also, asked]}
     found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
-    rows = [_shown(document) for document in found[:limit]]
+    rows = [shown(document) for document in found[:limit]]
     return Page(rows, rows[-1]["id"] if len(found) > limit else None)
 
 
@@ -64,7 +74,7 @@ async def export(database: Database, kind: str, *, filter: str = "", sort: str =
     keys = parse_sort(sort, _fields(kind))
     asked = await _asked(database, kind, filter, keys, None)
     async for document in database.stream(kind, asked, sort=to_mongo_sort(keys), projection=LEFT_OUT):
-        yield _shown(document)
+        yield shown(document)
 
 
 async def _asked(
@@ -76,7 +86,7 @@ async def _asked(
     document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
     if document is None:
         raise UnknownNameError(f"There is no {kind} {last} to go on from.", hint="Begin at the first page.")
-    return {"$and": [query, after(keys, _shown(document))]}
+    return {"$and": [query, after(keys, shown(document))]}
 
 
 def _fields(kind: str) -> Fields:
@@ -85,7 +95,8 @@ def _fields(kind: str) -> Fields:
     return FIELDS[kind]
 
 
-def _shown(document: Mapping[str, Any]) -> Plain:
+def shown(document: Mapping[str, Any]) -> Plain:
+    """A document as a row: with an `id`, and times as they are stored."""
     row = {"id" if name == "_id" else name: value for name, value in document.items()}
     return {name: _plain(value) for name, value in row.items()}
 

@@ -131,25 +131,37 @@ async def kill(database: Database, task: Task, actor: Actor, reason: str) -> boo
     return await _leave(database, task, TaskStatus.DEAD, actor, reason, task.round)
 
 
-async def requeue(database: Database, task_id: str, reason: str) -> Task:
-    """By an operator. RefusedError where it means nothing, with the story."""
-    task = await get(database, task_id)
+def refuse_requeue(task: Task) -> None:
+    """RefusedError where it means nothing, with the story."""
     if task.status == TaskStatus.LEASED:
         raise RefusedError(
             f"{task.id} is leased by step {task.step} of {task.lineage}; it cannot be sampled again now."
         )
+    check(TASK, task.status, TaskStatus.QUEUED, Actor.OPERATOR, story(task))
+
+
+async def requeue(database: Database, task_id: str, reason: str, *, by: str = "") -> Task:
+    """By an operator, once per operation `by`. RefusedError where it means nothing, with the story."""
+    task = await get(database, task_id)
+    if by and task.requeued_by == by:
+        await sweep(database, task.id, Actor.OPERATOR)
+        return task
+    refuse_requeue(task)
     # A queued Task that was never sampled has no round to leave behind.
     sampled = await database.find_one("Record", {"task": task.id, "round": task.round}, projection=["_id"])
-    if not await _leave(database, task, TaskStatus.QUEUED, Actor.OPERATOR, reason, task.round + (sampled is not None)):
+    round = task.round + (sampled is not None)
+    if not await _leave(database, task, TaskStatus.QUEUED, Actor.OPERATOR, reason, round, requeued_by=by):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
     return await get(database, task_id)
 
 
-async def _leave(database: Database, task: Task, target: TaskStatus, actor: Actor, reason: str, round: int) -> bool:
+async def _leave(
+    database: Database, task: Task, target: TaskStatus, actor: Actor, reason: str, round: int, **more: str
+) -> bool:
     """Leave the present round for a status in which nothing of it holds a seat."""
     check(TASK, task.status, target, actor, story(task))
     present = {"_id": task.id, "status": task.status, "round": task.round}
-    left = {
+    left: Plain = {
         "$set": {
             "status": target,
             "reason": reason,
@@ -162,6 +174,7 @@ async def _leave(database: Database, task: Task, target: TaskStatus, actor: Acto
             "members": 0,
             "lineage": "",
             "step": -1,
+            **more,
         }
     }
     if not await database.update_one("Task", present, left):

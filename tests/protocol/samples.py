@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.protocol import commands, messages, rows
+from agentrl.protocol import commands, data, messages, rows
 from agentrl.protocol.base import Args, Message
 
 MESSAGES: dict[str, type[Message]] = {
@@ -29,6 +29,13 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
         commands.StatusReport,
         commands.WhyReport,
         commands.KeyRow,
+        data.AccountReport,
+        data.Done,
+        data.ExportPart,
+        data.Page,
+        data.RecordStory,
+        data.Story,
+        data.ToolErrorGroup,
         messages.LogChunk,
         messages.ScanReport,
         messages.StackReport,
@@ -75,6 +82,7 @@ def _value(kind: Any, name: str, numbers: Iterator[int]) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return list(kind)[-1]
     plain: dict[Any, Any] = {
+        Any: f"{name}-{number}",
         str: f"{name}-{number}",
         int: number,
         float: number + 0.5,

@@ -6,7 +6,7 @@ do so, which the coordinator has seen to; a query changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,10 @@ from agentrl.errors import UnknownNameError
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import decode_as
-from agentrl.steward.queries import rows
+from agentrl.steward.epochs import Source
+from agentrl.steward.queries import accounts, errors, exports, records, rows, stories
+from agentrl.steward.queries.changes import Changes
+from agentrl.steward.rules import Rules
 from agentrl.store.database import Database
 
 LISTS = {
@@ -29,14 +32,28 @@ Query = Callable[[Any], Awaitable[Any]]
 
 
 class Desk:
-    def __init__(self, database: Database) -> None:
-        self.queries: dict[str, Query] = {name: partial(rows.page, database, kind) for name, kind in LISTS.items()}
+    def __init__(self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source]) -> None:
+        self.queries: dict[str, Query] = {
+            **{name: partial(rows.page, database, kind) for name, kind in LISTS.items()},
+            "show_task": lambda args: stories.task(database, args.id),
+            "show_step": lambda args: stories.step(database, args.id),
+            "show_checkpoint": lambda args: stories.checkpoint(database, args.id),
+            "show_record": partial(records.show, database),
+            "export_records": partial(exports.part, database),
+            "tool_errors": partial(errors.grouped, database),
+            "accounting": lambda args: accounts.report(database, rules().max_trained_count),
+        }
+        self.changes = Changes(database, rules, sources).table
 
     async def answer(self, question: AskUnit) -> Any:
         spec = COMMANDS.get(question.name)
-        query = self.queries.get(question.name)
-        if spec is None or query is None:
+        query, change = self.queries.get(question.name), self.changes.get(question.name)
+        if spec is None or (query is None and change is None):
             raise UnknownNameError(
                 f"This steward does not serve {question.name!r}.", hint="Use the same version on both sides."
             )
-        return await query(decode_as(spec.args, question.args))
+        args = decode_as(spec.args, question.args)
+        if change is None:
+            assert query is not None
+            return await query(args)
+        return await (change.preview(args) if question.dry_run else change.carry_out(args, question.id))

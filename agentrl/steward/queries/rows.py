@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import UnknownNameError
 from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data import ListRows, Page
-from agentrl.store import lists
+from agentrl.store import lists, services
 from agentrl.store.database import Database, Plain
 
 LONGEST_TEXT = 500
@@ -28,6 +28,8 @@ async def page(database: Database, kind: str, args: ListRows) -> Page:
     rows = [shortened(kind, row) for row in found.rows]
     if kind == "Record":
         await tell_what_they_do(database, rows)
+    if kind == "Publication":
+        await _tell_who_serves(database, rows)
     return Page(tuple(rows), "" if found.after is None else str(found.after))
 
 
@@ -60,6 +62,14 @@ async def tell_what_they_do(database: Database, rows: list[Plain]) -> None:
     for row in running:
         row["age_s"] = age_s(row.get("started_at"), now)
         row["doing"] = doing.get(row["id"])
+
+
+async def _tell_who_serves(database: Database, rows: list[Plain]) -> None:
+    engines = await database.find(
+        "Service", {"kind": "engine", "state": {"$in": services.PRESENT}}, projection=["version", "state"]
+    )
+    for row in rows:
+        row["engines"] = {one["_id"]: one["state"] for one in engines if one.get("version") == row["id"]}
 
 
 async def _calls_under_way(database: Database, records: list[str], now: datetime) -> dict[str, Plain]:

@@ -1,0 +1,84 @@
+"""Verbs that look for what went wrong with the data: tools errors, accounting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli import lists
+from agentrl.cli.lists import Filter
+from agentrl.cli.verbs import Cli, group, verb
+from agentrl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from agentrl.protocol.data import AccountReport, ToolErrorGroup
+
+
+def register(app: typer.Typer) -> None:
+    tools = group(app, "tools", "What tools did, and what went wrong.")
+    verb(tools, "errors")(tool_errors)
+    verb(app, "accounting")(accounting)
+
+
+async def tool_errors(
+    cli: Cli,
+    filter: Filter = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many kinds.")] = 50,
+) -> ExitCode:
+    """Errors by what they say: how often, and records to look at. Calls that could not be read count as well."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        found = await client.tool_errors(filter=filter, limit=limit, deadline_s=lists.ANSWER_WITHIN_S)
+    if cli.json:
+        output.emit(found)
+        return ExitCode.OK
+    if not found:
+        output.say("No tool failed.")
+    for kind in found:
+        _tell_errors(cli, kind)
+    return ExitCode.OK
+
+
+def _tell_errors(cli: Cli, kind: ToolErrorGroup) -> None:
+    from agentrl.cli import output
+
+    tool = f"{kind.server}.{kind.tool}" if kind.server else kind.tool or "(no tool)"
+    last = f", the last {output.moment(kind.last_at)}" if kind.last_at else ""
+    output.say(f"{kind.count} x {tool} {kind.status} ({kind.error_class}){last}: {kind.message}")
+    for sample in kind.samples:
+        output.say(cli.aimed(f"    agentrl records show '{sample.record}'    {sample.call}"))
+
+
+async def accounting(cli: Cli) -> ExitCode:
+    """Count every task, record, seat and step, and say what does not agree; exit 14 if anything does not."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        report = await client.accounting(deadline_s=lists.ANSWER_WITHIN_S)
+    if cli.json:
+        output.emit(report)
+    else:
+        _tell_account(report)
+    return ExitCode.OK if report.balanced else ExitCode.UNBALANCED
+
+
+def _tell_account(report: AccountReport) -> None:
+    from agentrl.cli import output
+
+    for name, by_purpose in (("tasks", report.tasks), ("records", report.records)):
+        for purpose, by_status in sorted(by_purpose.items()):
+            output.say(f"{name} ({purpose}): {sum(by_status.values())} = {_sum(by_status)}")
+    output.say(f"seats: {_sum(report.seats)}")
+    output.say(f"steps: {_sum(report.steps)}; {report.trained_records} records trained")
+    output.say(f"attempts that ended: {_sum(report.outcomes)}")
+    for problem in report.problems:
+        more = " …" if problem.count > len(problem.examples) else ""
+        output.note(f"does not agree: {problem.count} {problem.what}: {', '.join(problem.examples)}{more}")
+    if report.balanced:
+        output.say("All sums agree.")
+
+
+def _sum(parts: dict[str, int]) -> str:
+    return " + ".join(f"{count} {name}" for name, count in sorted(parts.items())) or "none"

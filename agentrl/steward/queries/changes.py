@@ -1,0 +1,158 @@
+"""What operators change in the data plane: tasks sampled again, tasks added, checkpoints kept.
+
+Invariants: a preview changes nothing and raises what the act would raise; an act is done once per operation, however
+often it is asked for; whatever it does is a conditional update of the store, as everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import RefusedError, UnknownNameError, UsageError
+from agentrl.policies.states import HOLDS_SEAT, RecordStatus
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.data import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
+from agentrl.steward import epochs
+from agentrl.steward.epochs import ADDED, Source
+from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.store import checkpoints, datasets, tasks
+from agentrl.store.database import Database
+from agentrl.store.datasets import Row
+
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    preview: Callable[[Any], Awaitable[Effect]]
+    carry_out: Callable[[Any, str], Awaitable[Done]]
+    """With the id of the operation."""
+
+
+class Changes:
+    def __init__(self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source]) -> None:
+        self._database = database
+        self._rules = rules
+        self._sources = sources
+        self.table: dict[str, Change] = {
+            "requeue_tasks": Change(self._preview_requeue, self._requeue),
+            "add_tasks": Change(self._preview_add, self._add),
+            "pin_checkpoint": Change(self._preview_pin, self._pin),
+            "unpin_checkpoint": Change(self._preview_pin, self._pin),
+        }
+
+    # ---- tasks ----
+
+    async def _preview_requeue(self, args: RequeueTasks) -> Effect:
+        if not args.ids:
+            raise UsageError("No task is named.", hint="See `agentrl tasks list`.")
+        changes, loses = [], []
+        for id in dict.fromkeys(args.ids):
+            task = await tasks.get(self._database, id)
+            tasks.refuse_requeue(task)
+            changes.append(f"{tasks.story(task)}, and is sampled again")
+            held = {"task": id, "round": task.round, "status": {"$in": list(HOLDS_SEAT)}}
+            begun = await self._database.count("Record", held | {"status": {"$in": _WORK}})
+            if begun:
+                loses.append(f"{begun} records of its round {task.round} are given up")
+        return Effect(changes=_few(changes), loses=tuple(loses))
+
+    async def _requeue(self, args: RequeueTasks, operation: str) -> Done:
+        lines, refused = [], 0
+        for id in dict.fromkeys(args.ids):
+            try:
+                task = await tasks.requeue(self._database, id, args.note or "requeued by an operator", by=operation)
+                lines.append(f"{task.id} waits for its round {task.round}")
+            except (RefusedError, UnknownNameError) as why:
+                if len(args.ids) == 1:
+                    raise
+                refused += 1
+                lines.append(str(why))
+        return Done(tuple(lines), {"requeued": len(lines) - refused, "refused": refused})
+
+    async def _preview_add(self, args: AddTasks) -> Effect:
+        environment = self._environment(args.environment)
+        train, held_out = await self._read(args.file)
+        new = len(train) - await epochs.count_added(self._database, args.environment, train)
+        notes = await self._known_prompts(args.environment, train)
+        if held_out:
+            notes.append(f"{len(held_out)} rows of the file are held out by their split and are left out")
+        if not new:
+            return Effect(notes=("all of its rows are tasks already", *notes))
+        scored = f"scored by {train[0].scorer or environment.scorer}"
+        queued = f"{new} tasks of {args.environment}, {scored}, wait behind what is queued"
+        return Effect(changes=(queued,), notes=tuple(notes))
+
+    async def _add(self, args: AddTasks, operation: str) -> Done:
+        environment = self._environment(args.environment)
+        train, _ = await self._read(args.file)
+        known = await self._known_prompts(args.environment, train)
+        ids = await epochs.add(self._database, args.environment, environment, train)
+        return Done(
+            (f"{len(ids)} tasks: {ids[0]} to {ids[-1]}", *known),
+            {"tasks": len(ids), "first": ids[0], "last": ids[-1]},
+        )
+
+    def _environment(self, name: str) -> EnvironmentRules:
+        environments = self._rules().environments
+        if name not in environments:
+            there = ", ".join(sorted(environments))
+            raise UnknownNameError(f"There is no environment {name!r}.", hint=f"There are: {there}.")
+        return environments[name]
+
+    @staticmethod
+    async def _read(file: str) -> tuple[list[Row], list[Row]]:
+        if not Path(file).is_absolute():
+            raise UsageError(f"{file} must be a whole path: the steward has a directory of its own.")
+        rows = await asyncio.to_thread(datasets.read, file)
+        train = datasets.split_of(rows, "train", default="train")
+        if not train:
+            raise UsageError(f"{file} has no rows to train on: all of them are held out.")
+        return train, datasets.split_of(rows, "eval", default="train")
+
+    async def _known_prompts(self, environment: str, rows: list[Row]) -> list[str]:
+        """Prompts that are trained on already, or held out, with the first places where they stand."""
+        source = self._sources[environment]
+        mine = {"_id": epochs.ids_under(f"{environment}/{ADDED}/")}
+        added = await self._database.find("Task", mine, projection=["query", "epoch"])
+        digest = datasets.digest(rows)
+        own = await epochs.number_of(self._database, environment, digest)
+        before = [Row(query=task["query"], where=task["_id"]) for task in added if task.get("epoch") != own]
+        told = []
+        for what, known in (
+            ("are trained on already", [*source.train, *before]),
+            ("are held out for evaluation", source.held_out),
+        ):
+            pairs = datasets.repeated(rows, known)
+            if pairs:
+                shown = ", ".join(f"{new.where} ({old.where})" for new, old in pairs[:SHOWN])
+                told.append(f"{len(pairs)} of its prompts {what}: {shown}{' …' if len(pairs) > SHOWN else ''}")
+        return told
+
+    # ---- checkpoints ----
+
+    async def _preview_pin(self, args: PinCheckpoint | UnpinCheckpoint) -> Effect:
+        pinned = isinstance(args, PinCheckpoint)
+        found = await checkpoints.get(self._database, args.id)
+        if found.pinned is pinned:
+            return Effect(notes=(f"{found.id} is {'pinned' if pinned else 'not pinned'} already",))
+        becomes = "is kept, whatever retention says" if pinned else "may be removed by retention"
+        return Effect(changes=(f"{found.id} {becomes}",))
+
+    async def _pin(self, args: PinCheckpoint | UnpinCheckpoint, operation: str) -> Done:
+        pinned = isinstance(args, PinCheckpoint)
+        found = await checkpoints.pin(self._database, args.id, pinned=pinned)
+        return Done(result={"checkpoint": found.id, "pinned": pinned})
+
+
+_WORK = sorted(status.value for status in HOLDS_SEAT - {RecordStatus.OPEN})
+"""Records in which some work was put already."""
+
+
+def _few(sentences: list[str]) -> tuple[str, ...]:
+    more = len(sentences) - SHOWN
+    return (*sentences[:SHOWN], f"{more} more likewise") if more > 0 else tuple(sentences)

@@ -1,0 +1,116 @@
+"""Errors of tools by what they say: what happened 192 times is one line, with samples to go on from.
+
+Invariant: two errors are one kind if they come from the same tool, ended alike and their messages differ only in
+numbers, quoted words, addresses and room between words. Calls that could not be read count like calls that failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from agentrl.filters.evaluate import matches
+from agentrl.filters.expressions import Expression
+from agentrl.filters.fields import TOOL_CALLS
+from agentrl.filters.mongo import to_mongo
+from agentrl.filters.parser import parse
+from agentrl.protocol.data import ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.store.database import Database, Plain
+
+MALFORMED = "malformed"
+"""The status of a call that could not be read, which no tool ever saw."""
+READ_CHARS = 400
+"""Of a message; what an error is stands at its beginning."""
+SAMPLES = 3
+MOST_KINDS = 2000
+OTHERS = "(other messages)"
+
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|<[^<>]{1,200}>")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}[0-9a-fA-F-]*\b|\d+(?:[.:,]\d+)*")
+
+
+class Kind(NamedTuple):
+    server: str
+    tool: str
+    status: str
+    error_class: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    count: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    samples: list[ToolErrorSample] = field(default_factory=list)
+
+    def add(self, error: Plain) -> None:
+        self.count += 1
+        at = error["requested_at"].timestamp() if error.get("requested_at") else 0.0
+        if at:
+            self.first_at = min(self.first_at or at, at)
+            self.last_at = max(self.last_at, at)
+        if len(self.samples) < SAMPLES:
+            self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"]))
+
+
+def kind_of_message(text: str) -> str:
+    """A message without what differs from one time to the next."""
+    text = " ".join(text[:READ_CHARS].split())
+    return _NUMBER.sub("#", _QUOTED.sub("'…'", text))
+
+
+async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
+    asked, now = parse(args.filter, TOOL_CALLS), await database.now()
+    seen: dict[Kind, _Seen] = {}
+    async for error in _errors(database, asked, now):
+        kind = Kind(
+            error["server"], error["tool"], error["status"], error["error_class"], kind_of_message(error["result"])
+        )
+        if kind not in seen and len(seen) >= MOST_KINDS:
+            kind = kind._replace(message=OTHERS)
+        seen.setdefault(kind, _Seen()).add(error)
+    most_frequent = sorted(seen.items(), key=lambda one: (-one[1].count, one[0]))
+    return [
+        ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
+        for kind, found in most_frequent[: max(1, args.limit)]
+    ]
+
+
+async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:
+    failed = {"$and": [{"error_class": {"$gt": ""}}, to_mongo(asked, now)]}
+    shown = ("record", "server", "tool", "status", "error_class", "requested_at")
+    projection = {**dict.fromkeys(shown, 1), "result": {"$substrCP": ["$result", 0, READ_CHARS]}}
+    async for call in database.stream("ToolCall", failed, projection=projection):
+        yield {**call, "id": call["_id"]}
+    async for turn in database.stream(
+        "Turn",
+        {"parsed.error": {"$gt": ""}},
+        projection=["record", "task", "index", "parsed.name", "parsed.error", "started_at", "done_at"],
+    ):
+        for error in _malformed(turn):
+            if matches(asked, error, now):
+                yield error
+
+
+def _malformed(turn: Plain) -> list[Plain]:
+    """The calls of a turn that could not be read, as if they had been made."""
+    same = {
+        "id": turn["_id"],
+        "record": turn["record"],
+        "task": turn.get("task", ""),
+        "turn": turn["index"],
+        "requested_at": turn.get("started_at") or turn.get("done_at"),
+        "done_at": turn.get("done_at"),
+        "server": "",
+        "status": MALFORMED,
+        "error_class": "policy",
+    }
+    return [
+        same | {"tool": call.get("name", ""), "result": call["error"][:READ_CHARS]}
+        for call in turn["parsed"]
+        if call.get("error")
+    ]

@@ -1,0 +1,114 @@
+"""Whole trajectories as JSON lines, in stretches that fit into messages.
+
+Invariants: only what has ended is exported, so a line is the same whenever it is made, and one that is longer than a
+message goes on where it was cut; the order is that of the ends, so an export that is repeated behind its last record
+finds what ended since (but not what a judge scored late). A line holds every token once, with its log-prob, version and
+whether it trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentrl.protocol.data import ExportPart, ExportRecords
+from agentrl.store import chunks, lists, trajectories
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
+from agentrl.tokens import versions
+from agentrl.tokens.binary import unpack_floats, unpack_ids
+from agentrl.tokens.spans import Span, StoredCall, full_prompts, span_ids
+from agentrl.tokens.tree import TokenTree
+
+PART_BYTES = 1 << 20
+LOOKED_AT = 32
+"""Records whose ids are fetched at once; most parts hold fewer."""
+ENDED = {"finished_at": {"$ne": None}, "status": {"$nin": ["open", "running", "finished", "unscored"]}}
+
+
+async def part(database: Database, args: ExportRecords) -> ExportPart:
+    query, after = args.filter, args.after
+    found = await lists.page(
+        database, "Record", filter=query, sort="finished_at", after=after or None, limit=LOOKED_AT, also=ENDED
+    )
+    data, offset, complete = bytearray(), args.offset, 0
+    for row in found.rows:
+        line = await _line(database, row)
+        room = PART_BYTES - len(data)
+        data += line[offset : offset + room]
+        if offset + room < len(line):
+            return ExportPart(bytes(data), after, offset + room, complete)
+        after, offset, complete = row["id"], 0, complete + 1
+    return ExportPart(bytes(data), after, 0, complete, end=found.after is None)
+
+
+async def _line(database: Database, record: Plain) -> bytes:
+    return msgspec.json.encode(await trajectory(database, record)) + b"\n"
+
+
+async def trajectory(database: Database, record: Plain) -> Plain:
+    """Everything of one record, complete in itself."""
+    id = record["id"]
+    task = await database.find_one("Task", {"_id": record["task"]}, projection={"shares": 0})
+    calls = (await trajectories.calls_of(database, [id]))[id]
+    turns, tool_calls = await _of(database, "Turn", id, "index"), await _of(database, "ToolCall", id, "turn")
+    data = load_if(DBRecordData, await database.find_one("DBRecordData", {"_id": id}))
+    return {
+        "record": record,
+        "task": None if task is None else lists.shown(task),
+        "turns": [await _whole_text(database, turn, "text") for turn in turns],
+        "tool_calls": [await _whole_text(database, call, "result") for call in tool_calls],
+        "calls": [_call(call) for call in calls],
+        "segments": segments(calls, data),
+        "advantage": data.advantage if data else None,
+        "capped": data.capped if data else False,
+    }
+
+
+def segments(calls: Sequence[DispatchedSamplingTask], data: DBRecordData | None) -> list[Plain]:
+    """The token tree, every token once. `parent` is the index of the segment before it, -1 at the root."""
+    stored = trajectories.stored_calls(calls)
+    by_index = {call.index: call for call in calls}
+    trains = data is not None and data.advantage is not None
+    return [
+        _segment(span, by_index[span.call], stored, trains=trains) for span in (data.spans if data else _spans(stored))
+    ]
+
+
+def _spans(stored: Mapping[int, StoredCall]) -> list[Span]:
+    """Of a record that was not scored: the structure follows from the calls."""
+    prompts = full_prompts(stored)
+    return TokenTree.from_calls((index, prompts[index], stored[index].output) for index in sorted(stored)).spans
+
+
+def _segment(span: Span, call: DispatchedSamplingTask, stored: Mapping[int, StoredCall], *, trains: bool) -> Plain:
+    segment: Plain = {
+        "parent": span.parent,
+        "kind": span.kind,
+        "call": span.call,
+        "ids": span_ids(span, stored),
+        "trains": trains and span.kind == "model",
+    }
+    if span.kind == "model":
+        segment["log_probs"] = unpack_floats(call.log_probs)[span.start : span.start + span.length]
+        segment["versions"] = versions.cut(call.versions, span.start, span.length)
+    return segment
+
+
+def _call(call: DispatchedSamplingTask) -> Plain:
+    """Without tokens: the segments have them."""
+    names = ("id", "index", "turn", "status", "base", "base_length", "sampling", "finish_reason", "engine", "error")
+    plain: Plain = {name: getattr(call, name) for name in (*names, "sent_at", "done_at", "versions")}
+    return plain | {"new_prompt_tokens": len(unpack_ids(call.prompt)), "output_tokens": len(unpack_ids(call.output))}
+
+
+async def _of(database: Database, kind: str, record: str, order: str) -> list[Plain]:
+    found = await database.find(kind, {"record": record}, sort=[(order, 1), ("_id", 1)])
+    return [lists.shown(document) for document in found]
+
+
+async def _whole_text(database: Database, row: Plain, field: str) -> Plain:
+    text: Any = await chunks.whole(database, row["id"], field)
+    return row if text is None else row | {field: text}

@@ -1,0 +1,70 @@
+"""One thing with everything that belongs to it: a task, a step, a checkpoint.
+
+Invariant: what is told of another thing is a row as in its list, so that the same names mean the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import UnknownNameError
+from agentrl.protocol.data import Story
+from agentrl.steward.queries import rows
+from agentrl.store import lists
+from agentrl.store.database import Database, Plain
+
+MOST_RECORDS = 1000
+
+
+async def task(database: Database, id: str) -> Story:
+    """With all attempts of all rounds, and the steps that took it."""
+    document = await whole(database, "Task", id, hint="See `agentrl tasks list`.")
+    taken = {"$or": [{"tasks": id}, {"filtered": id}]}
+    steps = await database.find("Step", taken, sort=[("_id", 1)], projection=["status", "committed_at"])
+    found, more = await _records(database, {"task": id})
+    return Story(document, found, more, {"steps": [lists.shown(step) for step in steps]})
+
+
+async def step(database: Database, id: str) -> Story:
+    """From a metric to the records behind it: each with its share in the batch."""
+    document = await whole(database, "Step", id, hint="See `agentrl steps list`.")
+    found, more = await _records(database, {"_id": {"$in": document["records"]}})
+    shares = await database.find(
+        "DBRecordData",
+        {"_id": {"$in": [row["id"] for row in found]}},
+        projection=["advantage", "capped", "trained_tokens", "versions"],
+    )
+    by_record = {share.pop("_id"): share for share in shares}
+    return Story(document, tuple(row | by_record.get(row["id"], {}) for row in found), more)
+
+
+async def checkpoint(database: Database, id: str) -> Story:
+    """With its files, and what was published of it."""
+    document = await whole(database, "Checkpoint", id, hint="See `agentrl checkpoints list`.")
+    version = await database.find_one("Publication", {"_id": document["version"]}, projection=lists.LEFT_OUT)
+    made_by = {"lineage": document["lineage"], "step": document["step"]}
+    step = await database.find_one("Step", made_by, projection=["status", "metrics", "committed_at"])
+    return Story(
+        document,
+        related={
+            "publication": None if version is None else lists.shown(version),
+            "step": None if step is None else lists.shown(step),
+        },
+    )
+
+
+async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
+    """A document under the names of rows; UnknownNameError."""
+    found = await database.find_one(kind, {"_id": id})
+    if found is None:
+        raise UnknownNameError(f"There is no {kind} {id}.", hint=hint)
+    return lists.shown(found)
+
+
+async def _records(database: Database, asked: Mapping[str, Any]) -> tuple[tuple[Plain, ...], int]:
+    found = await database.find("Record", asked, sort=[("_id", 1)], limit=MOST_RECORDS)
+    short = [rows.shortened("Record", lists.shown(document)) for document in found]
+    await rows.tell_what_they_do(database, short)
+    more = await database.count("Record", asked) - len(short) if len(short) == MOST_RECORDS else 0
+    return tuple(short), more

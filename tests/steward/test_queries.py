@@ -1,0 +1,358 @@
+"""What the steward answers, over a real database: stories, exports, errors by kind, changes that are done once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
+from agentrl.policies.outcomes import Outcome
+from agentrl.protocol.base import Args
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.data import (
+    AddTasks,
+    Done,
+    ExportPart,
+    ExportRecords,
+    ListRows,
+    Page,
+    PinCheckpoint,
+    RecordStory,
+    RequeueTasks,
+    ShowRecord,
+    ToolErrorGroup,
+    ToolErrors,
+)
+from agentrl.protocol.serving import AskUnit
+from agentrl.protocol.wire import raw
+from agentrl.steward.epochs import Source
+from agentrl.steward.queries import errors
+from agentrl.steward.queries.desk import Desk
+from agentrl.steward.queries.exports import PART_BYTES
+from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.store import checkpoints, claims, lineages, tasks
+from agentrl.store.claims import Ending
+from agentrl.store.database import Database
+from agentrl.store.datasets import Row
+from agentrl.store.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    ToolCall,
+    Turn,
+    call_id,
+    tool_call_id,
+    turn_id,
+)
+from agentrl.store.trajectories import Writer
+from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.spans import Span
+from tests.store import flow
+
+SOURCE = Source.of([Row(query="one and one", where="train line 1")], [Row(query="two and two", where="eval line 1")])
+
+
+def desk(db: Database) -> Desk:
+    rules = Rules(environments={"shop": EnvironmentRules()})
+    return Desk(db, lambda: rules, {"shop": SOURCE})
+
+
+async def asked(db: Database, name: str, args: Args, *, id: str = "op-1", dry_run: bool = False) -> Any:
+    return await desk(db).answer(AskUnit("1", id, name, raw(args), dry_run=dry_run))
+
+
+def test_the_desk_serves_what_the_table_gives_to_the_steward(db: Database) -> None:
+    made = desk(db)
+    served = {spec.name for spec in COMMANDS.values() if spec.served_by == "steward"}
+    assert {*made.queries, *made.changes} == served
+    assert set(made.changes) == {name for name in served if COMMANDS[name].mutates}
+
+
+# ---- records ----
+
+
+async def episode(db: Database, *, text: str = "calls it", tool_result: str = "42", score: float = 1.0) -> str:
+    """Two turns of a record, a tool call in the first, as a sampler writes them."""
+    owner = await flow.sampler(db)
+    claim = await claims.claim(db, owner)
+    assert claim is not None
+    record, task = claim.record.id, claim.task.id
+    writer = Writer(db)
+    for index, (prompt, output) in enumerate((([1, 2, 3], [4, 5]), ([6], [7, 8, 9]))):
+        call = DispatchedSamplingTask(
+            id=call_id(record, index),
+            record=record,
+            task=task,
+            turn=turn_id(record, index),
+            index=index,
+            owner=owner,
+            base=call_id(record, 0) if index else "",
+            base_length=5 if index else 0,
+            prompt=pack_ids(prompt),
+        )
+        await writer.sent(call)
+        call.status, call.finish_reason, call.engine = "done", "stop", "engine-0.1"
+        call.output, call.log_probs = pack_ids(output), pack_floats([-0.5] * len(output))
+        call.versions = [(3, 1), (4, len(output) - 1)]
+        await writer.answered(call)
+        if not index:
+            tool = ToolCall(id=tool_call_id(record, 0, 0), record=record, task=task, owner=owner)
+            tool.server, tool.tool = "s", "find"
+            await writer.requested(tool)
+            tool.status, tool.result, tool.latency_s = "running", "", 0.0
+            await writer.tool_moved(tool)
+            tool.status, tool.result, tool.latency_s = "ok", tool_result, 0.25
+            await writer.tool_moved(tool)
+        turn = Turn(
+            id=turn_id(record, index), record=record, task=task, index=index, owner=owner, text=text, call=call.id
+        )
+        await writer.turn(turn)
+    ending = Ending(outcome=Outcome.ANSWERED, turns=2, generated_tokens=5, oldest_version=3, newest_version=4)
+    assert await claims.finish(db, record, owner, ending)
+    spans = [Span(-1, "environment", 0, 0, 3), Span(0, "model", 0, 0, 2), Span(1, "environment", 1, 5, 1)]
+    spans.append(Span(2, "model", 1, 0, 3))
+    data = DBRecordData(id=record, task=task, spans=spans, trained_tokens=5, oldest_version=3, versions=[3, 4])
+    assert await claims.score(db, record, owner, score, data)
+    return record
+
+
+async def admitted(db: Database, count: int = 1, n: int = 2) -> list[str]:
+    rows = await flow.queue(db, count)
+    for task in rows:
+        assert await flow.admit(db, task, n=n)
+    return [task.id for task in rows]
+
+
+async def test_a_record_is_told_turn_by_turn(db: Database) -> None:
+    await admitted(db)
+    record = await episode(db, text="x" * 10_000)
+    story: RecordStory = await asked(db, "show_record", ShowRecord(record, chars=100))
+    assert story.ending["sentence"] == "answered (policy)"
+    assert [turn["index"] for turn in story.turns] == [0, 1]
+    first = story.turns[0]
+    assert first["call"]["versions"] == [[3, 1], [4, 1]]
+    assert (first["call"]["new_prompt_tokens"], first["call"]["output_tokens"]) == (3, 2)
+    assert first["call"]["seconds"] >= 0
+    assert [(tool["tool"], tool["result"], tool["latency_s"]) for tool in first["tool_calls"]] == [("find", "42", 0.25)]
+    assert "9900 characters left out" in first["text"]
+    assert len(first["text"]) < 200
+    assert [attempt["id"] for attempt in story.attempts] == [record]
+    assert story.training["versions"] == [3, 4]
+    assert not story.under_way
+    later: RecordStory = await asked(db, "show_record", ShowRecord(record, after_turn=0, chars=0))
+    assert [turn["index"] for turn in later.turns] == [1]
+    assert later.turns[0]["text"] == "x" * 10_000
+    some: RecordStory = await asked(db, "show_record", ShowRecord(record, limit=1))
+    assert some.more_turns
+
+
+async def test_attempts_of_a_seat_each_have_one_reason_for_their_end(db: Database) -> None:
+    (task,) = await admitted(db)
+    owner = await flow.sampler(db)
+    claim = await claims.claim(db, owner)
+    assert claim is not None
+    await claims.fail(db, claim.record.id, owner, Outcome.EPISODE_TIMEOUT, error="it took 300 s")
+    await tasks.open_records(db, await tasks.get(db, task), [(claim.record.seat, 2)])
+    story: RecordStory = await asked(db, "show_record", ShowRecord(claim.record.id))
+    assert story.ending["sentence"] == "episode_timeout (infrastructure): it took 300 s"
+    assert [(one["attempt"], one["status"]) for one in story.attempts] == [(1, "failed"), (2, "open")]
+    page: Page = await asked(db, "list_records", ListRows(filter="outcome=episode_timeout"))
+    assert [row["id"] for row in page.rows] == [claim.record.id]
+
+
+# ---- exports ----
+
+
+async def exported(db: Database, after: str = "") -> tuple[list[dict[str, Any]], int]:
+    """All lines, and in how many parts they came."""
+    data, parts = b"", 0
+    part = ExportPart(after=after)
+    while not part.end:
+        part = await asked(db, "export_records", ExportRecords(after=part.after, offset=part.offset))
+        assert len(part.data) <= PART_BYTES
+        data, parts = data + part.data, parts + 1
+    return [json.loads(line) for line in data.splitlines()], parts
+
+
+async def test_an_export_has_every_token_once_and_goes_on_where_it_stopped(db: Database) -> None:
+    await admitted(db, n=2)
+    first = await episode(db)
+    ((line,), _) = await exported(db)
+    assert line["record"]["id"] == first
+    ids = [segment["ids"] for segment in line["segments"]]
+    assert ids == [[1, 2, 3], [4, 5], [6], [7, 8, 9]]
+    assert [segment["trains"] for segment in line["segments"]] == [False] * 4, "its group is not closed"
+    assert line["segments"][3]["log_probs"] == [-0.5] * 3
+    assert line["segments"][3]["versions"] == [[3, 1], [4, 2]]
+    second = await episode(db, score=0.0)
+    await flow.groups.close(db, line["task"]["id"], flow.RULE, flow.Actor.SAMPLER)
+    (later, _) = await exported(db, after=first)
+    assert [one["record"]["id"] for one in later] == [second]
+    assert [segment["trains"] for segment in later[0]["segments"]] == [False, True, False, True]
+    assert later[0]["advantage"] < 0
+
+
+async def test_a_trajectory_that_is_longer_than_a_message_comes_whole(db: Database) -> None:
+    await admitted(db, n=2)
+    long = "é" * PART_BYTES
+    await episode(db, tool_result=long)
+    await episode(db)
+    (lines, parts) = await exported(db)
+    assert parts > 2
+    assert [line["tool_calls"][0]["result"] for line in lines] == [long, "42"]
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("failed to decode tool call: line 1 column 17", "failed to decode tool call:  line 3 column 5"),
+        ("no item 'bake'", "no item 'stew'"),
+        ("<Session 0x7f21> is gone", "<Session 0x99> is gone"),
+        ("timeout after 30.5 s at 10.0.0.7:80", "timeout after 3 s at 10.0.0.9:81"),
+    ],
+)
+def test_messages_that_differ_in_numbers_and_names_are_of_one_kind(one: str, other: str) -> None:
+    assert errors.kind_of_message(one) == errors.kind_of_message(other)
+    assert errors.kind_of_message(one) != errors.kind_of_message("something else")
+
+
+async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) -> None:
+    await db.insert_many("Turn", [malformed(number) for number in range(192)])
+    await db.insert_many("ToolCall", [timed_out(number) for number in range(3)])
+    await db.insert_many("ToolCall", [{"_id": "fine", "record": "r", "status": "ok", "error_class": ""}])
+    found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
+    assert [(kind.count, kind.status, kind.error_class, kind.message) for kind in found] == [
+        (192, "malformed", "policy", "failed to decode tool call at #"),
+        (3, "timeout", "infrastructure", "no answer within # s"),
+    ]
+    assert {sample.record for sample in found[0].samples} <= {f"r{number}" for number in range(192)}
+    only: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors(filter="server=search"))
+    assert [kind.count for kind in only] == [3]
+    read: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors(filter="status=malformed and task=t1"))
+    assert [kind.count for kind in read] == [96]
+
+
+def malformed(number: int) -> dict[str, Any]:
+    return {
+        "_id": f"r{number}/t0",
+        "record": f"r{number}",
+        "task": f"t{number % 2}",
+        "index": 0,
+        "parsed": [{"name": "", "error": f"failed to decode tool call at {number}"}, {"name": "fine", "error": ""}],
+    }
+
+
+def timed_out(number: int) -> dict[str, Any]:
+    said = f"no answer within {number} s"
+    same = {"server": "search", "tool": "find", "status": "timeout", "error_class": "infrastructure"}
+    return {"_id": f"r{number}/t0.0", "record": f"r{number}", "turn": 0, "result": said, **same}
+
+
+# ---- changes ----
+
+
+async def test_a_task_is_sampled_again_once_per_operation(db: Database) -> None:
+    (task,) = await admitted(db)
+    await episode(db)
+    effect: Effect = await asked(db, "requeue_tasks", RequeueTasks((task,)), dry_run=True)
+    assert effect.loses == ("1 records of its round 1 are given up",)
+    assert (await tasks.get(db, task)).round == 1, "a preview changes nothing"
+    for _ in range(2):
+        done: Done = await asked(db, "requeue_tasks", RequeueTasks((task,), note="bad scorer"))
+        assert done.result["requeued"] == 1
+        again = await tasks.get(db, task)
+        assert (again.status, again.round, again.reason) == ("queued", 2, "bad scorer")
+    assert await db.count("Record", {"task": task, "status": "superseded"}) == 2
+    await flow.admit(db, again)
+    await asked(db, "requeue_tasks", RequeueTasks((task,)), id="op-2")
+    assert (await tasks.get(db, task)).round == 3
+
+
+async def test_what_is_leased_is_refused_with_the_step(db: Database) -> None:
+    ready = await flow.ready_tasks(db, 1)
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=6)
+    leased = await flow.steps.lease(db, flow.step_of(lineage.id, 7, ready))
+    assert leased is not None
+    for dry_run in (True, False):
+        with pytest.raises(RefusedError, match="leased by step 7 of"):
+            await asked(db, "requeue_tasks", RequeueTasks((ready[0].id,)), dry_run=dry_run)
+    with pytest.raises(UnknownNameError, match="no/such"):
+        await asked(db, "requeue_tasks", RequeueTasks(("no/such",)), dry_run=True)
+
+
+async def test_the_rows_of_a_file_become_tasks_once(db: Database, tmp_path: Path) -> None:
+    file = tmp_path / "more.jsonl"
+    queries = ("one and one", "two and two", "three and three")
+    file.write_text("".join(json.dumps({"query": query, "answer": "?"}) + "\n" for query in queries))
+    args = AddTasks("shop", str(file))
+    effect: Effect = await asked(db, "add_tasks", args, dry_run=True)
+    assert effect.changes[0].startswith("3 tasks of shop")
+    assert any("trained on already: more.jsonl line 1 (train line 1)" in note for note in effect.notes)
+    assert any("held out for evaluation: more.jsonl line 2 (eval line 1)" in note for note in effect.notes)
+    assert await db.count("Task", {}) == 0
+    for _ in range(2):
+        done: Done = await asked(db, "add_tasks", args)
+        assert (done.result["tasks"], done.result["first"]) == (3, "shop/added/0/000000")
+    assert await db.count("Task", {"status": "queued"}) == 3
+    again: Effect = await asked(db, "add_tasks", args, dry_run=True)
+    assert again.empty
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "says"),
+    [
+        (AddTasks("shop", "{file}"), ConfigError, "line 2 has no query"),
+        (AddTasks("shopp", "{file}"), UnknownNameError, "shopp"),
+        (AddTasks("shop", "more.jsonl"), UsageError, "whole path"),
+        (AddTasks("shop", "/no/such.jsonl"), ConfigError, "no dataset"),
+    ],
+)
+async def test_a_file_that_cannot_be_added_says_why(
+    db: Database, tmp_path: Path, args: AddTasks, error: type[Exception], says: str
+) -> None:
+    file = tmp_path / "more.jsonl"
+    file.write_text('{"query": "a"}\n{"answer": "b"}\n')
+    with pytest.raises(error, match=says):
+        await asked(db, "add_tasks", AddTasks(args.environment, args.file.replace("{file}", str(file))), dry_run=True)
+    assert await db.count("Task", {}) == 0
+
+
+async def test_a_checkpoint_is_pinned_and_left_again(db: Database) -> None:
+    made = await checkpoints.begin(db, step=20, lineage="trainer-0.1", version=3, path="checkpoints/step-000020")
+    with pytest.raises(UnknownNameError, match="no complete checkpoint"):
+        await asked(db, "pin_checkpoint", PinCheckpoint(made.id), dry_run=True)
+    await checkpoints.complete(db, made.id, {})
+    assert not (await asked(db, "pin_checkpoint", PinCheckpoint(made.id), dry_run=True)).empty
+    await asked(db, "pin_checkpoint", PinCheckpoint(made.id))
+    assert not await checkpoints.superfluous(db, keep=0)
+    assert (await asked(db, "pin_checkpoint", PinCheckpoint(made.id), dry_run=True)).empty
+    await asked(db, "unpin_checkpoint", PinCheckpoint(made.id))
+    assert [one.id for one in await checkpoints.superfluous(db, keep=0)] == [made.id]
+
+
+# ---- indexes ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "filter", "sort"),
+    [
+        ("Record", {"status": "running"}, [("started_at", 1), ("_id", 1)]),
+        ("Record", {"finished_at": {"$ne": None}}, [("finished_at", 1), ("_id", 1)]),
+        ("Record", {}, [("_id", 1)]),
+        ("Task", {"status": "dead"}, [("_id", 1)]),
+        ("ToolCall", {"error_class": {"$gt": ""}}, None),
+        ("Turn", {"parsed.error": {"$gt": ""}}, None),
+    ],
+)
+async def test_what_operators_ask_stands_on_an_index(
+    db: Database, kind: str, filter: dict[str, Any], sort: list[tuple[str, int]] | None
+) -> None:
+    plan = await db.explain(kind, {"find": kind, "filter": filter, **({"sort": dict(sort)} if sort else {})})
+    assert "COLLSCAN" not in str(plan["queryPlanner"]["winningPlan"])
