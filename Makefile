@@ -11,19 +11,23 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --quiet
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH)/.installed
+SGLANG := .venv-sglang
+SGLANG_STAMP := $(SGLANG)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
 # The tests of the host agent end every descendant of their own process, so they have one to themselves.
 ALL_TESTS = $(BIN)/python -m pytest --ignore=tests/host && $(BIN)/python -m pytest tests/host
 
-.PHONY: help install demo tour test lint bench chaos clean
+.PHONY: help install demo tour test test-gpu sglang-cpu lint bench chaos clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
 	@echo "make demo      a small agent learns in a few minutes, through real processes; a sampler is killed meanwhile"
 	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
 	@echo "make test      all tests"
+	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
+	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors, in $(BENCH)"
 	@echo "make chaos     the tests with real kills only"
@@ -48,9 +52,22 @@ demo: $(STAMP)
 tour: $(STAMP)
 	$(BIN)/python -m assets.demo
 
-test: $(STAMP)
+sglang-cpu: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang.txt
+	$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -r requirements/sglang-cpu.txt
+	@# What SGLang wants beside: operations without a kernel for processors, and a library for images.
+	@echo "$(CURDIR)/tests/sglang_cpu" > "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/agentrl-cpu.pth"
+	@touch $@
+
+test: $(STAMP) $(SGLANG_STAMP)
 	.ci/packages
 	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(ALL_TESTS))
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -71,5 +88,5 @@ chaos: $(STAMP)
 	$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(SGLANG) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find agentrl daemons assets tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
-"""The main loop of an embedded inference engine: `python -m daemons.engine`, as a unit of the role `engine`.
+"""The main loop of an inference engine: `python -m daemons.engine`, as a unit of the role `engine`.
 
-Invariants: the unit is ready once it listens, whatever the weights; it is routed once it serves a verified version,
-which its Service document tells; a drain takes no new calls and lets those under way end; an engine whose thread ended
-ends the unit.
+Invariants: the unit is ready once it follows the publications, whatever the weights; it is routed once it serves a
+verified version, which its Service document tells; a drain takes no new calls and lets those under way end; an engine
+that ended, or did not come to an end with loading, ends the unit.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
-import torch
-
-from agentrl.config.tokenfile import http_token
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app
+from agentrl.config.run import RunConfig
+from agentrl.config.tokenfile import TOKEN_FILE, http_token
+from agentrl.engines.kept import Kept
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Puller, ServiceReport
+from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.sglang.process import free_port
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
 from agentrl.store import access
@@ -36,37 +37,63 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
     config = access.configuration(unit.run_dir)
-    if config.engines.kind != "embedded":
-        # Weights of another engine than the one that was asked for would be sampled from, and nobody would notice.
-        raise ConfigError(
-            f"This unit runs embedded engines, and engines.kind is {config.engines.kind}.",
-            hint="Write engines: {kind: embedded}.",
-        )
-    torch.set_num_threads(config.engines.threads)
-    engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
     database = access.open_database(config, unit.state_dir)
-    engine.start()
     try:
-        async with listening(build_app(engine, http_token(unit.state_dir))) as url:
-            me = ServiceReport(id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=url)
+        async with _engine(config, unit.state_dir) as kept:
             puller = Puller(
-                engine,
+                kept.engine,
                 StoredPublications(database),
-                me,
+                ServiceReport(id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=kept.url),
                 run_dir=unit.run_dir,
+                beside=kept.beside,
+                evaluates=unit.slot == 0,
+                load_within_s=config.engines.load_s,
                 on_version=lambda version: setattr(unit, "weights", version),
+                on_serving=lambda serving: setattr(unit, "serving", serving),
                 on_news=unit.status,
             )
-            unit.status(f"listens at {url}, waits for weights")
+            unit.status(f"will be at {kept.url}, waits for weights")
             async with _following(puller) as following:
                 unit.ready()
                 with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
-                    await _serve(unit, engine, following)
-                    await _drain(unit, engine, puller)
+                    await _serve(unit, kept, following)
+                    await _drain(unit, kept, puller)
             await puller.leave("gone")
     finally:
-        await engine.close()
         await database.close()
+
+
+@contextlib.asynccontextmanager
+async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[Kept]:
+    """The engine of the kind that the run wants, and where it is called."""
+    token = http_token(state_dir)
+    if config.engines.kind == "sglang":
+        served = SglangEngine(
+            config.engines,
+            context=config.sampling.context,
+            port=free_port(),
+            token=token,
+            token_file=state_dir / TOKEN_FILE,
+        )
+        try:
+            yield Kept(served, served.url)
+        finally:
+            await served.close()
+        return
+    # torch is heavy, and a server of its own has its own.
+    import torch
+
+    from agentrl.engines.embedded.engine import EmbeddedEngine
+    from agentrl.engines.embedded.server import build_app
+
+    torch.set_num_threads(config.engines.threads)
+    engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
+    engine.start()
+    try:
+        async with listening(build_app(engine, token)) as url:
+            yield Kept(engine, url, beside=engine)
+    finally:
+        await engine.close()
 
 
 @contextlib.asynccontextmanager
@@ -79,23 +106,22 @@ async def _following(puller: Puller) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.wait([task])
 
 
-async def _serve(unit: Unit, engine: EmbeddedEngine, following: asyncio.Task[None]) -> None:
+async def _serve(unit: Unit, kept: Kept, following: asyncio.Task[None]) -> None:
     """Watch until the drain. The phase around is touched while the engine computes, or has nothing to compute."""
-    steps, tokens, parked = -1, 0, False
+    engine, steps, tokens, parked = kept.engine, -1, 0, False
     meter = Meter(time.monotonic())
     while await unit.sleep_async(LOOK_EVERY_S):
         if following.done():
             following.result()
-        if engine.failure is not None:
-            raise engine.failure
+        engine.check()
         if unit.paused != parked:
             parked = unit.paused
             await (engine.pause("in_place") if parked else engine.resume())
+        load = await engine.load()
         if engine.steps != steps or not engine.busy:
             steps = engine.steps
             unit.tick()
-        load = await engine.load()
-        unit.metric("tokens_per_s", (load.generated_tokens - tokens) / LOOK_EVERY_S)
+        unit.metric("tokens_per_s", load.tokens_per_s or (load.generated_tokens - tokens) / LOOK_EVERY_S)
         unit.metric("running", load.running)
         unit.metric("waiting", load.waiting)
         tokens = load.generated_tokens
@@ -104,14 +130,15 @@ async def _serve(unit: Unit, engine: EmbeddedEngine, following: asyncio.Task[Non
             unit.metric(name, value)
 
 
-async def _drain(unit: Unit, engine: EmbeddedEngine, puller: Puller) -> None:
+async def _drain(unit: Unit, kept: Kept, puller: Puller) -> None:
     unit.status("draining")
     unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
     await puller.leave("draining")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_WITHIN_S):
-            while engine.busy:
+            while kept.engine.busy:
                 await asyncio.sleep(LOOK_EVERY_S / 5)
+                await kept.engine.load()
                 unit.tick()
 
 

@@ -51,7 +51,7 @@ async def main(unit: Unit) -> None:
     knobs = SamplerKnobs(unit, config.rollout)
     token = http_token(unit.state_dir)
     database = access.open_database(config, unit.state_dir)
-    fleet = Fleet(database, token, lambda url: PluggedToolbox(url, token))
+    fleet = Fleet(database, token, lambda url: PluggedToolbox(url, token), max_lag=config.rollout.engine_max_lag)
     try:
         lease = Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="sampler")
         await lease.open()

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from agentrl.config import sglang
 from agentrl.config.base import Command, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.objective import Aggregation, Counted, RatioAgainst
@@ -135,6 +136,8 @@ class Rollout(Section):
     """How long an episode may take before it is given up as infrastructure."""
     call_s: Seconds = 120.0
     """How long one model call may take."""
+    engine_max_lag: _Natural = 2
+    """Versions by which an engine may be behind the newest that is served; one that is further behind is not called."""
 
 
 class Engines(Section):
@@ -145,11 +148,15 @@ class Engines(Section):
     kind: Literal["embedded", "sglang"] = "embedded"
     """`embedded` runs small models on processors; `sglang` starts SGLang servers on GPUs."""
     slots: _Positive = 64
-    """Sequences that one embedded engine decodes at once."""
+    """Sequences that one engine decodes at once."""
     threads: _Positive = 1
     """Processor threads of one embedded engine."""
+    load_s: Seconds = 600.0
+    """How long an engine may take to load a version, an SGLang server to start with one; then it is replaced."""
+    python: str = "{python}"
+    """The Python of the environment that SGLang is installed in; `{python}` is that of the run."""
     args: Command = ()
-    """More arguments of an SGLang server."""
+    """More arguments of an SGLang server: what it computes with, not what it serves or whom."""
 
 
 class Warmup(Section):
@@ -313,6 +320,8 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             if server not in data.tools:
                 known = ", ".join(data.tools) or "none"
                 yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
+    if problem := sglang.problem_of(data.engines.args):
+        yield ("engines", "args"), problem
     n = data.sampling.n
     if data.rollout.max_in_flight < n:
         yield ("rollout", "max_in_flight"), f"is smaller than sampling.n ({n}): no group would ever be admitted"

@@ -213,11 +213,15 @@ def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, ob
         for name, each in config.environments.items()
     }
     model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
+    # A word without a slash is looked for on the PATH.
+    python = config.engines.python
+    engines = config.engines.model_copy(update={"python": beside(python) if "/" in python else python})
     warmup = config.training.warmup
     warmup = warmup.model_copy(update={"dataset": beside(warmup.dataset)})
     training = {"warmup": warmup, "demonstrations": beside(config.training.demonstrations)}
     return {
         "environments": environments,
         "model": model,
+        "engines": engines,
         "training": config.training.model_copy(update=training),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -71,9 +71,9 @@ class Answer(msgspec.Struct):
 class HttpEngine:
     """Implements `Engine`. One instance per engine process; it keeps connections open, so close it."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
-        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}"})
+        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}", **(headers or {})})
 
     async def close(self) -> None:
         await self._http.close()
@@ -91,10 +91,12 @@ class HttpEngine:
             if not done:
                 # An engine that cannot be told has no answer either, which the call itself will find out.
                 with contextlib.suppress(EngineError):
-                    await self._post("/abort_request", {"rid": rid}, within_s=ABORT_GRACE_S)
-            return _generated(_answer(await call), time.monotonic() - began)
+                    await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
+            made = _generated(_answer(await call), time.monotonic() - began)
         finally:
             call.cancel()  # closes the connection, by which the engine learns that nobody waits
+        _check_version(made, version)
+        return made
 
     async def stream(
         self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
@@ -131,7 +133,7 @@ class HttpEngine:
         return found
 
     async def abort(self, rid: str) -> None:
-        await self._post("/abort_request", {"rid": rid, "abort_all": not rid})
+        await self._post("/abort_request", {"rid": _sent_rid(rid), "abort_all": not rid})
 
     async def pause(self, mode: PauseMode) -> None:
         await self._post("/pause_generation", {"mode": mode})
@@ -139,8 +141,10 @@ class HttpEngine:
     async def resume(self) -> None:
         await self._post("/continue_generation", {})
 
-    async def update(self, path: str, version: int) -> None:
-        body = {"model_path": path, "weight_version": str(version), "flush_cache": False}
+    async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
+        """`keep_cache`: what calls in flight have computed is continued by the new weights. SGLang does nothing else
+        for calls that are paused in place; the embedded engine always computes anew."""
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": not keep_cache}
         try:
             answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)
         except CallRefusedError as refused:
@@ -164,8 +168,24 @@ class HttpEngine:
         return True
 
     async def load(self) -> Load:
-        """Of the embedded engine; SGLang's differ in shape and are read where it is launched."""
-        return _decode(await self._send("GET", "/v1/loads", b"", ORDER_WITHIN_S), Load)
+        answer = await self._send("GET", "/v1/loads", b"", ORDER_WITHIN_S)
+        ranks = _decode(answer, _SglangLoads).loads
+        if ranks is None:
+            return _decode(answer, Load)
+        model = _decode(await self._send("GET", "/model_info", b"", ORDER_WITHIN_S), _ModelInfo)
+        version = int(model.weight_version) if model.weight_version.isdecimal() else None
+        return Load(
+            version=version,
+            versions_loaded=() if version is None else (version,),
+            slots=sum(rank.max_running_requests for rank in ranks),
+            running=sum(rank.num_running_reqs for rank in ranks),
+            waiting=sum(rank.num_waiting_reqs for rank in ranks),
+            tokens_per_s=sum(rank.gen_throughput for rank in ranks),
+        )
+
+    async def order(self, path: str) -> None:
+        """An order without arguments."""
+        await self._post(path, {})
 
     async def _post(self, path: str, body: dict[str, Any], *, within_s: float = ORDER_WITHIN_S) -> bytes:
         return await self._send("POST", path, msgspec.json.encode(body), within_s)
@@ -191,6 +211,23 @@ class HttpEngine:
         return EngineRubbishError(f"The engine {self.url} does not answer as one: {endless}.")
 
 
+class _RankLoad(msgspec.Struct):
+    """One data-parallel rank of an SGLang server."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    max_running_requests: int = 0
+    gen_throughput: float = 0.0
+
+
+class _SglangLoads(msgspec.Struct):
+    loads: list[_RankLoad] | None = None
+
+
+class _ModelInfo(msgspec.Struct):
+    weight_version: str = ""
+
+
 class _Success(msgspec.Struct):
     success: bool = False
     message: str = ""
@@ -205,8 +242,26 @@ def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: in
     }
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
-    body = {"rid": rid, "input_ids": list(ids), "sampling_params": params, "return_logprob": True, "stream": False}
+    body = {
+        "rid": _sent_rid(rid),
+        "input_ids": list(ids),
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": False,
+    }
     return body if version is None else {**body, "version": version}
+
+
+def _sent_rid(rid: str) -> str:
+    """With an end to it: SGLang aborts every call whose name begins with what it is told, and c1 begins c10."""
+    return f"{rid};" if rid else ""
+
+
+def _check_version(made: Generated, wanted: int | None) -> None:
+    """SGLang knows nothing of a wanted version, and may have got another since it was asked."""
+    others = [version for version, _ in made.versions if version != wanted]
+    if wanted is not None and others:
+        raise VersionNotServedError(f"Version {wanted} was asked for, and version {others[0]} answered.")
 
 
 def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generated:

@@ -93,7 +93,9 @@ class Load(msgspec.Struct, kw_only=True):
     context: int = 0
     paused: bool = False
     generated_tokens: int = 0
-    """Since it started."""
+    """Since it started, where the engine counts them."""
+    tokens_per_s: float = 0.0
+    """Where the engine measures that instead."""
 
 
 class Engine(Protocol):

@@ -6,7 +6,7 @@ and what it overtook becomes `retained` or `skipped` in the same act's wake; tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -42,10 +42,9 @@ class StoredPublications:
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
 
-    async def newest(self, than: int | None) -> Announced | None:
-        wanted: dict[str, Any] = {"status": {"$in": ["announced", "current"]}}
-        if than is not None:
-            wanted["_id"] = {"$gt": than}
+    async def newest(self, than: int | None, *, but: Collection[int] = ()) -> Announced | None:
+        newer = {} if than is None else {"$gt": than}
+        wanted = {"status": {"$in": ["announced", "current"]}, "_id": {**newer, "$nin": sorted(but)}}
         return _announced(await self._documents.find_one("Publication", wanted, sort=[("_id", -1)]))
 
     async def pinned(self) -> Announced | None:

@@ -2,7 +2,9 @@
 
 Invariants: weights serve only after their files and their canary agreed with what was announced; a publication that is
 refused is refused once, with the reason, and the version before serves on; an update is made only with a permit, so
-that not all engines update at once; the newest publication is taken, what it overtook is skipped. The database may
+that not all engines update at once, and an engine that does not serve while it loads is out of routing before it
+begins; the newest publication that was not refused is taken, what it overtook is skipped; an engine that does not come
+to an end with loading ends, so that another takes its place. The database may
 be away: then the engine serves what it has, and reports again when it is back.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,10 +26,11 @@ REPORT_EVERY_S = 2.0
 LOOK_EVERY_S = 0.2
 LOOK_FOR_PINS_EVERY_S = 1.0
 """An evaluation takes far longer than that."""
-UPDATE_AT_MOST_S = 300.0
+ACT_AT_MOST_S = 60.0
+"""One look beside loading: questions to the store and to the engine."""
 MOST_WAIT_S = 5.0
 LEAVE_WITHIN_S = 5.0
-State = Literal["starting", "serving", "draining", "gone"]
+State = Literal["starting", "loading", "serving", "draining", "gone"]
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +59,8 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
 class Publications(Protocol):
     """The store's side. What its methods raise is logged, and they are asked again."""
 
-    async def newest(self, than: int | None) -> Announced | None:
-        """The newest publication that engines should serve, if it is newer than this version."""
+    async def newest(self, than: int | None, *, but: Collection[int] = ()) -> Announced | None:
+        """The newest publication that engines should serve, if it is newer than this version and none of `but`."""
         ...
 
     async def pinned(self) -> Announced | None:
@@ -84,11 +87,15 @@ class Target(Protocol):
 
     async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None: ...
 
+    async def load(self) -> Load: ...
+
+
+class Beside(Protocol):
+    """An engine that serves on while it loads, and can hold a second version for an evaluation."""
+
     async def pin(self, version: int, path: str = "") -> None: ...
 
     async def unpin(self) -> None: ...
-
-    async def load(self) -> Load: ...
 
 
 class Puller:
@@ -101,20 +108,32 @@ class Puller:
         me: ServiceReport,
         *,
         run_dir: Path,
+        beside: Beside | None = None,
+        evaluates: bool = True,
+        load_within_s: float = 600.0,
         on_version: Callable[[int], None] = lambda version: None,
+        on_serving: Callable[[str], None] = lambda serving: None,
         on_news: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """`me` says who and where this engine is; its state and version are kept here."""
+        """`me` says who and where this engine is; its state and version are kept here.
+
+        Without `beside` the engine holds one version. Then it serves the version of an evaluation instead of the
+        newest, if it is the one that `evaluates`.
+        """
         self._target = target
         self._publications = publications
         self._me = me
         self._run_dir = run_dir
+        self._beside = beside
+        self._evaluates = evaluates
+        self._load_within_s = load_within_s
         self._on_version = on_version
+        self._on_serving = on_serving
         self._on_news = on_news
-        self._decided: int | None = None
-        """The newest version that was decided about, served or refused."""
+        self._refused: set[int] = set()
         self._untold: tuple[int, str] | None = None
-        """A decision that the store does not know yet: version, and why it was refused."""
+        """A decision that the store has not got yet: the version, and why it was refused."""
+        self._evaluated: Announced | None = None
         self._pinned: int | None = None
         self.version: int | None = None
         self.state: State = "starting"
@@ -129,14 +148,23 @@ class Puller:
     async def look(self) -> None:
         """One look at the publications, and what follows from it."""
         await self._tell()
-        announced = await self._publications.newest(self._decided)
-        if announced is not None and await self._publications.permit(announced.version, self._me.id):
-            await self._take(announced)
+        wanted = await self._wanted()
+        if wanted is not None and await self._publications.permit(wanted.version, self._me.id):
+            await self._take(wanted)
             await self._tell()
 
     async def look_for_pins(self) -> None:
-        """Hold what an evaluation wants."""
-        await self._pin(await self._publications.pinned())
+        """See what an evaluation wants, and hold it."""
+        self._evaluated = await self._publications.pinned()
+        if self._beside is not None:
+            await self._pin(self._beside, self._evaluated)
+
+    async def _wanted(self) -> Announced | None:
+        """What to load now, if anything."""
+        evaluated = self._evaluated if self._beside is None and self._evaluates else None
+        if evaluated is not None and evaluated.version not in self._refused:
+            return evaluated if evaluated.version != self.version else None
+        return await self._publications.newest(self.version, but=self._refused)
 
     async def report(self) -> None:
         load = await self._target.load()
@@ -163,28 +191,43 @@ class Puller:
     async def _take(self, announced: Announced) -> None:
         version = announced.version
         self._on_news(f"loading version {version}")
+        self._on_serving(f"loading(v{version})" if self.version is None else f"loading(v{self.version}→v{version})")
+        await self._step_aside()
         try:
-            async with asyncio.timeout(UPDATE_AT_MOST_S):
+            async with asyncio.timeout(self._load_within_s):
                 await self._target.update(str(self._path_of(announced)), version, announced.manifest)
         except WeightsRefusedError as wrong:
             self._refuse(version, wrong.message)
         except TimeoutError:
-            self._refuse(version, f"It was not loaded within {UPDATE_AT_MOST_S:g} s.")
+            raise EngineGoneError(f"Version {version} was not loaded within {self._load_within_s:g} s.") from None
         else:
             self.version = version
-            self.state = "serving" if self.state == "starting" else self.state
             self._on_version(version)
             self._on_news(f"serves version {version}")
             self._decide(version, "")
+        self._serve_on()
+
+    async def _step_aside(self) -> None:
+        """Nobody should call an engine that cannot answer while it loads."""
+        if self._beside is None and self.state == "serving":
+            self.state = "loading"
+            await self.report()
+
+    def _serve_on(self) -> None:
+        if self.version is not None:
+            self.state = "serving" if self.state in ("starting", "loading") else self.state
+            self._on_serving(f"serving(v{self.version})")
+        else:
+            self._on_serving("")
 
     def _refuse(self, version: int, why: str) -> None:
         log.warning("version %d is refused: %s", version, why)
+        self._refused.add(version)
         serving = "nothing serves" if self.version is None else f"version {self.version} serves on"
         self._on_news(f"refused version {version} ({why}); {serving}")
         self._decide(version, why)
 
     def _decide(self, version: int, why: str) -> None:
-        self._decided = version
         self._untold = (version, why)
 
     async def _tell(self) -> None:
@@ -199,16 +242,16 @@ class Puller:
         self._untold = None
         await self.report()
 
-    async def _pin(self, wanted: Announced | None) -> None:
+    async def _pin(self, beside: Beside, wanted: Announced | None) -> None:
         """Hold what an evaluation wants. It is asked for before the newest is served, or after."""
         version = None if wanted is None else wanted.version
         if version == self._pinned or self.version is None:
             return
         if wanted is None:
-            await self._target.unpin()
+            await beside.unpin()
         else:
             held = (await self._target.load()).versions_loaded
-            await self._target.pin(wanted.version, "" if version in held else str(self._path_of(wanted)))
+            await beside.pin(wanted.version, "" if version in held else str(self._path_of(wanted)))
         self._pinned = version
         await self.report()
 
@@ -223,7 +266,7 @@ class Puller:
         wait_s = every_s
         while True:
             try:
-                async with asyncio.timeout(UPDATE_AT_MOST_S + 60):
+                async with asyncio.timeout(self._load_within_s + ACT_AT_MOST_S):
                     await act()
                 wait_s = every_s
             except EngineGoneError:

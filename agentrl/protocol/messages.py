@@ -185,6 +185,8 @@ class UnitReport(Message, tag="unit_report", frozen=True):
     waits: tuple[Wait, ...] = ()
     weights: int | None = None
     """The version of the weights it works with, where it has any."""
+    serving: str = ""
+    """What an engine does about versions: `loading(v3→v4)`, `serving(v4)`."""
     paused: bool = False
     draining: bool = False
     knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)

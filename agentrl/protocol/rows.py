@@ -106,6 +106,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     heard_at: float = 0.0
     waits: tuple[Wait, ...] = ()
     weights: int | None = None
+    serving: str = ""
+    """What an engine does about versions of the weights: `loading(v3→v4)`, `serving(v4)`."""
     paused: bool = False
     cpu_percent: float = 0.0
     rss_bytes: int = 0

@@ -50,13 +50,15 @@ class Fleet:
         token: str,
         toolbox: Callable[[str], Toolbox],
         *,
+        max_lag: int = 2,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
-        """`toolbox` makes the client of an address."""
+        """`toolbox` makes the client of an address; an engine is `max_lag` versions behind the newest at most."""
         self._database = database
         self._token = token
         self._make_toolbox = toolbox
+        self._max_lag = max_lag
         self._clock = clock
         self._router = Router(chance or random.Random(), silent_after_s=SILENT_AFTER_S)
         self._candidates: list[Candidate] = []
@@ -72,7 +74,11 @@ class Fleet:
 
     def engine(self, affinity: str, version: int | None = None, avoid: Collection[str] = ()) -> Candidate | None:
         """Where a call of this conversation goes; None if nobody can take it now."""
-        return self._router.choose(self._candidates, affinity, self._clock(), version=version, avoid=avoid)
+        newest = self.newest_version
+        oldest = None if newest is None else newest - self._max_lag
+        return self._router.choose(
+            self._candidates, affinity, self._clock(), version=version, oldest=oldest, avoid=avoid
+        )
 
     @property
     def serves(self) -> bool:

@@ -12,7 +12,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import Service, load, to_bson
 from agentrl.store.updates import NOW, from_now, is_older, setting
 
-PRESENT = ["starting", "serving", "draining"]
+PRESENT = ["starting", "loading", "serving", "draining"]
 SILENT_S = 8.0
 FORGOTTEN_S = 60.0
 

@@ -73,6 +73,7 @@ class Account:
         self.ready = False
         self.status = ""
         self.weights: int | None = None
+        self.serving = ""
         self.progress = 0
         self.revision = 0
         """Raised by every write that belongs into a report."""
@@ -85,6 +86,7 @@ class Account:
         ready: bool | None = None,
         status: str | None = None,
         weights: int | None = None,
+        serving: str | None = None,
         extend_stop_s: float | None = None,
     ) -> None:
         """Set what is given."""
@@ -92,6 +94,7 @@ class Account:
             self.ready = self.ready if ready is None else ready
             self.status = self.status if status is None else status
             self.weights = self.weights if weights is None else weights
+            self.serving = self.serving if serving is None else serving
             self._extend_stop_s = self._extend_stop_s if extend_stop_s is None else extend_stop_s
         self.changed()
 
@@ -190,6 +193,7 @@ class Account:
                 phase_age_s=max(0.0, now - phase.touched) if phase else 0.0,
                 at_most_s=phase.at_most_s if phase else None,
                 weights=self.weights,
+                serving=self.serving,
                 paused=paused,
                 draining=draining,
                 knobs=knobs,

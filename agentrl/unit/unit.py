@@ -176,6 +176,15 @@ class Unit:
     def weights(self, version: int) -> None:
         self._account.write(weights=version)
 
+    @property
+    def serving(self) -> str:
+        """What it does about versions of the weights, such as `loading(v3→v4)`."""
+        return self._account.serving
+
+    @serving.setter
+    def serving(self, state: str) -> None:
+        self._account.write(serving=state)
+
     def knob(
         self,
         name: str,

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ async def document(database: Database, version: int) -> dict[str, Any]:
 
 def puller_of(engine: Any, store: Any, run_dir: Path, news: list[str] | None = None) -> Puller:
     me = ServiceReport(id="engine-0.1", unit="engine-0", url="http://127.0.0.1:1")
-    return Puller(engine, store, me, run_dir=run_dir, on_news=(news if news is not None else []).append)
+    return Puller(engine, store, me, run_dir=run_dir, beside=engine, on_news=(news if news is not None else []).append)
 
 
 async def test_the_newest_is_taken_what_it_overtook_is_skipped(
@@ -192,7 +192,7 @@ class Away:
         self.updates = 0
         self.gone = False
 
-    async def newest(self, than: int | None) -> Announced | None:
+    async def newest(self, than: int | None, *, but: Collection[int] = ()) -> Announced | None:
         self._check()
         return None if than == 5 else Announced(version=5, path="weights/v5", manifest=Manifest({}))
 

@@ -139,6 +139,7 @@ class Board:
             heard_at=facts.reported,
             waits=report.waits if alive else (),
             weights=report.weights,
+            serving=report.serving if alive else "",
             paused=paused,
             cpu_percent=stats.cpu_percent if stats and alive else 0.0,
             rss_bytes=stats.rss_bytes if stats and alive else 0,

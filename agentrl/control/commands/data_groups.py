@@ -11,6 +11,7 @@ import json
 
 from agentrl.config.plain import config_to_plain
 from agentrl.config.run import RunConfig
+from agentrl.config.sglang import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
 
 SETTINGS_VARIABLE = "AGENTRL_SETTINGS"
@@ -94,7 +95,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
 
 
 def _gpus(role: Role, config: RunConfig) -> int:
-    return 1 if role is Role.ENGINE and config.engines.kind == "sglang" else 0
+    return gpus_of(config.engines.args) if role is Role.ENGINE and config.engines.kind == "sglang" else 0
 
 
 def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:

@@ -34,6 +34,7 @@ def report(said: UnitReport) -> UnitReport:
         said,
         status=text(said.status, SENTENCE),
         phase=text(said.phase, NAME),
+        serving=text(said.serving, NAME),
         waits=tuple(map(_wait, said.waits[:WAITS])),
         knobs={name: value for name, value in itertools.islice(said.knobs.items(), KNOBS) if _is_small(value)},
     )

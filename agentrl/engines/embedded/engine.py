@@ -95,6 +95,11 @@ class EmbeddedEngine:
         """Does it have something to compute? Then `steps` grows."""
         return self._slots.busy and self.failure is None
 
+    def check(self) -> None:
+        """Raises what ended the thread, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
     # ---- the protocol ----
 
     async def generate(

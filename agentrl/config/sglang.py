@@ -1,0 +1,73 @@
+"""Which arguments of an SGLang server a run file may add.
+
+Invariant: what would change what is served, whom it is served to, or what log-probs mean is the run's to decide, and
+not in the list; an argument that a later server has is added here by somebody who read what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ALLOWED = frozenset(
+    {
+        # Where it computes.
+        *("--device", "--base-gpu-id", "--gpu-id-step", "--numa-node"),
+        *("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--data-parallel-size", "--ep-size"),
+        *("--enable-dp-attention", "--disable-custom-all-reduce", "--enable-p2p-check", "--nccl-port"),
+        # With which numbers and kernels.
+        *("--dtype", "--quantization", "--kv-cache-dtype", "--enable-fp32-lm-head", "--enable-tf32-matmul"),
+        *("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend"),
+        *("--enable-deterministic-inference", "--random-seed"),
+        # Memory and batches.
+        *("--mem-fraction-static", "--max-total-tokens", "--max-queued-requests", "--max-prefill-tokens"),
+        *("--chunked-prefill-size", "--page-size", "--disable-radix-cache", "--radix-eviction-policy"),
+        *("--schedule-policy", "--schedule-conservativeness", "--enable-mixed-chunk", "--disable-overlap-schedule"),
+        *("--num-continuous-decode-steps", "--cuda-graph-max-bs", "--cuda-graph-bs", "--disable-cuda-graph"),
+        *("--cuda-graph-backend-decode", "--cuda-graph-backend-prefill", "--enable-torch-compile"),
+        # What is seen of it.
+        *("--log-level", "--enable-metrics", "--watchdog-timeout", "--soft-watchdog-timeout", "--decode-log-interval"),
+    }
+)
+_COUNTS = ("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--data-parallel-size")
+
+
+def problem_of(arguments: Sequence[str]) -> str:
+    """Empty, or what of these may not stand in `engines.args`."""
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if argument.startswith("-") and name not in ALLOWED and not _is_number(argument):
+            return f"{name} is not an argument that a run file may give SGLang; known are {', '.join(sorted(ALLOWED))}"
+    for name in _COUNTS:
+        value = value_of(arguments, name)
+        if value and not (value.isdecimal() and int(value) > 0):
+            return f"{name} must be a whole number above 0, not {value!r}"
+    return ""
+
+
+def value_of(arguments: Sequence[str], name: str) -> str:
+    """The last value that is given for this argument; empty if there is none."""
+    found = ""
+    for place, argument in enumerate(arguments):
+        key, joined, value = argument.partition("=")
+        if key == name:
+            found = value if joined else next(iter(arguments[place + 1 : place + 2]), "")
+    return found
+
+
+def gpus_of(arguments: Sequence[str]) -> int:
+    """How many GPUs one server takes."""
+    if value_of(arguments, "--device") == "cpu":
+        return 0
+    tensor = value_of(arguments, "--tp-size") or value_of(arguments, "--tensor-parallel-size") or "1"
+    count = int(tensor) * int(value_of(arguments, "--pp-size") or "1")
+    data = int(value_of(arguments, "--dp-size") or value_of(arguments, "--data-parallel-size") or "1")
+    # With data-parallel attention the ranks share the GPUs of the tensor-parallel group.
+    return count if "--enable-dp-attention" in arguments else count * data
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""SGLang's server behind a door: a script for the Python of SGLang's own environment.
+
+    python -P server.py TOKEN_FILE PARENT_PID [arguments of SGLang]
+
+Invariants: nothing is answered without the run's token, and the token is in no argument list, environment or log
+(SGLang writes its own `--api-key` into its log); while the door is shut, calls to generate are answered with 503, but
+for those of the unit, which compares the canary; the server never outlives the process that started it. Nothing of
+agentrl is imported here: its dependencies are not in that environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+OPEN, SHUT = "/door/open", "/door/shut"
+UNIT_HEADER = b"x-agentrl-unit"
+PR_SET_PDEATHSIG = 1
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class Door:
+    """In front of everything that SGLang serves. It is shut until it is told to open."""
+
+    def __init__(self, app: App, *, token: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {token}".encode()
+        self._open = False
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._wanted):
+            await _answer(send, 401, "This engine wants the token of its run.")
+        elif scope["path"] in (OPEN, SHUT):
+            self._open = scope["path"] == OPEN
+            await _answer(send, 200, "")
+        elif scope["path"] == "/generate" and not self._open and UNIT_HEADER not in headers:
+            await _answer(send, 503, "The engine loads weights and takes no calls.")
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _answer(send: Send, status: int, sentence: str) -> None:
+    body = json.dumps({"error": {"message": sentence}} if sentence else {}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("The process that started this server is gone.")
+
+
+def main(token_file: str, parent: str, *arguments: str) -> None:
+    _die_with(int(parent))
+    # A question to /health would otherwise generate, and find an engine ill that is only paused.
+    os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "0")
+    from sglang.launch_server import run_server
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    app.add_middleware(Door, token=Path(token_file).read_text(encoding="utf-8").strip())
+    try:
+        run_server(prepare_server_args(list(arguments)))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,121 @@
+"""The engines that the contract is held against: each test gets one that serves version 1 and has nothing to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from agentrl.config.data import Engines
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.embedded.server import build_app
+from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.sglang.process import free_port
+from agentrl.http.server import listening
+from tests.engines.conftest import Weights
+from tests.engines.contract import servers
+from tests.waiting import aeventually
+
+TOKEN = "a-token-for-tests-only"
+CONTEXT = 256
+
+
+@dataclass
+class Subject:
+    """An engine under test."""
+
+    kind: str
+    url: str
+    client: HttpEngine
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether it computes on with what other weights left, when a call is paused in place."""
+        return self.kind == "sglang"
+
+
+@pytest.fixture(scope="session")
+def sglang_arguments() -> Sequence[str]:
+    return servers.ON_PROCESSORS
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    return servers.python()
+
+
+@pytest.fixture(scope="session")
+def tolerance() -> float:
+    """How far log-probs may be from those of transformers in float32."""
+    return 1e-4
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(
+    first: Weights,
+    sglang_arguments: Sequence[str],
+    sglang_python: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[SglangEngine]:
+    """One for all tests: it takes its time to start."""
+    token_file = tmp_path_factory.mktemp("sglang") / "token"
+    token_file.write_text(TOKEN)
+    engine = SglangEngine(
+        Engines(
+            kind="sglang", slots=16, python=sglang_python, args=tuple(sglang_arguments), load_s=servers.UP_WITHIN_S
+        ),
+        context=CONTEXT,
+        port=free_port(),
+        token=TOKEN,
+        token_file=token_file,
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        await engine.update(str(first.path), 1)
+        yield engine
+    finally:
+        await engine.close()
+
+
+@pytest.fixture
+def sglang_url(server: SglangEngine) -> str:
+    return server.url
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def embedded_url(first: Weights) -> AsyncIterator[str]:
+    engine = EmbeddedEngine(slots=16, context=CONTEXT)
+    engine.start()
+    await engine.update(str(first.path), 1)
+    async with listening(build_app(engine, TOKEN)) as url:
+        yield url
+    await engine.close()
+
+
+@pytest.fixture(params=["embedded", "sglang"])
+def address(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Kind and URL; a server is started when the first test wants it."""
+    return request.param, request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def subject(address: tuple[str, str], first: Weights) -> AsyncIterator[Subject]:
+    kind, url = address
+    client = HttpEngine(url, TOKEN)
+    load = await client.load()
+    if load.version != 1:
+        await client.update(str(first.path), 1)
+    yield Subject(kind, url, client)
+    await client.resume()
+    await client.abort("")
+    await aeventually(lambda: _idle(client))
+    await client.close()
+
+
+async def _idle(client: HttpEngine) -> bool:
+    load = await client.load()
+    return load.running == load.waiting == 0

@@ -1,0 +1,231 @@
+"""What every engine promises, held against the embedded one and a real SGLang server, with the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.protocol import CallRefusedError, Generated, PauseMode, Sampling, VersionNotServedError
+from tests.engines.conftest import Weights
+from tests.engines.contract.fixtures import CONTEXT, Subject
+from tests.waiting import aeventually
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+PROMPT = [7, 8, 9, 10]
+LONG = 200
+EPISODE = "task#r1.s0.a1"
+
+
+def end_of(weights: Weights) -> int:
+    """SGLang always stops at it, so every call names it, as samplers do."""
+    end: int = weights.reference.config.eos_token_id
+    return end
+
+
+def sampling(weights: Weights, tokens: int, *stops: int, temperature: float = 1.0) -> Sampling:
+    return Sampling(max_new_tokens=tokens, stop_token_ids=(end_of(weights), *stops), temperature=temperature)
+
+
+def distance(expected: Sequence[float], found: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(expected, found, strict=True))
+
+
+def assert_exact(weights: Weights, prompt: list[int], made: Generated, limit: float, temperature: float = 1.0) -> None:
+    expected = weights.log_probs([*prompt, *made.ids], temperature)[len(prompt) - 1 :]
+    assert distance(expected, made.log_probs) <= limit
+
+
+async def generates(client: HttpEngine) -> bool:
+    return (await client.load()).running > 0
+
+
+async def endless(subject: Subject, weights: Weights, name: str) -> asyncio.Task[Generated]:
+    """A call that is under way for a while. What ends by chance is asked again."""
+    call = asyncio.create_task(
+        subject.client.generate(name, PROMPT, sampling(weights, LONG, temperature=2.0), deadline_s=120)
+    )
+    await aeventually(lambda: generates(subject.client), every_s=0.005)
+    return call
+
+
+async def test_greedy_tokens_and_their_log_probs_are_those_of_the_model(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    made = await subject.client.generate("greedy", PROMPT, sampling(first, 12, temperature=0.0), deadline_s=60)
+    assert made.ids == first.greedy(PROMPT, 12)[: len(made.ids)]
+    assert made.ids[-1] == end_of(first) or len(made.ids) == 12
+    assert made.versions == [(1, len(made.ids))]
+    # What greedy calls tell is at temperature 1.
+    assert_exact(first, PROMPT, made, tolerance)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+async def test_log_probs_are_tempered_as_the_sampling_was(
+    subject: Subject, first: Weights, temperature: float, tolerance: float
+) -> None:
+    calls = [
+        subject.client.generate(f"t/c{number}", PROMPT, sampling(first, 16, temperature=temperature), deadline_s=60)
+        for number in range(4)
+    ]
+    for made in await asyncio.gather(*calls):
+        assert_exact(first, PROMPT, made, tolerance, temperature)
+
+
+async def test_what_is_cached_of_a_conversation_changes_nothing(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    ids = [*PROMPT, *range(20, 60)]
+    for turn in range(3):
+        made = await subject.client.generate(f"{EPISODE}/c{turn}", ids, sampling(first, 8), deadline_s=60)
+        assert_exact(first, ids, made, tolerance)
+        assert made.cached_tokens >= (len(ids) // 2 if turn else 0)
+        ids = [*ids, *made.ids, 3, 4, 5]
+
+
+async def test_sequences_are_scored_as_the_model_scores_them(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    ids = [5 + place * 7 % 200 for place in range(30)]
+    found = await subject.client.score(ids, deadline_s=60)
+    assert distance(first.log_probs(ids), found) <= tolerance
+    # Asked again, with everything cached.
+    assert await subject.client.score(ids, deadline_s=60) == pytest.approx(found, abs=tolerance)
+
+
+async def test_a_stop_token_ends_the_call_and_is_part_of_it(subject: Subject, first: Weights) -> None:
+    expected = first.greedy(PROMPT, 8)
+    stop = expected[3]
+    made = await subject.client.generate("stop", PROMPT, sampling(first, 8, stop, temperature=0.0), deadline_s=60)
+    assert made.finish == "stop"
+    assert made.ids == expected[: expected.index(stop) + 1]
+
+
+async def test_the_length_ends_the_call(subject: Subject, first: Weights) -> None:
+    made = await subject.client.generate("length", PROMPT, sampling(first, 3, temperature=0.0), deadline_s=60)
+    assert (made.finish, made.ids) == ("length", first.greedy(PROMPT, 3))
+
+
+async def test_a_stream_grows_to_the_whole_answer(subject: Subject, first: Weights) -> None:
+    greedy = sampling(first, 10, temperature=0.0)
+    parts = [part async for part in subject.client.stream("stream", PROMPT, greedy, deadline_s=60)]
+    whole = parts[-1]
+    assert whole.ids == first.greedy(PROMPT, 10)[: len(whole.ids)]
+    assert all(part.ids == whole.ids[: len(part.ids)] for part in parts)
+    assert all(len(part.log_probs) == len(part.ids) for part in parts)
+    assert whole.versions == [(1, len(whole.ids))]
+
+
+async def test_an_aborted_call_answers_with_what_it_has_and_no_other_is_touched(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    aborted = await endless(subject, first, f"{EPISODE}/c1")
+    other = asyncio.create_task(
+        subject.client.generate(f"{EPISODE}/c10", PROMPT, sampling(first, 30, temperature=0.0), deadline_s=60)
+    )
+    await subject.client.abort(f"{EPISODE}/c1")
+    made = await aborted
+    assert made.finish == "abort"
+    assert len(made.ids) < LONG
+    if made.ids:
+        assert_exact(first, PROMPT, made, tolerance, temperature=2.0)
+    assert (await other).finish in ("length", "stop")
+
+
+async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(subject: Subject, first: Weights) -> None:
+    long = Sampling(max_new_tokens=LONG, stop_token_ids=(end_of(first),), temperature=2.0)
+    made = await subject.client.generate("late", PROMPT, long, deadline_s=0.05)
+    assert made.finish == "abort"
+    assert len(made.ids) < LONG
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_paused_call_is_continued_with_the_weights_that_came_meanwhile(
+    subject: Subject, first: Weights, second: Weights, mode: PauseMode, tolerance: float
+) -> None:
+    call = await endless(subject, first, "paused")
+    await subject.client.pause(mode)
+    assert not call.done()
+    await subject.client.update(str(second.path), 2, keep_cache=mode == "in_place")
+    await subject.client.resume()
+    made = await call
+    assert [version for version, _ in made.versions] == [1, 2]
+    before = made.versions[0][1]
+    assert sum(count for _, count in made.versions) == len(made.ids)
+    old = first.log_probs([*PROMPT, *made.ids], 2.0)[len(PROMPT) - 1 :]
+    new = second.log_probs([*PROMPT, *made.ids], 2.0)[len(PROMPT) - 1 :]
+    assert distance(old[:before], made.log_probs[:before]) <= tolerance
+    if mode == "retract" or not subject.keeps_cache:
+        # Computed anew: as if the new weights had read all of it.
+        assert distance(new[before:], made.log_probs[before:]) <= tolerance
+    assert (await subject.client.load()).version == 2
+
+
+async def test_pausing_by_abort_ends_what_is_under_way(subject: Subject, first: Weights) -> None:
+    call = await endless(subject, first, "ended")
+    await subject.client.pause("abort")
+    assert (await call).finish == "abort"
+    later = asyncio.create_task(subject.client.generate("later", PROMPT, sampling(first, 2), deadline_s=60))
+    await subject.client.resume()
+    assert (await later).ids
+
+
+async def test_after_an_update_nothing_is_left_of_the_old_weights(
+    subject: Subject, first: Weights, second: Weights, tolerance: float
+) -> None:
+    ids = [*PROMPT, *range(20, 60)]
+    await subject.client.generate(f"{EPISODE}/c0", ids, sampling(first, 4), deadline_s=60)
+    await subject.client.update(str(second.path), 2)
+    made = await subject.client.generate(f"{EPISODE}/c1", ids, sampling(first, 8, temperature=0.0), deadline_s=60)
+    assert made.versions == [(2, len(made.ids))]
+    assert made.ids == second.greedy(ids, 8)[: len(made.ids)]
+    assert_exact(second, ids, made, tolerance)
+
+
+async def test_a_version_that_is_not_served_is_never_answered_for(subject: Subject, first: Weights) -> None:
+    with pytest.raises(VersionNotServedError):
+        await subject.client.generate("pinned", PROMPT, sampling(first, 4), deadline_s=60, version=7)
+    made = await subject.client.generate("pinned", PROMPT, sampling(first, 4), deadline_s=60, version=1)
+    assert {version for version, _ in made.versions} == {1}
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused_once_and_for_all(subject: Subject, first: Weights) -> None:
+    with pytest.raises(CallRefusedError, match=str(CONTEXT)):
+        await subject.client.generate("long", [5] * (CONTEXT + 20), sampling(first, 4), deadline_s=60)
+    assert (await subject.client.generate("next", PROMPT, sampling(first, 2), deadline_s=60)).ids
+
+
+async def test_it_tells_that_it_lives_what_it_serves_and_how_full_it_is(subject: Subject, first: Weights) -> None:
+    assert await subject.client.health()
+    load = await subject.client.load()
+    assert (load.version, load.slots, load.running) == (1, 16, 0)
+    call = await endless(subject, first, "counted")
+    assert (await subject.client.load()).running == 1
+    await subject.client.abort("counted")
+    await call
+
+
+async def test_only_the_token_of_the_run_opens_it(subject: Subject, first: Weights) -> None:
+    stranger = HttpEngine(subject.url, "wrong")
+    for asked in (stranger.load, stranger.resume, lambda: stranger.generate("x", PROMPT, Sampling(), deadline_s=5)):
+        with pytest.raises(CallRefusedError, match="wants the token of its run"):
+            await asked()
+    assert not await stranger.health()
+    await stranger.close()
+
+
+async def test_sixty_four_calls_at_once_all_end_and_are_exact(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    """Four times more than it decodes at once."""
+    prompts = [[5 + number % 8, 20, 30 + number] for number in range(64)]
+    made = await asyncio.gather(
+        *(
+            subject.client.generate(f"many{number}/c0", prompt, sampling(first, 6), deadline_s=120)
+            for number, prompt in enumerate(prompts)
+        )
+    )
+    for prompt, one in zip(prompts, made, strict=True):
+        assert_exact(first, prompt, one, tolerance)

@@ -1,0 +1,168 @@
+"""A real SGLang server as its unit keeps it: what it refuses, what serves on, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from agentrl.engines import manifest as manifests
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.protocol import EngineBusyError, EngineGoneError, Sampling, WeightsRefusedError
+from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.sglang.process import SglangServer
+from tests.engines.conftest import Weights
+from tests.engines.contract.fixtures import TOKEN
+from tests.waiting import aeventually
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+PROMPT = [7, 8, 9, 10]
+GREEDY = Sampling(max_new_tokens=5, temperature=0.0)
+LONG = Sampling(max_new_tokens=240, temperature=2.0)
+
+
+async def is_running(server: SglangEngine) -> bool:
+    return (await server.load()).running > 0
+
+
+async def serves(server: SglangEngine, weights: Weights, version: int) -> None:
+    """Calls are let in, and answered by these weights under this number."""
+    client = HttpEngine(server.url, TOKEN)
+    made = await client.generate("asked", PROMPT, GREEDY, deadline_s=60)
+    assert made.ids == weights.greedy(PROMPT, 5)[: len(made.ids)]
+    assert {found for found, _ in made.versions} == {version}
+    assert (await server.load()).version == version
+    await client.close()
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "missing"])
+async def test_files_that_are_not_as_announced_are_refused_before_the_server_sees_them(
+    server: SglangEngine, first: Weights, second: Weights, tmp_path: Path, how: str
+) -> None:
+    await server.update(str(first.path), 1)
+    announced = second.manifest()
+    directory = Path(shutil.copytree(second.path, tmp_path / "v2"))
+    file = directory / "model.safetensors"
+    whole = file.read_bytes()
+    match how:
+        case "cut":
+            file.write_bytes(whole[: len(whole) // 2])
+        case "changed":
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        case _:
+            file.unlink()
+    with pytest.raises(WeightsRefusedError, match=r"model\.safetensors"):
+        await server.update(str(directory), 2, announced)
+    await serves(server, first, 1)
+
+
+async def test_weights_that_answer_otherwise_than_their_writer_are_taken_back(
+    server: SglangEngine, first: Weights, second: Weights, tmp_path: Path
+) -> None:
+    await server.update(str(first.path), 1)
+    directory = Path(shutil.copytree(second.path, tmp_path / "v2"))
+    true = second.manifest()
+    wrong = msgspec.structs.replace(true, canary=first.manifest().canary)
+    manifests.write(directory, wrong)
+    with pytest.raises(WeightsRefusedError, match="the canary differs"):
+        await server.update(str(directory), 2, wrong)
+    await serves(server, first, 1)
+    await server.update(str(directory), 2, true)
+    await serves(server, second, 2)
+
+
+async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_while_it_loads(
+    server: SglangEngine, first: Weights, second: Weights
+) -> None:
+    await server.update(str(first.path), 1)
+    client = HttpEngine(server.url, TOKEN)
+    call = asyncio.create_task(client.generate("long", PROMPT, LONG, deadline_s=120))
+    await aeventually(lambda: is_running(server), every_s=0.005)
+    update = asyncio.create_task(server.update(str(second.path), 2))
+    refusals = 0
+    while not update.done():
+        try:
+            made = await client.generate("between", PROMPT, GREEDY, deadline_s=60)
+        except EngineBusyError:
+            refusals += 1
+        else:
+            assert len({version for version, _ in made.versions}) <= 1
+    await update
+    made = await call
+    assert {version for version, _ in made.versions} <= {1}
+    assert refusals
+    await serves(server, second, 2)
+    await client.close()
+
+
+async def test_a_paused_engine_is_still_paused_after_an_update(
+    server: SglangEngine, first: Weights, second: Weights
+) -> None:
+    await server.update(str(first.path), 1)
+    client = HttpEngine(server.url, TOKEN)
+    before = asyncio.create_task(client.generate("stands", PROMPT, LONG, deadline_s=120))
+    await aeventually(lambda: is_running(server), every_s=0.005)
+    await server.pause("in_place")
+    await server.update(str(second.path), 2)
+    assert {version for version, _ in (await before).versions} == {1}
+    call = asyncio.create_task(client.generate("waits", PROMPT, GREEDY, deadline_s=120))
+    done, _ = await asyncio.wait([call], timeout=0.5)
+    assert not done
+    await server.resume()
+    assert (await call).ids
+    await client.close()
+
+
+async def test_the_token_is_in_no_command_line(server: SglangEngine) -> None:
+    leader = psutil.Process(server.pid)
+    for process in [leader, *leader.children(recursive=True)]:
+        assert TOKEN not in " ".join(process.cmdline())
+        assert TOKEN not in process.environ().values()
+
+
+async def test_a_server_that_was_killed_is_noticed_and_nothing_of_it_is_left(server: SglangEngine) -> None:
+    """The last one: there is no server after it."""
+    assert server.pid is not None
+    leader = psutil.Process(server.pid)
+    others = leader.children(recursive=True)
+    assert others
+    os.kill(leader.pid, signal.SIGKILL)
+
+    def is_noticed() -> bool:
+        try:
+            server.check()
+        except EngineGoneError:
+            return True
+        return False
+
+    await aeventually(is_noticed)
+    with pytest.raises(EngineGoneError, match="ended with -9"):
+        server.check()
+    with pytest.raises(EngineGoneError):
+        await server.load()
+    await server.close()
+    await aeventually(
+        lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in others)
+    )
+
+
+async def test_a_server_that_cannot_start_says_so_at_once(tmp_path: Path, sglang_python: str) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    server = await SglangServer.start(
+        sglang_python,
+        ["--no-such-argument"],
+        port=1,
+        token=TOKEN,
+        token_file=token_file,
+        environment=dict(os.environ),
+    )
+    with pytest.raises(EngineGoneError, match="ended with 2"):
+        await server.until_up(600)
+    await server.close()

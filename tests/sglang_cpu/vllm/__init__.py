@@ -1,0 +1,1 @@
+"""Not vLLM: the one module of it that SGLang calls on processors."""
