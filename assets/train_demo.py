@@ -1,13 +1,16 @@
 """A small agent learns while you watch: `make demo`, or `python -m assets.train_demo`.
 
 Invariants: everything is done through the commands that a person would type, on the run that `assets/train.yaml`
-describes; nothing of the user's own state is touched; whatever happens, the run is taken down at the end. It ends with
-0 only if the agent learned (on orders that it never saw), what was killed came back, and the accounts balance.
+describes; nothing of the user's own state is touched; whatever happens, Ctrl-C included, the run is taken down at the
+end, and what the scan of all processes proved is said. It ends with 0 only if the agent learned (on orders that it
+never saw), what was killed came back, and the accounts balance.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -16,14 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentrl.client.blocking import BlockingClient
 from agentrl.client.core import Client
@@ -32,7 +35,8 @@ from agentrl.errors import ExitCode
 from agentrl.protocol.rows import UnitRow, UnitState
 from assets import shopdata
 from assets.demo import DemoError, Operator
-from assets.train_figures import Books, Figures, sparkline
+from assets.train_figures import Books, Figures
+from assets.train_screen import Screen, Show
 
 NAME = "shop"
 KNOB, TIGHT = "bound", 1
@@ -42,10 +46,33 @@ KILL_AT = 0.6
 """Of the steps."""
 WITHIN_S = 1800.0
 LOOK_EVERY_S = 2.0
-TOLD_EVERY_S = 10.0
-"""Without a terminal: one line in so many seconds."""
 
-Show = Callable[[UnitRow | None, Figures], None]
+
+@dataclass(slots=True)
+class Result:
+    """What is told at the end."""
+
+    before: float = 0.0
+    """Held-out reward after the warm-up."""
+    after: float = 0.0
+    held_out: dict[int, float] = field(default_factory=dict)
+    """By version."""
+    reached_s: float | None = None
+    """From `up` to the first evaluation that was good enough."""
+    wall_s: float = 0.0
+    """From `up` to the end of training."""
+    steps: int = 0
+    trained_records: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    recoveries: dict[str, float] = field(default_factory=dict)
+    """Seconds."""
+    problems: list[str] = field(default_factory=list)
+    """Of the accounts."""
+
+    @property
+    def learned(self) -> bool:
+        return self.after >= ENOUGH and self.after - self.before > GAIN
 
 
 class TrainingDemo:
@@ -61,21 +88,18 @@ class TrainingDemo:
         self._client: BlockingClient | None = None
         self._file = home / "assets" / "train.yaml"
         self._began = 0.0
-        self._reached_at: float | None = None
-        self._recoveries: list[tuple[str, float]] = []
-        self._last = (0.0, 0, 0.0)
-        """When tokens were last counted, how many there were, and how many a second since the time before."""
-        self._told_at = 0.0
+        self.result = Result()
+        self._is_down = False
 
     def run(self) -> None:
         self._prepare()
         self._begin()
-        with self._shown() as show:
+        with self._screen.shown() as show:
             self._until("the first weights", show, lambda now: now.version is not None)
             self._until("steps", show, lambda now: now.committed >= KILL_AT * self._steps)
         self._kill_sampler()
         self._tighten()
-        with self._shown() as show:
+        with self._screen.shown() as show:
             self._until("the end of training", show, lambda now: self._is_over())
         self._conclude()
 
@@ -87,6 +111,7 @@ class TrainingDemo:
             shutil.copyfile(file, self._file)
         shopdata.write(self._home / "runs" / "shop-data", random_number=self._random)
         self._steps = load_config(self._file, environ={}).config.training.steps
+        self._screen = Screen(self._console, self._steps)
         self._says("Orders to be priced and demonstrations are written; most demonstrations stop too early.")
 
     def _begin(self) -> None:
@@ -94,6 +119,7 @@ class TrainingDemo:
         # Without waiting: the trainer is ready after its warm-up, and there is something to be seen before.
         chance = f"training.random={self._random}"
         self.operator.types("up", str(self._file), "--set", chance, "--yes", "--no-wait")
+        self._says(f"To look on from another terminal: AGENTRL_HOME={self._home / 'state'} agentrl status")
         self._client = BlockingClient(Client.connect(NAME, state_dir=self._state_dir))
 
     def _kill_sampler(self) -> None:
@@ -109,11 +135,11 @@ class TrainingDemo:
         after = self.operator.until("sampler-0 is replaced", replaced)
         life = f"sampler-0.{after['incarnation']}"
         self.operator.until("it has an episode", lambda: self._books.has_claimed(life))
-        self._recoveries = [
-            ("a new sampler was ready", after["ready_at"] - killed_at),
-            ("it had episodes", time.time() - killed_at),
-        ]
-        for what, seconds in self._recoveries:
+        self.result.recoveries = {
+            "a new sampler was ready": after["ready_at"] - killed_at,
+            "it had episodes": time.time() - killed_at,
+        }
+        for what, seconds in self.result.recoveries.items():
             self._says(f"{seconds:.1f} s after the kill {what}.")
 
     def _tighten(self) -> None:
@@ -125,36 +151,24 @@ class TrainingDemo:
         now = self._books.look()
         if len(now.held_out) < 2:
             raise DemoError(f"There should be evaluations from before and after, but there are {now.held_out}.")
-        first, last = min(now.held_out), max(now.held_out)
-        before, after = now.held_out[first], now.held_out[last]
-        account = self._books.account()
-        self._console.print(self._summary(now, before, after, account.trained_records))
-        for problem in account.problems:
-            self._says(problem.sentence())
+        result, account = self.result, self._books.account()
+        result.held_out = now.held_out
+        result.before, result.after = now.held_out[min(now.held_out)], now.held_out[max(now.held_out)]
+        result.wall_s = time.monotonic() - self._began
+        result.steps, result.trained_records = now.committed, account.trained_records
+        result.tool_calls, result.tool_errors = now.tool_calls, now.tool_errors
+        result.problems = [problem.sentence() for problem in account.problems]
+        self._console.print(_summary(result))
+        for problem in result.problems:
+            self._says(problem)
         self._down()
         if not account.balanced:
             raise DemoError("The accounts do not balance.")
-        if after < ENOUGH or after - before <= GAIN:
+        if not result.learned:
             raise DemoError(
-                f"On held-out orders the agent went from {before:.2f} to {after:.2f}; it should have reached "
-                f"{ENOUGH} and gained more than {GAIN}."
+                f"On held-out orders the agent went from {result.before:.2f} to {result.after:.2f}; it should have "
+                f"reached {ENOUGH} and gained more than {GAIN}."
             )
-
-    def _summary(self, now: Figures, before: float, after: float, trained: int) -> Table:
-        table = Table(box=None, show_header=False, padding=(0, 2))
-        seconds = time.monotonic() - self._began
-        reached = "not seen" if self._reached_at is None else f"{self._reached_at:.0f} s"
-        for name, value in (
-            ("held-out reward", f"{before:.2f} after the warm-up, {after:.2f} after {now.committed} steps"),
-            ("all evaluations", ", ".join(f"v{version}: {mean:.2f}" for version, mean in now.held_out.items())),
-            (f"held-out reward of {ENOUGH}", f"first measured {reached} after `up`"),
-            ("wall time", f"{seconds:.0f} s, warm-up included"),
-            ("trained", f"{trained} records"),
-            ("tool calls", f"{now.tool_calls}, of which {now.tool_errors} failed for infrastructure and did not train"),
-            *((f"recovery: {what}", f"{took:.1f} s") for what, took in self._recoveries),
-        ):
-            table.add_row(name, value)
-        return table
 
     def close(self) -> None:
         """Let go of the run; it may be gone already."""
@@ -166,10 +180,20 @@ class TrainingDemo:
     def _down(self) -> None:
         self.close()
         proof = self.operator.types("down", "--yes", allow=(ExitCode.OK, ExitCode.NOT_PROVEN))
+        self._is_down = not proof["left"]
         for line in proof["lines"]:
             self._says(line)
         if proof["left"]:
             raise DemoError(f"Something is left: {'; '.join(proof['left'])}")
+
+    def take_down(self) -> None:
+        """What is not down yet, however it came to that; and say what is left, if anything is."""
+        self.close()
+        if self._is_down or not self._began:
+            return
+        proof = self.operator.types("down", "--now", "--yes", allow=tuple(ExitCode), quiet=True)
+        for line in (proof or {}).get("lines", ()):
+            self._says(line)
 
     # ---- watching ----
 
@@ -199,53 +223,30 @@ class TrainingDemo:
         return trainer is not None and trainer.state is UnitState.STOPPED
 
     def _note(self, now: Figures) -> None:
-        if self._reached_at is None and any(mean >= ENOUGH for mean in now.held_out.values()):
-            self._reached_at = time.monotonic() - self._began
-        at, tokens, _ = self._last
-        seconds = time.monotonic() - at
-        if seconds >= 2.0:
-            rate = (now.tokens - tokens) / seconds if at else 0.0
-            self._last = (time.monotonic(), now.tokens, rate)
-
-    @contextmanager
-    def _shown(self) -> Iterator[Show]:
-        """A picture that stays in its place; without a terminal, a line now and then."""
-        if not self._console.is_terminal:
-            yield self._tell
-            return
-        with Live(console=self._console, refresh_per_second=4, transient=True) as live:
-            yield lambda trainer, now: live.update(self._picture(trainer, now))
-
-    def _picture(self, trainer: UnitRow | None, now: Figures) -> Group:
-        table = Table(box=None, show_header=False, padding=(0, 2))
-        for name, value in self._lines(trainer, now):
-            table.add_row(name, value)
-        return Group(ProgressBar(total=self._steps, completed=now.committed, width=60), table)
-
-    def _tell(self, trainer: UnitRow | None, now: Figures) -> None:
-        if time.monotonic() - self._told_at >= TOLD_EVERY_S:
-            self._told_at = time.monotonic()
-            seconds = time.monotonic() - self._began
-            said = "; ".join(f"{name} {value}" for name, value in self._lines(trainer, now) if value)
-            self._says(f"{seconds:4.0f} s  {said}")
-
-    def _lines(self, trainer: UnitRow | None, now: Figures) -> list[tuple[str, str]]:
-        recent = now.rewards[-5:]
-        reward = f"{sum(recent) / len(recent):.2f} {sparkline(now.rewards)}" if recent else ""
-        held_out = ", ".join(f"v{version} {mean:.2f}" for version, mean in now.held_out.items())
-        return [
-            ("trainer", "" if trainer is None else trainer.status or trainer.state),
-            ("version", "" if now.version is None else str(now.version)),
-            ("step", f"{now.committed} of {self._steps}"),
-            ("reward", reward),
-            ("held out", held_out),
-            ("staleness", "" if now.staleness is None else f"{now.staleness:.2f} publications"),
-            ("tokens/s", f"{self._last[2]:.0f}" if now.tokens else ""),
-            ("tool errors", f"{now.tool_errors} of {now.tool_calls}" if now.tool_calls else ""),
-        ]
+        if self.result.reached_s is None and any(mean >= ENOUGH for mean in now.held_out.values()):
+            self.result.reached_s = time.monotonic() - self._began
 
     def _says(self, text: str) -> None:
-        self._console.print(f"  {text}", highlight=False, markup=False)
+        # What is to be copied has no line breaks of ours in it.
+        self._console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _summary(result: Result) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    reached = "not seen" if result.reached_s is None else f"first measured {result.reached_s:.0f} s after `up`"
+    held_out = ", ".join(f"v{version}: {mean:.2f}" for version, mean in result.held_out.items())
+    for name, value in (
+        ("held-out reward", f"{result.before:.2f} after the warm-up, {result.after:.2f} after {result.steps} steps"),
+        ("all evaluations", held_out),
+        (f"held-out reward of {ENOUGH}", reached),
+        ("wall time", f"{result.wall_s:.0f} s, warm-up included"),
+        ("trained", f"{result.trained_records} records"),
+        ("tool calls", f"{result.tool_calls}, of which {result.tool_errors} failed for infrastructure"),
+        ("accounting", "; ".join(result.problems) or "every task, record and step is accounted for"),
+        *((f"recovery: {what}", f"{took:.1f} s") for what, took in result.recoveries.items()),
+    ):
+        table.add_row(name, value)
+    return table
 
 
 def _what_it_would_do(preview: Any) -> str:
@@ -265,32 +266,52 @@ def _home(kept: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _taken_down(demo: TrainingDemo) -> Iterator[None]:
-    """Whatever happens inside, nothing of the run is left behind."""
+    """Whatever happens inside, nothing of the run is left behind. SIGTERM and a terminal that goes end like Ctrl-C."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = [signal.signal(number, _interrupt) for number in numbers]
     try:
         yield
     finally:
-        demo.close()
-        demo.operator.types("down", "--now", "--yes", allow=tuple(ExitCode), quiet=True)
+        # Also for the commands that are typed now: impatience would leave something behind.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        demo.take_down()
+        for number, handler in zip(numbers, former, strict=True):
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m assets.train_demo", description="A small agent learns.")
     parser.add_argument("--random", type=int, default=0, help="the number that data, weights and sampling follow from")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep data, logs, weights and the database there")
+    parser.add_argument("--json", action="store_true", help="the result as one document on stdout, the rest on stderr")
     given = parser.parse_args()
-    console = Console()
+    console = Console(stderr=given.json)
     with _home(given.keep) as home:
         demo = TrainingDemo(console, home, given.random)
-        try:
-            with _taken_down(demo):
-                demo.run()
-        except DemoError as failed:
-            console.print(f"[red]The demo failed.[/red] {failed}", highlight=False)
-            return 1
-        except KeyboardInterrupt:
-            console.print("Interrupted; the run was taken down.")
-            return ExitCode.INTERRUPTED
+        code = _run(demo, console)
+        if given.json:
+            told = dataclasses.asdict(demo.result) | {"learned": demo.result.learned, "exit_code": int(code)}
+            print(json.dumps(told))
+    return code
+
+
+def _run(demo: TrainingDemo, console: Console) -> int:
+    try:
+        with _taken_down(demo):
+            demo.run()
+    except DemoError as failed:
+        console.print("[red]The demo failed.[/red]", Text(str(failed)), highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("Interrupted; the run was taken down.")
+        return ExitCode.INTERRUPTED
     console.print("[green]It learned.[/green] The same by hand stands at the top of assets/train.yaml.")
+    console.print("While such a run lives, `agentrl status` shows it, and `agentrl why` tells who waits for whom.")
     return 0
 
 

@@ -30,6 +30,8 @@ class Figures:
     rewards: tuple[float, ...] = ()
     """Mean of each committed step."""
     committed: int = 0
+    trained_records: int = 0
+    """Of committed steps."""
     staleness: float | None = None
     """Mean over the tokens of the last step that trained, in publications."""
     tokens: int = 0
@@ -96,6 +98,7 @@ async def _figures(database: Database) -> Figures:
         version=None if served is None else int(served["_id"]),
         rewards=tuple(one["reward_mean"] for one in metrics if "reward_mean" in one),
         committed=len(steps),
+        trained_records=sum(len(step["records"]) for step in steps),
         staleness=ages[-1] if ages else None,
         tokens=int(generated[0]["n"]) if generated else 0,
         tool_calls=await database.count("ToolCall", {"$or": [failed, done]}),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 import time
 
 from rich.console import Console
 
 from tests.benchmarks.figures import Outcome, as_json, as_markdown, machine, show
+from tests.benchmarks.learning import SEEDS
 from tests.benchmarks.leaving import nothing_behind
 
 BENCHMARKS = {
@@ -21,6 +23,10 @@ BENCHMARKS = {
     "feed": "tests.benchmarks.feeding",
     "router": "tests.benchmarks.routing",
     "peers": "tests.benchmarks.crowd",
+    "storage": "tests.benchmarks.storage",
+    "records": "tests.benchmarks.claiming",
+    "overhead": "tests.benchmarks.overhead",
+    "demo": "tests.benchmarks.learning",
 }
 
 
@@ -29,7 +35,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--json", action="store_true", help="one document on stdout; tables go to stderr")
     parser.add_argument("--markdown", action="store_true", help="the figures of docs/benchmarks.md on stdout")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="how often the demo is measured")
     args = parser.parse_args()
+    os.environ[SEEDS] = str(args.seeds)
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
     console = Console(stderr=args.json or args.markdown, width=None if sys.stdout.isatty() else 130)

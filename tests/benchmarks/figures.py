@@ -47,6 +47,11 @@ class Outcome:
         aim = f"{by:g}× faster" if by > 1 else "faster" if by else ""
         self.lines.append(Line(what, value, unit, peer, peer_value, ratio, aim, ratio >= by if by else None))
 
+    def smaller(self, what: str, value: float, unit: str, peer: str, peer_value: float, by: float) -> None:
+        """Less is better: the peer's is so many times larger."""
+        ratio = peer_value / value
+        self.lines.append(Line(what, value, unit, peer, peer_value, ratio, f"{by:g}× smaller", ratio >= by))
+
     def within(self, what: str, value: float, unit: str, peer: str, peer_value: float, factor: float) -> None:
         """Less is better: at most `factor` times what the peer takes."""
         ratio = value / peer_value

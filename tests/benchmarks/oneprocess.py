@@ -169,6 +169,10 @@ class OneProcess:
         self._engine.start()
         await self._publish()
 
+    def save(self, directory: Path) -> None:
+        """The weights as they are now, with all that a run needs to begin with them."""
+        self._learner.save(directory)
+
     async def train(self, until: int, told: Callable[[Story], None] = lambda story: None) -> None:
         """Up to this step."""
         training = self._config.training
@@ -362,12 +366,12 @@ def _with_advantage(group: Group, record: str) -> Trajectory:
     return Trajectory(record=record, group=group.name, segments=one.segments, advantage=share.advantage or 0.0)
 
 
-def shop_run(folder: Path, random_number: int, sets: Sequence[str] = ()) -> RunConfig:
-    """The demo's run, with its data in this folder."""
+def shop_run(folder: Path, random_number: int, sets: Sequence[str] = (), **rows: int) -> RunConfig:
+    """The demo's run, with its data in this folder; `rows` says how much of it, if not as much as the demo has."""
     file = folder / "assets" / "train.yaml"
     file.parent.mkdir()
     file.write_bytes(resources.files("assets").joinpath("train.yaml").read_bytes())
-    shopdata.write(folder / "runs" / "shop-data", random_number=random_number)
+    shopdata.write(folder / "runs" / "shop-data", random_number=random_number, **rows)
     chance = f"training.random={random_number}"
     return load_config(file, sets=[chance, *sets], environ={}).config
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from agentrl.store import accounting, indexes
+from agentrl.store.database import connect
+from tests.benchmarks import claiming, oneprocess, storage
+from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.figures import Outcome, as_markdown
 from tests.waiting import eventually
 
@@ -47,6 +53,44 @@ def test_the_figures_of_the_documentation() -> None:
     assert "### start: a title" in text
     assert "| start | 10 ms | slow | 50 ms | 5 | 5× faster | yes |" in text
     assert "| rate | 40 /s | loop | 100 /s | 0.4 | ≥ 0.5 | NO |" in text
+
+
+async def test_a_trajectory_is_smaller_than_its_histories(mongo_url: str) -> None:
+    few = await storage.sizes(mongo_url, Shape(turns=2, prompt=50, output=20, result=20))
+    many = await storage.sizes(mongo_url, Shape(turns=12, prompt=50, output=20, result=20))
+    assert many.history / many.ours > few.history / few.ours, "the longer, the more is saved"
+
+
+async def test_what_is_claimed_and_ended_side_by_side_balances(mongo_url: str) -> None:
+    database = connect(mongo_url, f"bench-{os.getpid()}")
+    try:
+        await indexes.ensure(database)
+        await prepare(database, 3, 4)
+        samplers = [Sampler(database, f"sampler-{number}", claiming.SHAPE) for number in range(2)]
+        ended = await asyncio.gather(*(sampler.run(4) for sampler in samplers))
+        assert sum(ended) == await database.count("Record", {"status": "scored"}) == 12
+        assert await database.count("Task", {"status": "ready"}) == 3
+        account = await accounting.account(database)
+        assert account.balanced, account.problems
+    finally:
+        await database.drop()
+        await database.close()
+
+
+async def test_one_process_takes_a_step(tmp_path: Path) -> None:
+    small = ["training.warmup.steps=2", "training.warmup.batch=4", "training.groups=1", "sampling.n=2"]
+    config = oneprocess.shop_run(
+        tmp_path, 1, [*small, "training.bound=0", "evaluation.tasks=2"], train=8, held_out=2, shown=8
+    )
+    (server,) = config.tools.values()
+    async with oneprocess.connected(server) as tools:
+        one = oneprocess.OneProcess(config, tmp_path, tools)
+        await one.begin()
+        await one.train(1)
+        assert one.story.steps == 1
+        assert one.story.records >= 2
+        assert await one.evaluate() == 0.0, "two steps of a warm-up teach nothing"
+        await one.close()
 
 
 @pytest.mark.parametrize("how", ["by itself", "by SIGTERM"])

@@ -1,0 +1,72 @@
+"""The picture of the training demo: it fits, shows what is told, and believes nobody."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from agentrl.protocol.rows import UnitRow, UnitState
+from assets.train_demo import Result
+from assets.train_figures import Figures
+from assets.train_screen import Screen
+
+NOW = Figures(
+    version=12,
+    rewards=tuple(number / 40 for number in range(40)),
+    committed=11,
+    staleness=0.53,
+    tokens=10,
+    tool_calls=300,
+    tool_errors=9,
+    held_out={1: 0.0, 11: 0.94},
+)
+
+
+def trainer(status: str) -> UnitRow:
+    return UnitRow(unit="trainer-0", group="trainer", role="trainer", state=UnitState.READY, status=status)
+
+
+def drawn(status: str, now: Figures, width: int) -> list[str]:
+    page = io.StringIO()
+    console = Console(file=page, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    console.print(Screen(console, 30).picture(trainer(status), now))
+    return page.getvalue().rstrip().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_fits_whatever_is_told(width: int) -> None:
+    lines = drawn("trains step 12, " + "many tokens " * 30, NOW, width)
+    assert len(lines) == 8
+    assert all(len(line) <= width for line in lines)
+
+
+def test_it_shows_how_far_the_warm_up_is_and_then_the_steps() -> None:
+    assert "warm-up 16 of 150" in drawn("warm-up: step 16 of 150, loss 1.432", Figures(), 100)[0]
+    assert "step 11 of 30" in drawn("warm-up: step 16 of 150, loss 1.432", NOW, 100)[0]
+    assert any("v1 0.00, v11 0.94" in line for line in drawn("trains", NOW, 100))
+
+
+def test_what_a_unit_says_is_neither_markup_nor_a_command_to_the_terminal() -> None:
+    page = "\n".join(drawn("[/bold] \x1b[2J\x1b]0;gone\x07 here", NOW, 100))
+    assert "[/bold]" in page
+    assert "\x1b" not in page
+    assert "here" in page
+
+
+def test_without_a_terminal_a_line_is_told_now_and_then() -> None:
+    page = io.StringIO()
+    console = Console(file=page, width=40)
+    with Screen(console, 30).shown() as show:
+        for _ in range(3):
+            show(trainer("trains\x1b[2J"), NOW)
+    (line,) = page.getvalue().splitlines()
+    assert "step 11 of 30; trainer trains; version 12" in line
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "learned"), [(0.0, 0.8, True), (0.65, 0.9, False), (0.0, 0.79, False), (0.55, 0.86, True)]
+)
+def test_it_learned_if_the_reward_is_high_and_was_low(before: float, after: float, learned: bool) -> None:
+    assert Result(before=before, after=after).learned is learned

@@ -1,0 +1,133 @@
+"""Episodes without model and tools: everything that a sampler writes of one, through the code of the sampler."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.engines.protocol import Generated, Sampling
+from agentrl.policies.groups import GroupRule
+from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.policies.states import ToolCallStatus
+from agentrl.rollout.ending import Endings, structure
+from agentrl.rollout.loops import AgentLoop
+from agentrl.rollout.ports import ToolAnswer
+from agentrl.rollout.recording import Recorder
+from agentrl.store import claims, documents, owners, tasks
+from agentrl.store.claims import Claim, Ending
+from agentrl.store.database import Database
+from agentrl.store.documents import ParsedCall, Task, Turn, turn_id
+from agentrl.store.owners import Lease
+from agentrl.store.trajectories import Writer
+from tests.store.flow import admit
+
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of every episode."""
+
+    turns: int
+    prompt: int
+    """Tokens of the first prompt."""
+    output: int
+    """Tokens of a turn."""
+    result: int
+    """Tokens of what its tool answers, four characters each."""
+
+
+class Judge(AgentLoop):
+    """Scores at once, by chance."""
+
+    async def run(self, episode: object) -> Outcome:
+        raise NotImplementedError("these episodes are played by the benchmark")
+
+    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
+        return random.random()
+
+
+async def prepare(database: Database, groups: int, n: int) -> None:
+    """Open Records."""
+    rows = [
+        Task(id=documents.task_id("shop", "train", 0, number), environment="shop", row=number, place=number)
+        for number in range(groups)
+    ]
+    await tasks.insert(database, rows)
+    for task in rows:
+        assert await admit(database, task, n=n)
+
+
+class Sampler:
+    """The part of a sampler that writes."""
+
+    def __init__(self, database: Database, name: str, shape: Shape) -> None:
+        self._database = database
+        self._owner = f"{name}.1"
+        self._lease = Lease(database, self._owner, unit=name, role="sampler")
+        self._writer = Writer(database)
+        self._endings = Endings(database, self._lease, GroupRule())
+        self._known = claims.KnownTasks(database)
+        self._shape = shape
+        self._chance = random.Random(name)
+
+    async def run(self, concurrency: int) -> int:
+        """Until nothing is open; how many Records it has ended."""
+        await self._lease.open()
+        done = await asyncio.gather(*(self._work() for _ in range(concurrency)))
+        await self._writer.close()
+        await owners.expire(self._database, self._owner, "it ended")
+        return sum(done)
+
+    async def _work(self) -> int:
+        count = 0
+        while (claim := await claims.claim(self._database, self._owner, resumable=True, known=self._known)) is not None:
+            await self._play(claim)
+            count += 1
+        return count
+
+    async def _play(self, claim: Claim) -> None:
+        shape = self._shape
+        recorder = await Recorder.begin(self._database, self._writer, claim, self._owner)
+        ids, texts = self._tokens(shape.prompt), list[str]()
+        for turn in range(shape.turns):
+            last = turn == shape.turns - 1
+            call = recorder.sent(turn, ids, Sampling(max_new_tokens=shape.output), "engine-0.1")
+            made = self._made()
+            recorder.answered(call, ids, made)
+            texts.append(" word" * (shape.output // 2))
+            name = turn_id(claim.record.id, turn)
+            told = Turn(id=name, record=claim.record.id, task=claim.task.id, index=turn, text=texts[-1], call=call.id)
+            if not last:
+                told.parsed = [ParsedCall(name="lookup", arguments={"item": "pear"})]
+                told.tool_calls = [await self._tool(recorder, turn)]
+                ids = [*ids, *made.ids, *self._tokens(shape.result)]
+            recorder.turn_over(told, last=last)
+        await recorder.settled()
+        recorder.close()
+        ending = Ending(outcome=Outcome.ANSWERED, turns=shape.turns, generated_tokens=shape.turns * shape.output)
+        data = structure(claim.record, recorder.tree, recorder.runs, OutcomeClass.POLICY)
+        assert await self._endings.end(Judge(), claim, ending, texts, data)
+
+    async def _tool(self, recorder: Recorder, turn: int) -> str:
+        asked = await recorder.requested(
+            turn, 0, server="shop", tool="lookup", arguments={"item": "pear"}, session=recorder.record.id
+        )
+        recorder.tool_runs(asked)
+        said = ToolAnswer(status="ok", content=result_of(self._shape), latency_s=0.01)
+        recorder.tool_moved(asked, ToolCallStatus.OK, said)
+        return asked.id
+
+    def _made(self) -> Generated:
+        count = self._shape.output
+        log_probs = [-self._chance.random() for _ in range(count)]
+        return Generated(ids=self._tokens(count), log_probs=log_probs, versions=[(1, count)], finish="stop")
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._chance.choices(range(VOCABULARY), k=count)
+
+
+def result_of(shape: Shape) -> str:
+    return "42, " * shape.result

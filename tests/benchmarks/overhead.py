@@ -1,0 +1,138 @@
+"""What a run costs above its learning: the demo's run, against one process with the same engine, trainer and tools.
+
+Both begin with the same weights, warmed up once, and are measured between two of their steps, so that neither pays for
+its start. CPU time is that of all their processes, the database and the coordinator included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+import yaml
+from rich.console import Console
+
+from agentrl.config.run import RunConfig
+from assets.demo import Operator
+from assets.train_demo import NAME
+from assets.train_figures import Books
+from tests.benchmarks.figures import Outcome
+from tests.benchmarks.leaving import MARK
+from tests.benchmarks.oneprocess import OneProcess, connected, shop_run
+
+FIRST, LAST = 3, int(os.environ.get("BENCH_STEPS", "18"))
+"""The measurement begins with the end of one step, and ends with the end of the other."""
+LEAST = 0.5
+WITHIN_S = 1800.0
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    records: int
+    """That trained."""
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.records / self.wall_s
+
+    @property
+    def cpu_ms(self) -> float:
+        return 1e3 * self.cpu_s / self.records
+
+
+def measure() -> Outcome:
+    outcome = Outcome(f"the demo's run against one process, steps {FIRST + 1} to {LAST}")
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        config = shop_run(folder, 0)
+        torch.set_num_threads(config.training.threads)
+        one, model = asyncio.run(_in_one_process(config, folder))
+        whole = _as_a_run(folder, model)
+    outcome.share("trained records", whole.rate, "/s", "one process", one.rate, least=LEAST)
+    outcome.within("CPU per trained record", whole.cpu_ms, "ms", "one process", one.cpu_ms, factor=1 / LEAST)
+    return outcome
+
+
+async def _in_one_process(config: RunConfig, folder: Path) -> tuple[Spent, Path]:
+    """What it took, and the weights after the warm-up."""
+    (server,) = config.tools.values()
+    async with connected(server) as tools:
+        one = OneProcess(config, folder, tools)
+        await one.begin()
+        model = folder / "warm"
+        one.save(model)
+        await one.train(FIRST)
+        records, began, cpu = one.story.trained_records, time.monotonic(), _cpu_s([psutil.Process()])
+        await one.train(LAST)
+        spent = Spent(one.story.trained_records - records, time.monotonic() - began, _cpu_s([psutil.Process()]) - cpu)
+        await one.close()
+    return spent, model
+
+
+def _as_a_run(folder: Path, model: Path) -> Spent:
+    file = folder / "assets" / "train.yaml"
+    run = yaml.safe_load(file.read_text())
+    run["model"] = {"path": str(model)}
+    run["training"] |= {"steps": LAST, "warmup": {"steps": 0}}
+    del run["environments"]["shop"]["evaluation"]
+    file.write_text(yaml.safe_dump(run))
+    with _up(folder, file) as books:
+        begun = _at_step(books, FIRST)
+        ended = _at_step(books, LAST)
+    return Spent(*(later - earlier for later, earlier in zip(ended, begun, strict=True)))
+
+
+@contextmanager
+def _up(folder: Path, file: Path) -> Iterator[Books]:
+    operator = Operator(Console(stderr=True), folder, NAME)
+    books = Books(folder / "runs" / NAME, folder / "state" / NAME)
+    try:
+        operator.types("up", str(file), "--yes", "--no-wait")
+        yield books
+    finally:
+        books.close()
+        operator.types("down", "--now", "--yes")
+
+
+def _at_step(books: Books, step: int) -> tuple[int, float, float]:
+    """Trained records, wall and CPU seconds at the moment at which this step is committed."""
+    deadline = time.monotonic() + WITHIN_S
+    while (now := books.look()).committed < step:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"step {step} was not committed within {WITHIN_S:g} s")
+        time.sleep(LOOK_EVERY_S)
+    return now.trained_records, time.monotonic(), _cpu_s(_of_the_run())
+
+
+def _of_the_run() -> list[psutil.Process]:
+    """The host agent; everything else of the run descends from it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get(MARK) == str(os.getpid()) and "daemons.host" in process.cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if ours:
+            found.append(process)
+    return found
+
+
+def _cpu_s(roots: list[psutil.Process]) -> float:
+    """Of these and all that descend from them and live; the agent's units do while nothing dies."""
+    total = 0.0
+    for root in roots:
+        for process in (root, *root.children(recursive=True)):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total

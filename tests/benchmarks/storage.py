@@ -1,0 +1,84 @@
+"""What a trajectory of a hundred turns takes, against a document for each turn that has the whole history so far.
+
+Both hold the same tokens, log-probs and results of tools, packed alike; sizes are those of BSON, before compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, NamedTuple
+
+import bson
+
+from agentrl.store import indexes, trajectories
+from agentrl.store.database import Database, connect
+from agentrl.tokens.binary import pack_ids, unpack_ids
+from agentrl.tokens.spans import full_prompts
+from tests.benchmarks.episodes import Sampler, Shape, prepare
+from tests.benchmarks.figures import Outcome
+from tests.store.server import shared_server
+
+SHAPE = Shape(turns=100, prompt=200, output=100, result=200)
+COLLECTIONS = ("Record", "DispatchedSamplingTask", "Turn", "ToolCall", "DBRecordData")
+TIMES = 20.0
+
+
+def measure(shape: Shape = SHAPE) -> Outcome:
+    outcome = Outcome(
+        f"storage of a trajectory of {shape.turns} turns, {shape.output} tokens and {shape.result} of a tool each"
+    )
+    with shared_server() as url:
+        found = asyncio.run(sizes(url, shape))
+    outcome.smaller("BSON", found.ours / 1024, "KiB", "full history per turn", found.history / 1024, by=TIMES)
+    outcome.plain("of a turn", found.ours / shape.turns, "bytes")
+    return outcome
+
+
+class Sizes(NamedTuple):
+    ours: int
+    history: int
+
+
+async def sizes(url: str, shape: Shape) -> Sizes:
+    """Of one trajectory, in a database of its own that is gone afterwards."""
+    database = connect(url, f"bench-{os.getpid()}")
+    try:
+        await indexes.ensure(database)
+        await prepare(database, 1, 1)
+        assert await Sampler(database, "sampler-0", shape).run(1) == 1
+        (record,) = await database.find("Record", {})
+        ours = sum([await _size_of(database, collection) for collection in COLLECTIONS])
+        history = sum(len(bson.encode(turn)) for turn in await _with_history(database, record["_id"]))
+        return Sizes(ours, history)
+    finally:
+        await database.drop()
+        await database.close()
+
+
+async def _size_of(database: Database, collection: str) -> int:
+    sizes = [{"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}]
+    return int((await database.aggregate(collection, sizes))[0]["bytes"])
+
+
+async def _with_history(database: Database, record: str) -> list[dict[str, Any]]:
+    """As where every turn is a sample of its own: its whole prompt, and the conversation that led to it."""
+    calls = (await trajectories.calls_of(database, [record]))[record]
+    prompts = full_prompts(trajectories.stored_calls(calls))
+    answers = {call.turn: call for call in await trajectories.tool_calls_of(database, record)}
+    messages: list[dict[str, str]] = []
+    documents = []
+    for call, turn in zip(calls, await trajectories.turns_of(database, record), strict=True):
+        messages.append({"role": "assistant", "content": turn.text})
+        documents.append(
+            {
+                "_id": call.id,
+                "prompt": pack_ids(prompts[call.index]),
+                "output": pack_ids(unpack_ids(call.output)),
+                "log_probs": call.log_probs,
+                "messages": list(messages),
+            }
+        )
+        if (answer := answers.get(turn.index)) is not None:
+            messages.append({"role": "tool", "content": answer.result})
+    return documents
