@@ -1,17 +1,20 @@
 """The one seam to the MongoDB driver. Nobody else in the data plane imports it.
 
-Invariants: every operation has a deadline, within which the driver repeats what a restart of the server interrupted;
-what the driver raises becomes an error of ours; the write concern is the server's default (majority, journaled) and is
-never lowered. Motor and PyMongo's own asyncio client fit behind it alike.
+Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
+driver, exactly once, where it is one write; here, where it may be made any number of times. What the driver raises
+becomes an error of ours; the write concern is the server's default (majority, journaled) and is never lowered. Motor
+and PyMongo's own asyncio client fit behind it alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pymongo.errors
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -25,10 +28,12 @@ Update = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Sort = Sequence[tuple[str, int]]
 Projection = Mapping[str, Any] | Sequence[str]
 Write = InsertOne[Plain] | UpdateOne | UpdateMany
+T = TypeVar("T")
 Driver = Literal["motor", "pymongo"]
 
 OPERATION_WITHIN_S = 30.0
 """A killed server is back within a few seconds; until then writers wait and see no error."""
+AGAIN_S = 0.1
 INSERTED_AT_ONCE = 1000
 
 _DUPLICATE_KEY = 11000
@@ -60,11 +65,12 @@ class Bulk(NamedTuple):
 class Database:
     """One database. Collections are named by words, filters and updates are written in MongoDB's own language."""
 
-    def __init__(self, client: Any, name: str) -> None:
+    def __init__(self, client: Any, name: str, *, within_s: float = OPERATION_WITHIN_S) -> None:
         # Both drivers have the same methods but not the same types, so this is the one place without them.
         self._client = client
         self._database = client[name]
         self.name = name
+        self._within_s = within_s
 
     # ---- reading ----
 
@@ -84,10 +90,12 @@ class Database:
         limit: int = 0,
         projection: Projection | None = None,
     ) -> list[Plain]:
-        with _our_errors(collection):
+        async def read() -> list[Plain]:
             cursor = self._database[collection].find(filter, projection, sort=sort, limit=limit)
             found: list[Plain] = await cursor.to_list(None)
-        return found
+            return found
+
+        return await self._repeated(collection, read)
 
     async def stream(
         self,
@@ -114,12 +122,14 @@ class Database:
         return values
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
-        with _our_errors(collection):
+        async def read() -> list[Plain]:
             asked = self._database[collection].aggregate(pipeline)
             # Motor gives a cursor, PyMongo a coroutine that gives one.
             cursor = await asked if inspect.isawaitable(asked) else asked
             found: list[Plain] = await cursor.to_list(None)
-        return found
+            return found
+
+        return await self._repeated(collection, read)
 
     # ---- writing ----
 
@@ -149,9 +159,8 @@ class Database:
         return bool(done.matched_count or done.upserted_id is not None)
 
     async def update_many(self, collection: str, filter: Filter, update: Update) -> int:
-        """How many documents matched."""
-        with _our_errors(collection):
-            done = await self._database[collection].update_many(filter, update)
+        """How many documents matched. After a restart of the server in the middle, those that still did."""
+        done = await self._repeated(collection, lambda: self._database[collection].update_many(filter, update))
         return int(done.matched_count)
 
     async def find_one_and_update(
@@ -181,22 +190,19 @@ class Database:
         return Bulk(done.inserted_count + done.upserted_count, done.matched_count)
 
     async def delete_many(self, collection: str, filter: Filter) -> int:
-        with _our_errors(collection):
-            done = await self._database[collection].delete_many(filter)
+        done = await self._repeated(collection, lambda: self._database[collection].delete_many(filter))
         return int(done.deleted_count)
 
     # ---- the whole ----
 
     async def now(self) -> datetime:
         """The server's time."""
-        with _our_errors("the server"):
-            answer: Plain = await self._database.command("hello")
+        answer: Plain = await self._repeated("the server", lambda: self._database.command("hello"))
         at: datetime = answer["localTime"]
         return at.replace(tzinfo=UTC)  # answers to commands come without one
 
     async def create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
-        with _our_errors(collection):
-            await self._database[collection].create_indexes(indexes)
+        await self._repeated(collection, lambda: self._database[collection].create_indexes(indexes))
 
     async def explain(self, collection: str, command: Plain) -> Plain:
         """How the server would answer `find`, `count`, `aggregate` … of this collection."""
@@ -220,6 +226,18 @@ class Database:
         with _our_errors(self.name):
             await self._client.drop_database(self.name)
 
+    async def _repeated(self, where: str, act: Callable[[], Awaitable[T]]) -> T:
+        """What the driver does not repeat by itself, and what comes to the same however often it is made."""
+        deadline = time.monotonic() + self._within_s
+        while True:
+            try:
+                with _our_errors(where):
+                    return await act()
+            except StoreUnavailableError:
+                if time.monotonic() + AGAIN_S > deadline:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
     async def close(self) -> None:
         closing = self._client.close()
         if inspect.isawaitable(closing):
@@ -234,7 +252,7 @@ def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = 
     except (pymongo.errors.ConfigurationError, pymongo.errors.InvalidURI, ValueError) as wrong:
         # The URL holds a password: only what is wrong with it is told.
         raise ConfigError(f"The URL of MongoDB cannot be used: {wrong}.") from wrong
-    return Database(client, name)
+    return Database(client, name, within_s=within_s)
 
 
 @contextlib.contextmanager

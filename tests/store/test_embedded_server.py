@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib
 import os
@@ -9,7 +10,7 @@ import signal
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.protocol import messages
 from agentrl.store import embedded
 from agentrl.store.binary import find_mongod, mongod_version
+from agentrl.store.database import connect
 from agentrl.store.files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
 from tests.store.server import keep_trying
@@ -127,6 +129,57 @@ async def test_a_server_that_dies_ends_the_unit_and_the_next_one_has_all_data(mo
     assert files.url_file.read_text() == url
     with client(files) as known:
         assert known.run.tasks.count_documents({}) == 100
+
+
+async def test_who_uses_it_sees_no_error_while_it_is_killed_and_comes_back(mongo: MongoUnits) -> None:
+    """And what was acknowledged was made once: no claim twice, none that nobody knows of."""
+    unit = await mongo.up()
+    database = connect(mongo.files.url_file.read_text(), "run")
+    await database.insert_many("Record", [{"_id": number, "status": "open", "times": 0} for number in range(20_000)])
+    over, claimed, added = asyncio.Event(), list[int](), [0]
+
+    async def claims() -> None:
+        mine = {"$set": {"status": "running"}}
+        found = await database.find_one_and_update("Record", {"status": "open"}, mine)
+        assert found is not None
+        claimed.append(found["_id"])
+
+    async def adds() -> None:
+        assert await database.update_one("Record", {"_id": 0}, {"$inc": {"times": 1}})
+        added[0] += 1
+
+    async def others() -> None:
+        await database.update_many("Record", {"_id": {"$lt": 50}}, {"$set": {"seen": True}})
+        await database.delete_many("Record", {"_id": -1})
+        await database.now()
+        assert len(await database.find("Record", {"_id": {"$lt": 500}})) == 500
+        assert await database.aggregate("Record", [{"$match": {"_id": 1}}])
+
+    async def again(act: Callable[[], Awaitable[None]]) -> int:
+        times = 0
+        while not over.is_set():
+            await act()
+            times += 1
+        return times
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for act in (claims, claims, claims, adds, others, others):
+                tasks.create_task(again(act))
+            await aeventually(lambda: len(claimed) > 50, what="claims")
+            os.kill(lock_holder(mongo.files.data) or 0, signal.SIGKILL)
+            await unit.code()
+            await mongo.up()
+            before = len(claimed)
+            await aeventually(lambda: len(claimed) > before + 50, what="claims after it came back")
+            over.set()
+        running = await database.find("Record", {"status": "running"}, projection=["_id"])
+        assert sorted(claimed) == sorted(found["_id"] for found in running)
+        counted = await database.find_one("Record", {"_id": 0})
+        assert counted is not None
+        assert counted["times"] == added[0]
+    finally:
+        await database.close()
 
 
 async def test_a_second_server_waits_for_the_one_that_outlived_its_unit(mongo: MongoUnits) -> None:

@@ -1,0 +1,145 @@
+"""The store of a run as a test reads it: with a driver of its own, beside everything that it is to judge.
+
+Invariant: whoever asks is answered or told `AwayError` within seconds, because the server is among those that die.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pymongo.errors
+from pymongo.database import Database
+
+from tests.waiting import eventually
+
+Plain = dict[str, Any]
+logging.getLogger("pymongo.client").disabled = True  # what it cannot tidy up in a dead server is no news here
+SOON_S = 3.0
+
+
+class AwayError(Exception):
+    """The store does not answer now."""
+
+
+class Books:
+    def __init__(self, url: str, name: str) -> None:
+        soon_ms = round(SOON_S * 1000)
+        self._client: pymongo.MongoClient[Plain] = pymongo.MongoClient(
+            url, tz_aware=True, socketTimeoutMS=soon_ms, connectTimeoutMS=soon_ms, serverSelectionTimeoutMS=soon_ms
+        )
+        self.database: Database[Plain] = self._client[name]
+
+    @classmethod
+    def of(cls, state_dir: Path, name: str) -> Books:
+        """Waits for the store's first sign of life."""
+        file = state_dir / "mongo" / "url"
+        url = eventually(lambda: file.exists() and file.read_text().strip(), within_s=120, what="the store's URL")
+        assert isinstance(url, str)
+        return cls(url, name)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def find(self, collection: str, filter: Mapping[str, Any] | None = None, *fields: str) -> list[Plain]:
+        with _answers():
+            return list(self.database[collection].find(filter or {}, list(fields) or None))
+
+    def one(self, collection: str, filter: Mapping[str, Any]) -> Plain | None:
+        with _answers():
+            return self.database[collection].find_one(filter)
+
+    def count(self, collection: str, filter: Mapping[str, Any]) -> int:
+        with _answers():
+            return self.database[collection].count_documents(filter)
+
+    def answers(self) -> bool:
+        """Whether it takes writes now."""
+        try:
+            return bool(self._client.admin.command("hello").get("isWritablePrimary"))
+        except pymongo.errors.PyMongoError:
+            return False
+
+    def committed(self) -> int:
+        return self.count("Step", {"status": "committed"})
+
+    @contextmanager
+    def changes(self, collection: str, match: Mapping[str, Any]) -> Iterator[Iterator[Plain | None]]:
+        """Changes from now on that fit; None is given every now and then, so that the caller can look at its watch.
+
+        The server may be dead when this is left."""
+        with _answers():
+            stream = self.database[collection].watch(
+                [{"$match": dict(match)}], full_document="updateLookup", max_await_time_ms=200
+            )
+            try:
+                yield iter(stream.try_next, object())
+            finally:
+                with suppress(pymongo.errors.PyMongoError):
+                    stream.close()
+
+
+class Witness:
+    """Remembers what the store has acknowledged, in order to find it again after all deaths of the server."""
+
+    _ENDS = ("scored", "finished", "committed", "trained")
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="witness", daemon=True)
+        self.seen: dict[tuple[str, str], set[str]] = {}
+        """Statuses that (collection, id) was seen in."""
+        self.failure = ""
+
+    def __enter__(self) -> Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(30)
+
+    def _watch(self) -> None:
+        token: Mapping[str, Any] | None = None
+        match = {"ns.coll": {"$in": ["Record", "Step", "Task"]}, "operationType": {"$in": ["insert", "update"]}}
+        while not self._over.is_set():
+            try:
+                with self._books.database.watch(
+                    [{"$match": match}], resume_after=token, max_await_time_ms=200
+                ) as stream:
+                    while not self._over.is_set():
+                        change = stream.try_next()
+                        token = stream.resume_token
+                        if change is not None:
+                            self._note(change)
+            except pymongo.errors.ConnectionFailure:
+                self._over.wait(0.2)
+            except pymongo.errors.OperationFailure as refused:
+                if not refused.has_error_label("ResumableChangeStreamError"):
+                    self.failure = f"the change stream cannot be resumed: {refused}"
+                    return
+                self._over.wait(0.2)
+
+    def _note(self, change: Mapping[str, Any]) -> None:
+        fields = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields", {})
+        if fields.get("status") in self._ENDS:
+            key = change["ns"]["coll"], str(change["documentKey"]["_id"])
+            self.seen.setdefault(key, set()).add(fields["status"])
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    try:
+        yield
+    except pymongo.errors.PyMongoError as away:
+        raise AwayError(str(away)[:200]) from away
+
+
+def by_id(documents: Sequence[Plain]) -> dict[str, Plain]:
+    return {document["_id"]: document for document in documents}

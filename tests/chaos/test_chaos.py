@@ -1,0 +1,29 @@
+"""A run that is struck everywhere, once, finishes its job and its books agree. `make chaos` has longer ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.blows import REQUIRED
+from tests.chaos.schedule import schedule, steps_of
+from tests.chaos.survival import survive
+
+
+@pytest.mark.slow
+# Three minutes where nobody else works; processes that start torch take their time where somebody does.
+@pytest.mark.timeout(1800)
+def test_a_run_survives_every_death_and_its_books_agree(tmp_path: Path) -> None:
+    result = survive(tmp_path, seed=0, minutes=3)
+    assert not result.problems, result.report()
+
+
+def test_a_storm_is_the_same_again_and_leaves_nothing_out() -> None:
+    due = schedule(7, 30)
+    assert due == schedule(7, 30)
+    assert due != schedule(8, 30)
+    assert {one.name for one in due[: len(REQUIRED)]} == REQUIRED.keys() == {one.name for one in schedule(7, 0)}
+    assert len(due) > 5 * len(schedule(7, 0))
+    assert [one.at_step for one in due] == sorted(one.at_step for one in due)
+    assert steps_of(due) > due[-1].at_step
