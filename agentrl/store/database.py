@@ -37,6 +37,7 @@ AGAIN_S = 0.1
 INSERTED_AT_ONCE = 1000
 
 _DUPLICATE_KEY = 11000
+_OTHER_INDEX = frozenset({85, 86})
 _DISK_IS_FULL = frozenset({14031, 24})
 _LOGIN_FAILED = frozenset({13, 18})
 
@@ -202,7 +203,23 @@ class Database:
         return at.replace(tzinfo=UTC)  # answers to commands come without one
 
     async def create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
-        await self._repeated(collection, lambda: self._database[collection].create_indexes(indexes))
+        """One that is there under this name with other keys was made by another version of ours, and is replaced."""
+        await self._repeated(collection, lambda: self._create_indexes(collection, indexes))
+
+    async def _create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
+        made = self._database[collection]
+        try:
+            await made.create_indexes(indexes)
+            return
+        except pymongo.errors.OperationFailure as refused:
+            if refused.code not in _OTHER_INDEX:
+                raise
+        known = await made.index_information()
+        for index in indexes:
+            name, keys = index.document["name"], list(index.document["key"].items())
+            if name in known and known[name]["key"] != keys:
+                await made.drop_index(name)
+        await made.create_indexes(indexes)
 
     async def explain(self, collection: str, command: Plain) -> Plain:
         """How the server would answer `find`, `count`, `aggregate` … of this collection."""

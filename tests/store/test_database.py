@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
-from pymongo import InsertOne, UpdateOne
+from pymongo import IndexModel, InsertOne, UpdateOne
 
 from agentrl.errors import ConfigError
 from agentrl.store import database, updates
@@ -81,6 +81,14 @@ async def test_times_are_the_servers(either: Database) -> None:
     assert await either.count("Turn", {"text": "$literal", **updates.is_past("at")}) == 0
     assert await either.count("Turn", updates.is_older("at", -120)) == 1
     assert await either.count("Turn", updates.is_past("never")) == 0
+
+
+async def test_an_index_of_another_version_is_replaced(either: Database) -> None:
+    for keys in (["a"], ["b", "a"], ["b", "a"]):
+        await either.create_indexes("Task", [IndexModel([(key, 1) for key in keys], name="mine")])
+    plan = await either.explain("Task", {"find": "Task", "filter": {"b": 1}})
+    assert "IXSCAN" in str(plan["queryPlanner"]["winningPlan"])
+    await either._database["Task"].drop_index("mine")
 
 
 async def test_a_refused_operation_is_an_error_of_ours(either: Database) -> None:
