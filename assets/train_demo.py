@@ -281,6 +281,7 @@ def _taken_down(demo: TrainingDemo) -> Iterator[None]:
 
 
 def _interrupt(number: int, _frame: object) -> None:
+    print(file=sys.stderr)  # the terminal has written ^C
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.errors import AgentrlError
-from agentrl.policies.states import PublicationStatus, StepStatus, ToolCallStatus
+from agentrl.policies.states import PublicationStatus, StepStatus
 from agentrl.store import access, accounting, evaluations
 from agentrl.store.accounting import Account
 from agentrl.store.database import Database
@@ -93,7 +93,6 @@ async def _figures(database: Database) -> Figures:
     ages = [one["age_mean"] for one in metrics if "age_mean" in one]
     generated = await database.aggregate("Record", [{"$group": {"_id": None, "n": {"$sum": "$generated_tokens"}}}])
     failed = {"error_class": "infrastructure"}
-    done = {"status": {"$in": [ToolCallStatus.OK, ToolCallStatus.TOOL_ERROR]}}
     return Figures(
         version=None if served is None else int(served["_id"]),
         rewards=tuple(one["reward_mean"] for one in metrics if "reward_mean" in one),
@@ -101,7 +100,7 @@ async def _figures(database: Database) -> Figures:
         trained_records=sum(len(step["records"]) for step in steps),
         staleness=ages[-1] if ages else None,
         tokens=int(generated[0]["n"]) if generated else 0,
-        tool_calls=await database.count("ToolCall", {"$or": [failed, done]}),
+        tool_calls=await database.count("ToolCall", {}),
         tool_errors=await database.count("ToolCall", failed),
         held_out=await _held_out(database),
     )

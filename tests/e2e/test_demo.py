@@ -1,0 +1,38 @@
+"""The training demo is interrupted: nothing of it is left, and it says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "assets.train_demo", "--json", "--keep", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stderr is not None
+        said = []
+        while "from another terminal" not in (line := demo.stderr.readline()):
+            assert line, f"the demo ended by itself: {said}"
+            said.append(line)
+        os.kill(demo.pid, signal.SIGINT)
+        out, err = demo.communicate()
+    assert demo.returncode == 130
+    assert "Nothing of shop is left" in err
+    assert json.loads(out)["exit_code"] == 130
+    assert [process.pid for process in psutil.process_iter() if str(tmp_path) in _command(process)] == []
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
