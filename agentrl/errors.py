@@ -140,6 +140,14 @@ class UnavailableError(AgentrlError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class ToldError(AgentrlError):
+    """What another program of agentrl failed with, as it told it."""
+
+    def __init__(self, message: str, *, hint: str, code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = ExitCode(code)
+
+
 class ProtocolError(AgentrlError):
     """A message could not be decoded or breaks the protocol."""
 

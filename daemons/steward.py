@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TypeVar
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DiskError
 from agentrl.steward import epochs, rules
 from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
@@ -51,6 +51,7 @@ async def main(unit: Unit) -> None:
                 sources,
                 incarnation=f"{unit.name}.{unit.incarnation}",
                 unit=unit.name,
+                run_dir=unit.run_dir,
             )
             await steward.start()
         unit.on_death(steward.died)
@@ -74,7 +75,7 @@ async def _serve(unit: Unit, steward: Steward) -> None:
                     unit.tell_waits(await steward.waits())
                     unit.metric(REJECTED.name, await steward.rejected_version())
                     told_at = time.monotonic()
-            except StoreUnavailableError as away:
+            except (StoreUnavailableError, DiskError) as away:
                 log.warning("%s", away.message)
                 unit.status(f"waits for MongoDB: {away.message}")
                 with unit.wait("MongoDB", on="mongo-0", at_most_s=ROUND_AT_MOST_S):
@@ -92,23 +93,39 @@ async def _serve(unit: Unit, steward: Steward) -> None:
 
 
 def _knobs(unit: Unit, steward: Steward) -> None:
-    """What admission goes by. A group that is under way keeps what it was admitted with."""
+    """What admission goes by, and what is kept. A group that is under way keeps what it was admitted with."""
     now = steward.rules
     _own(unit, steward, "max_in_flight", now.max_in_flight, "Episodes that may be open at once.", minimum=1)
     _own(unit, steward, "n", now.n, "Episodes of one task.", minimum=2, scientific=True)
     _own(unit, steward, "temperature", now.temperature, "Sampling temperature.", minimum=0.01, scientific=True)
     _own(unit, steward, "max_tokens", now.max_tokens, "Tokens of one model call.", minimum=1, scientific=True)
+    _kept(unit, steward, "details_s", now.details_s, "Seconds for which calls of consumed tasks are kept; 0: for ever.")
+    _kept(unit, steward, "data_max_bytes", now.data_max_bytes, "Database size above which the oldest of them go.")
+    _kept(unit, steward, "disk_reserve_bytes", now.disk_reserve_bytes, "Free bytes below which nothing is admitted.")
+
+
+def _kept(unit: Unit, steward: Steward, name: str, default: N, help: str) -> None:
+    says = "with the next look at the disks; what was removed does not come back"
+    _own(unit, steward, name, default, help, minimum=0, says=says)
 
 
 def _own(
-    unit: Unit, steward: Steward, name: str, default: N, help: str, *, minimum: float, scientific: bool = False
+    unit: Unit,
+    steward: Steward,
+    name: str,
+    default: N,
+    help: str,
+    *,
+    minimum: float,
+    scientific: bool = False,
+    says: str = "for what is admitted from now on; groups under way keep what they have",
 ) -> None:
     def change(value: N) -> None:
         steward.rules = steward.rules.changed(**{name: value})
 
     def preview(value: N) -> str:
         steward.rules.changed(**{name: value})  # refuses what could not be followed
-        return f"{name} becomes {value} for what is admitted from now on; groups under way keep what they have"
+        return f"{name} becomes {value} {says}"
 
     knob = unit.knob(
         name, default, help=help, minimum=minimum, scientific=scientific, on_change=change, preview=preview

@@ -23,6 +23,7 @@ from agentrl.cli import (
     events,
     house,
     insight,
+    jobs,
     keys,
     logs,
     records,
@@ -66,7 +67,7 @@ def root(
 # The order of the help: what one needs first comes first.
 for group_of_verbs in (
     *(up, down, status, units, tune, logs, events, alerts, insight),
-    *(tasks, records, training, checks),
+    *(tasks, records, training, checks, jobs),
     *(house, keys, settings, completion),
 ):
     group_of_verbs.register(app)

@@ -32,7 +32,7 @@ async def forget(
     state_dir = state_of(name)
     run = next((run for run in paths.list_runs() if run.name == name), None)
     uuid = run.uuid if run is not None else ""
-    await _refuse_if_up(name, state_dir, uuid)
+    await refuse_if_up(name, state_dir, uuid)
     effect = Effect(loses=(f"all that {state_dir.resolve()} holds: journal, keys, database",))
     if dry_run:
         report_preview(cli, effect, tier_of(effect))
@@ -41,7 +41,7 @@ async def forget(
         output.note("Nothing was done.")
         return ExitCode.OK
     # A person may have thought for long.
-    await _refuse_if_up(name, state_dir, uuid)
+    await refuse_if_up(name, state_dir, uuid)
     if uuid:
         forget_dead(state_dir, uuid)
     _remove(state_dir)
@@ -53,7 +53,7 @@ async def forget(
     return ExitCode.OK
 
 
-async def _refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
+async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
     from agentrl.cli import proof
     from agentrl.client.living import keepers_of
 

@@ -11,6 +11,7 @@ import typer
 from agentrl.cli.forgetting import forget
 from agentrl.cli.settings import RunFile, usual_file
 from agentrl.cli.verbs import Cli, group, verb
+from agentrl.cli.wiping import wipe
 from agentrl.errors import ExitCode, UnknownNameError
 
 DAEMONS = ("host", "coordinator", "mongo")
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
     runs_of_all = group(app, "runs", "The runs of this user on this host.", default="list")
     verb(runs_of_all, "list")(runs)
     verb(runs_of_all, "forget")(forget)
+    verb(runs_of_all, "wipe")(wipe)
     verb(app, "doctor")(doctor)
     # Whatever follows the role is the daemon's own, also what is spelled as an option of all verbs (--run, --help).
     verb(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)

@@ -6,13 +6,15 @@ batch can be filled (the largest group fits into what may be in flight).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config import sglang
-from agentrl.config.base import Command, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
+from agentrl.config.base import Bytes, Command, Env, Flag, Number, Seconds, Secret, Section, Words, problems_in_one_of
+from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.objective import Aggregation, Counted, RatioAgainst
 from agentrl.policies.outcomes import LimitRule
@@ -20,6 +22,8 @@ from agentrl.policies.outcomes import LimitRule
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 _Share = Annotated[Number, Field(ge=0, le=1)]
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
 _Rate = Annotated[Number, Field(gt=0, le=10)]
 _Least = Annotated[Number, Field(ge=0, le=1_000)]
 Meaning = Literal["policy", "infrastructure"]
@@ -84,6 +88,10 @@ class ToolServer(Section):
     """The program and its arguments, for a server over stdio. `{python}` and `{run_dir}` are replaced."""
     url: str = ""
     """The address of a server over streamable HTTP."""
+    token: Secret = None
+    """With `url`: where its token is, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
+    headers: Env = Field(default_factory=dict)
+    """With `url`: headers of every request. Secrets stand here as `env:NAME` or `file:PATH`."""
     env: Env = Field(default_factory=dict)
     """Environment of the server on top of the little that it inherits. Secrets stand here as `env:NAME` or
     `file:PATH`."""
@@ -107,6 +115,13 @@ class ToolServer(Section):
     def _one_transport(self) -> ToolServer:
         if problem := problems_in_one_of(self, ("command", "url")):
             raise ValueError(problem)
+        if not self.url and (self.token or self.headers):
+            raise ValueError("token and headers are for a server with a url; others get their secrets by env")
+        for name, value in self.headers.items():
+            if not _HEADER.fullmatch(name) or any(char in value for char in "\r\n"):
+                raise ValueError(f"headers has {name!r}, which is no header, or one of several lines")
+            if (name.lower() in _SECRET_HEADERS or names_a_secret(name)) and not is_reference(value):
+                raise ValueError(f"headers.{name} must be a reference to a secret, env:NAME or file:PATH")
         return self
 
 
@@ -271,6 +286,8 @@ class Training(Section):
     """Steps between two checkpoints."""
     keep_checkpoints: _Positive = 3
     """Unpinned checkpoints that are kept."""
+    dumps: _Natural = 0
+    """Batches that are recorded in `RUN_DIR/dumps`, the newest; `agentrl train --from-dump` trains them again."""
     max_trained_count: _Positive = 1
     """How often a task may be trained."""
     min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
@@ -283,6 +300,19 @@ class Training(Section):
     """The number that fixes initial weights and sampling."""
     warmup: Warmup = Warmup()
     """Supervised steps before."""
+
+
+class Retention(Section):
+    """What is kept, and how much of the disk is left alone."""
+
+    versions: _Positive = 4
+    """Published versions whose files are kept, besides those that an engine, a checkpoint or an evaluation needs."""
+    details_s: Annotated[Number, Field(ge=0, le=315_360_000)] = 0.0
+    """Seconds after its admission for which calls, turns and tool calls of a consumed task are kept; 0: for ever."""
+    data_max: Bytes = 0
+    """Size of the database above which those of the oldest consumed tasks are removed, whatever their age; 0: none."""
+    disk_reserve: Bytes = 512 << 20
+    """Free bytes on the disks of the database and of the run's directory below which nothing is admitted."""
 
 
 class DataPlane(Section):
@@ -304,6 +334,8 @@ class DataPlane(Section):
     """The trainer."""
     evaluation: Evaluation = Evaluation()
     """Evaluation."""
+    retention: Retention = Retention()
+    """What is kept."""
 
 
 Problem = tuple[tuple[str, ...], str]
@@ -313,6 +345,8 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
     """What does not fit together."""
     if not data.environments:
         return
+    if data.training.loss == "sft":
+        yield ("training", "loss"), "is sft: that is a job of `agentrl train`, whose run file has no environments"
     if data.model is None:
         yield ("model",), "is missing: a run with environments trains a model; write `path` or `build: tiny`"
     for name, environment in data.environments.items():

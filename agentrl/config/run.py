@@ -124,8 +124,7 @@ class RunConfig(data.DataPlane):
         """Names of the groups of the data plane."""
         if not self.environments:
             return ()
-        trainer = () if self.training.frozen else ("trainer",)
-        return ("steward", *(("toolbox",) if self.tools else ()), "engine", "sampler", *trainer)
+        return ("steward", *(("toolbox",) if self.tools else ()), "engine", "sampler", "trainer")
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:

@@ -83,7 +83,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    act: Literal["step", "wait", "end"]
+    act: Literal["step", "wait", "end", "bury"]
     why: str
     groups: tuple[ReadyGroup, ...] = ()
     """Of a Step: what trains. A Step of none commits as empty."""
@@ -93,6 +93,8 @@ class Decision:
     """Of a Step: members of its groups that do not train with it."""
     stale_groups: tuple[str, ...] = ()
     """Tasks that leave `ready` now, whatever the act."""
+    poison: tuple[str, ...] = ()
+    """Of a burial: Tasks that are proven to end trainers."""
     held: bool = False
     """Of a wait: a Step could be taken, and is held back for records under way."""
 

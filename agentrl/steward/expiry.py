@@ -101,5 +101,5 @@ async def _free_steps(database: Database) -> int:
         owner = None if lineage is None else lineage["owner"]
         # Only one that was declared dead: a trainer without an Owner document is not known to be.
         if await database.find_one("Owner", {"_id": owner, "expired": True}, projection=["_id"]) is not None:
-            freed += await steps.release(database, step.id, f"{owner} is dead", Actor.STEWARD)
+            freed += await steps.release(database, step.id, f"{owner} is dead", Actor.STEWARD, died=True)
     return freed

@@ -57,6 +57,9 @@ class Rules:
     evaluation_samples: int = 1
     evaluation_temperature: float = 0.0
     evaluation_tasks: int = 64
+    details_s: float = 0.0
+    data_max_bytes: int = 0
+    disk_reserve_bytes: int = 0
     hold: str = ""
     """Why nothing is to be admitted, in words."""
 
@@ -128,4 +131,7 @@ def from_config(config: RunConfig) -> Rules:
         evaluation_samples=evaluation.samples,
         evaluation_temperature=float(evaluation.temperature),
         evaluation_tasks=evaluation.tasks,
+        details_s=float(config.retention.details_s),
+        data_max_bytes=config.retention.data_max,
+        disk_reserve_bytes=config.retention.disk_reserve,
     )

@@ -11,10 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from agentrl.policies.admission import Counts
 from agentrl.protocol.messages import Wait
-from agentrl.steward import admission, attempts, closing, epochs, evaluations, expiry, waits
+from agentrl.steward import admission, attempts, closing, epochs, evaluations, expiry, retention, waits
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import Rules
@@ -24,6 +25,7 @@ from agentrl.store.database import Database
 log = logging.getLogger("steward")
 
 HOUSEKEEPING_EVERY_S = 1.0
+RETENTION_EVERY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Done:
     closed: Counter[str] = field(default_factory=Counter)
     expired: list[str] = field(default_factory=list)
     freed: int = 0
+    pruned: int = 0
 
     @property
     def anything(self) -> bool:
@@ -49,6 +52,7 @@ class Done:
             or self.repaired
             or self.expired
             or self.freed
+            or self.pruned
             or self.closed.total() - self.closed["open"]
         )
 
@@ -69,6 +73,7 @@ class Steward:
         *,
         incarnation: str,
         unit: str,
+        run_dir: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rules = rules
@@ -82,6 +87,10 @@ class Steward:
         """Lives whose end was told and has not been dealt with."""
         self._renewed_at = float("-inf")
         self._kept_house_at = float("-inf")
+        self._run_dir = run_dir
+        self._looked_at_disks_at = float("-inf")
+        self.brake = ""
+        """Why nothing is admitted: a disk is nearly full."""
 
     async def start(self) -> None:
         """The first act."""
@@ -99,8 +108,10 @@ class Steward:
             await self._keep_house(done)
             self._kept_house_at = self._clock()
         done.redrawn = await attempts.follow(self._database)
-        done.admitted = self._admitted = await admission.admit(self._database, self.rules)
-        done.evaluations = await admission.admit_evaluations(self._database, self.rules, done.admitted.held)
+        rules = self.rules if not self.brake else self.rules.changed(hold=self.brake)
+        done.admitted = self._admitted = await admission.admit(self._database, rules)
+        if not self.brake:
+            done.evaluations = await admission.admit_evaluations(self._database, rules, done.admitted.held)
         return done
 
     async def rejected_version(self) -> int:
@@ -120,6 +131,13 @@ class Steward:
         """Its death was confirmed: the next round does not wait for its lease."""
         self._dead.add(incarnation)
 
+    async def _look_at_disks(self, done: Done) -> None:
+        before = self.brake
+        self.brake = await retention.brake_reason(self._database, self.rules, self._run_dir, braked=bool(before))
+        if bool(before) != bool(self.brake):
+            log.warning("%s", self.brake or "there is room on the disks again: admission goes on")
+        done.pruned = await retention.prune(self._database, self.rules)
+
     async def _declare_dead(self) -> list[str]:
         declared = []
         for incarnation in sorted(self._dead):
@@ -134,6 +152,9 @@ class Steward:
             await self._lease.renew()
             self._renewed_at = self._clock()
         done.expired = await self._declare_dead()
+        if self._clock() - self._looked_at_disks_at >= RETENTION_EVERY_S:
+            await self._look_at_disks(done)
+            self._looked_at_disks_at = self._clock()
         expired = await expiry.expire(self._database)
         done.expired += expired.owners
         done.freed += expired.freed

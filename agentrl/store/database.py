@@ -238,6 +238,14 @@ class Database:
             answer: Plain = await self._database.command("dbStats")
         return int(answer["dataSize"])
 
+    async def disk_free_bytes(self) -> int | None:
+        """What is left on the disk of the server, as far as it says."""
+        with _our_errors(self.name):
+            answer: Plain = await self._database.command("dbStats")
+        if "fsTotalSize" not in answer:
+            return None
+        return int(answer["fsTotalSize"]) - int(answer["fsUsedSize"])
+
     async def drop(self) -> None:
         """Everything, for good."""
         with _our_errors(self.name):

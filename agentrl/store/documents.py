@@ -88,6 +88,8 @@ class Task(Named):
     """The operation that last had it sampled again: it does so once."""
     version: int | None = None
     """Of an evaluation: the version that it pins."""
+    pruned: bool = False
+    """Calls, turns and tool calls of its records were removed."""
 
 
 class Baseline(msgspec.Struct):
@@ -232,6 +234,8 @@ class Step(Named):
     duration_s: float = 0.0
     empty: bool = False
     reason: str = ""
+    died: bool = False
+    """It was released because its trainer had ended with it."""
 
 
 class Lineage(Named):

@@ -32,6 +32,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("seating", "seating", partialFilterExpression={"seating": True}),
         _index("sweeping", "sweeping", partialFilterExpression={"sweeping": True}),
         _index("step", "lineage step"),
+        _index("consumed", "status pruned admitted_order"),
     ],
     "Record": [
         # Claims: the first open one in the order of admission. What most Records are not any more costs nothing.

@@ -34,7 +34,7 @@ async def begin(
     await publications.skip_unfinished(database, lineage.id)
     for step in await steps.leased(database):
         if step.lineage != lineage.id:
-            await steps.release(database, step.id, f"{lineage.id} took over")
+            await steps.release(database, step.id, f"{lineage.id} took over", died=True)
     await steps.roll_back(database, after_step=after_step, reason=f"{lineage.id} starts from step {after_step}")
     await steps.follow(database)
     await checkpoints.abandon_unfinished(database, lineage.id)

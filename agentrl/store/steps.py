@@ -20,6 +20,8 @@ from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS, DBRecordData, Step, Task, load, load_if, step_id, to_bson
 from agentrl.store.updates import NOW, seconds_since, setting
 
+DEATHS_REMEMBERED = 100
+
 
 class LineageClosedError(ConflictError):
     """Another trainer took over. This one has to end."""
@@ -157,16 +159,24 @@ async def commit(
     return True
 
 
-async def release(database: Database, step: str, reason: str, actor: Actor = Actor.TRAINER) -> bool:
-    """Give its Tasks back: on a hold, at the start of the next trainer, or after the owner expired."""
+async def release(
+    database: Database, step: str, reason: str, actor: Actor = Actor.TRAINER, *, died: bool = False
+) -> bool:
+    """Give its Tasks back: on a hold, or, with `died`, because its trainer ended with it."""
     check(STEP, StepStatus.LEASED, StepStatus.RELEASED, actor, step)
-    document = await database.find_one_and_update(
-        "Step", {"_id": step, "status": StepStatus.LEASED}, {"$set": {"status": StepStatus.RELEASED, "reason": reason}}
-    )
+    released = {"$set": {"status": StepStatus.RELEASED, "reason": reason, "died": died}}
+    document = await database.find_one_and_update("Step", {"_id": step, "status": StepStatus.LEASED}, released)
     if document is None:
         return False
     await _follow_release(database, load(Step, document))
     return True
+
+
+async def release_of(database: Database, lineage: str, reason: str) -> None:
+    """Whatever a lineage holds; by its own trainer."""
+    for step in await leased(database):
+        if step.lineage == lineage:
+            await release(database, step.id, reason)
 
 
 async def roll_back(database: Database, *, after_step: int, reason: str) -> list[int]:
@@ -208,6 +218,36 @@ async def leased(database: Database) -> list[Step]:
 
 async def last_committed(database: Database) -> Step | None:
     return load_if(Step, await database.find_one("Step", {"status": StepStatus.COMMITTED}, sort=[("step", -1)]))
+
+
+class Died(NamedTuple):
+    """A Step that its trainer ended with."""
+
+    order: float
+    """When it was leased, in seconds."""
+    tasks: frozenset[str]
+    records: frozenset[str]
+
+
+async def deaths(database: Database) -> list[Died]:
+    """The latest ones."""
+    ended = {"status": StepStatus.RELEASED, "died": True}
+    found = await database.find("Step", ended, sort=[("leased_at", -1)], limit=DEATHS_REMEMBERED)
+    known = [load(Step, document) for document in found]
+    return [Died(_when(step), frozenset(step.tasks), frozenset(step.records)) for step in known]
+
+
+async def last_trained(database: Database, tasks: Sequence[str]) -> dict[str, float]:
+    """When each of them was last in a Step whose optimizer ran, whether or not that was rolled back."""
+    ran = {"tasks": {"$in": list(tasks)}, "status": {"$in": [StepStatus.COMMITTED, StepStatus.ROLLED_BACK]}}
+    found: dict[str, float] = {}
+    for document in await database.find("Step", ran, sort=[("leased_at", 1)], projection=["tasks", "leased_at"]):
+        found |= dict.fromkeys(document["tasks"], document["leased_at"].timestamp())
+    return found
+
+
+def _when(step: Step) -> float:
+    return step.leased_at.timestamp() if step.leased_at else 0.0
 
 
 # ---- what follows ----

@@ -73,8 +73,9 @@ class Peer(Protocol):
 class HttpPeer:
     """A server behind a URL. That it is gone shows only when it is asked."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = url
+        self._headers = dict(headers)
         self.ended = asyncio.Event()
 
     @property
@@ -87,7 +88,7 @@ class HttpPeer:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         timeout = httpx2.Timeout(30.0, read=None)
         async with (
-            httpx2.AsyncClient(limits=limits, timeout=timeout) as http,
+            httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=timeout) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_MESSAGE_BYTES) as streams,
         ):
             yield streams

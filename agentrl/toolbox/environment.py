@@ -1,4 +1,4 @@
-"""What a tool server finds in its environment and on its command line.
+"""What a tool server finds in its environment, on its command line, or in the headers of requests.
 
 Invariants: it inherits an allow-list and nothing else, so that no secret of the run reaches a program of somebody else;
 it carries the run's mark, so that it is found and ended with the run; secrets are resolved at the moment of the start.
@@ -54,6 +54,17 @@ def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[
             raise ConfigError(f"tools.{name}.env.{key} is the run's mark and cannot be set.")
         env[key] = _value(f"tools.{name}.env.{key}", value, run_dir, environ)
     return Launch(tuple(_filled(part, run_dir) for part in server.command), env, run_dir)
+
+
+def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Of every request to a server behind a URL. Raises ConfigError if a secret is not there."""
+    headers = {
+        key: _value(f"tools.{name}.headers.{key}", value, run_dir, environ) for key, value in server.headers.items()
+    }
+    if server.token is not None:
+        token = _value(f"tools.{name}.token", str(server.token), run_dir, environ)
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
 
 
 def _value(place: str, value: str, run_dir: Path, environ: Mapping[str, str]) -> str:

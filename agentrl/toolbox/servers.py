@@ -21,7 +21,7 @@ from agentrl.config.data import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.answers import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.connection import START_WITHIN_S, Connection, HttpPeer
-from agentrl.toolbox.environment import launch_of
+from agentrl.toolbox.environment import headers_of, launch_of
 from agentrl.toolbox.pipes import ServerProcess
 
 log = logging.getLogger("toolbox")
@@ -67,7 +67,8 @@ def connector(name: str, server: ToolServer, run_dir: Path) -> Connect:
 
     def connect() -> Connection:
         if server.url:
-            return Connection(name, HttpPeer(server.url))
+            headers = headers_of(name, server, run_dir=run_dir, environ=os.environ)
+            return Connection(name, HttpPeer(server.url, headers))
         return Connection(name, ServerProcess(name, launch_of(name, server, run_dir=run_dir, environ=os.environ)))
 
     return connect

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from agentrl.chat.template import Template
+from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tools import ToolSpec
 from agentrl.errors import ConfigError
 from agentrl.tokens.spans import ROOT
@@ -144,3 +145,11 @@ def _runs(messages: Sequence[Message]) -> Iterator[tuple[Role, list[str]]]:
         if place + 1 == len(messages) or messages[place + 1].role != message.role:
             yield message.role, texts
             texts = []
+
+
+def tokenized(demonstrations: Sequence[Demonstration], model: Path) -> list[Trajectory]:
+    """All of them in the tokens of a model."""
+    if not demonstrations:
+        return []
+    template = Template(Tokenizer(model))
+    return [trajectory_of(one, template, f"demonstration {number}") for number, one in enumerate(demonstrations)]

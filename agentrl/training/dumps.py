@@ -1,6 +1,8 @@
 """Recorded batches: what Steps trained, as files that train again without a store, engines or samplers.
 
-Invariant: training from a dump, after the same state and on one thread, gives the same bits as the Step did.
+Invariants: training from a dump, after the same state and on one thread, gives the same bits as the Step did, because a
+file has the batch and everything that its Step went by; no more files are kept than asked for, the newest ones; those
+of Steps that were rolled back are removed before others take their numbers.
 """
 
 from __future__ import annotations
@@ -11,41 +13,62 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import ConfigError, DiskError
-from agentrl.training.learner import Learner, Objective, StepResult
+from agentrl.policies.objective import PolicyLoss
 from agentrl.training.trajectories import Batch
 
+DUMPS = "dumps"
+"""Within the run's directory."""
 PATTERN = "step-*.msgpack"
 
 
-def write_dump(directory: Path, batch: Batch) -> Path:
-    path = directory / f"step-{batch.step:06d}.msgpack"
-    fresh = path.with_suffix(".unfinished")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(msgspec.msgpack.encode(batch))
-        fresh.replace(path)
-    except OSError as broken:
-        raise DiskError(f"The batch of step {batch.step} cannot be recorded: {broken.strerror}.") from broken
-    return path
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch, and what its Step went by."""
+
+    batch: Batch
+    loss: PolicyLoss
+    learning_rate: float
 
 
-def read_dumps(directory: Path, *, after_step: int = 0) -> Iterator[Batch]:
-    """In the order of their steps."""
-    files = sorted(directory.glob(PATTERN))
+class Recorder:
+    """Keeps the newest batches; none if `keep` is 0."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+
+    def write(self, recorded: Recorded) -> None:
+        if not self._keep:
+            return
+        step = recorded.batch.step
+        path = self._directory / f"step-{step:06d}.msgpack"
+        fresh = path.with_suffix(".unfinished")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(msgspec.msgpack.encode(recorded))
+            fresh.replace(path)
+            for old in _files(self._directory)[: -self._keep]:
+                old.unlink()
+        except OSError as broken:
+            raise DiskError(f"The batch of step {step} cannot be recorded: {broken.strerror}.") from broken
+
+    def forget_after(self, step: int) -> None:
+        """What a former life trained later does not stand."""
+        for file in _files(self._directory):
+            if file.stem > f"step-{step:06d}":
+                file.unlink(missing_ok=True)
+
+
+def read(place: Path) -> Iterator[Recorded]:
+    """A directory's batches in the order of their steps, or the one of a file."""
+    files = [place] if place.is_file() else _files(place)
     if not files:
-        raise ConfigError(f"{directory} holds no recorded batches.", hint=f"They are called {PATTERN}.")
+        raise ConfigError(f"{place} holds no recorded batches.", hint=f"They are called {PATTERN}; see training.dumps.")
     for file in files:
         try:
-            batch = msgspec.msgpack.decode(file.read_bytes(), type=Batch)
+            yield msgspec.msgpack.decode(file.read_bytes(), type=Recorded)
         except (OSError, msgspec.MsgspecError) as broken:
             raise ConfigError(f"{file} is no recorded batch: {broken}.") from broken
-        if batch.step > after_step:
-            yield batch
 
 
-def train_from_dumps(
-    learner: Learner, directory: Path, objective: Objective, *, after_step: int = 0
-) -> Iterator[tuple[Batch, StepResult]]:
-    """One optimizer step per recorded batch."""
-    for batch in read_dumps(directory, after_step=after_step):
-        yield batch, learner.train(batch, objective)
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob(PATTERN))

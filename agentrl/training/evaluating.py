@@ -12,9 +12,13 @@ from collections.abc import Callable
 
 from agentrl.store import evaluations
 from agentrl.store.database import Database
+from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
 WITHIN_S = 900.0
+LOOK_EVERY_S = 0.1
+LATE_AFTER_S = 600.0
+"""Longer than that is worth a question; it is waited for until its own deadline."""
 
 Told = Callable[[int, dict[str, float]], None]
 """Takes the version and its numbers."""
@@ -52,6 +56,14 @@ class Evaluator:
                 await self._tell(version)
                 await evaluations.finish(self._database, version)
                 del self._asked[version]
+
+    async def see_through(self, unit: Unit) -> None:
+        """Until all are told, or the unit drains."""
+        with unit.wait("evaluation", on="evaluation", at_most_s=LATE_AFTER_S):
+            while self._asked and not unit.draining:
+                await unit.sleep_async(LOOK_EVERY_S)
+                await self.follow()
+                unit.tick()
 
     async def _tell(self, version: int) -> None:
         numbers: dict[str, float] = {}

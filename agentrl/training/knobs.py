@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from agentrl.config import learning
 from agentrl.config.run import RunConfig
@@ -43,6 +44,13 @@ class Plan:
         bounds = {name: own.oldest for name, own in self.freshness.of_environments.items()}
         numbers = {"bound": self.freshness.oldest, "groups": self.groups, "publish_every": self.publish_every}
         return {**numbers, "bounds": bounds, "hold": hold}
+
+
+class Kept(NamedTuple):
+    """How much stays on the disk besides what somebody needs."""
+
+    versions: int
+    checkpoints: int
 
 
 class FreshnessKnobs:
@@ -180,7 +188,15 @@ class Knobs:
         self._evaluate = _counted(
             unit, "evaluate_every", config.evaluation.every, "Publications between two evaluations; 0: none.", least=0
         )
+        self._versions = _counted(unit, "keep_versions", config.retention.versions, "Versions whose files are kept.")
+        self._checkpoints = _counted(
+            unit, "keep_checkpoints", training.keep_checkpoints, "Unpinned checkpoints that are kept."
+        )
         self._taken: Plan | None = None
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self._versions.take(), self._checkpoints.take())
 
     def take(self) -> Plan:
         """Pass the boundary."""

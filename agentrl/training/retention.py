@@ -15,21 +15,20 @@ from agentrl.store import publications
 from agentrl.store.database import Database
 from agentrl.training import checkpoints, publication
 
-KEEP_VERSIONS = 4
 _UNWANTED = [PublicationStatus.SKIPPED, PublicationStatus.REJECTED, PublicationStatus.DELETED]
 
 
-async def tidy_weights(database: Database, run_dir: Path, newest: int) -> None:
-    for one in await publications.superfluous(database, keep=KEEP_VERSIONS):
+async def tidy_weights(database: Database, run_dir: Path, newest: int, *, keep: int) -> None:
+    for one in await publications.superfluous(database, keep=keep):
         await publications.delete(database, one.id)
     there = await asyncio.to_thread(_versions_on_disk, run_dir)
-    old = [version for version in there if version <= newest - KEEP_VERSIONS]
+    old = [version for version in there if version <= newest - keep]
     unwanted = {"_id": {"$in": old}, "status": {"$in": _UNWANTED}}
     for document in await database.find("Publication", unwanted, projection=["_id"]) if old else ():
         await asyncio.to_thread(publication.remove_weights, run_dir, int(document["_id"]))
 
 
-async def tidy_checkpoints(database: Database, run_dir: Path, keep: int) -> None:
+async def tidy_checkpoints(database: Database, run_dir: Path, *, keep: int) -> None:
     for one in await stored_checkpoints.superfluous(database, keep=keep):
         if await stored_checkpoints.delete(database, one.id):
             await asyncio.to_thread(checkpoints.remove, run_dir / one.path)

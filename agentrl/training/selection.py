@@ -21,6 +21,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData
 from agentrl.store.steps import Ready
 from agentrl.training.knobs import Plan
+from agentrl.training.suspicion import Suspicion
 
 RECENT_RECORDS = 200
 RECENT_S = 600.0
@@ -51,10 +52,16 @@ class Look:
 
 
 async def look(
-    database: Database, place: Place, plan: Plan, hold: str, known: dict[str, DBRecordData] | None = None
+    database: Database,
+    place: Place,
+    plan: Plan,
+    hold: str,
+    suspicion: Suspicion,
+    known: dict[str, DBRecordData] | None = None,
 ) -> Look:
     """`known`: what was read by the last look."""
     found = await steps.ready(database, known=known)
+    ready = {one.task.id: one for one in found}
     groups = [_group(one, place) for one in found]
     under_way = []
     if plan.freshness.waits:
@@ -71,10 +78,12 @@ async def look(
         exhausted=exhausted,
         hold=hold,
     )
-    decision = batches.decide(situation, Wanted(groups=plan.groups, max_refill=plan.groups), plan.freshness)
+    decision = None if hold else suspicion.decide(ready, groups, plan.freshness)
+    if decision is None:
+        decision = batches.decide(situation, Wanted(groups=plan.groups, max_refill=plan.groups), plan.freshness)
     usual = [group for group in groups if group.environment not in plan.freshness.of_environments]
     ages = tuple(record.age for group in usual for record in group.records)
-    return Look(decision, {one.task.id: one for one in found}, ages)
+    return Look(decision, ready, ages)
 
 
 def staleness(data: DBRecordData, place: Place) -> int:

@@ -13,15 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.chat.template import Template
-from agentrl.chat.tokenizer import Tokenizer
 from agentrl.config.run import RunConfig
 from agentrl.store import checkpoints as stored
 from agentrl.store import lineages, publications
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, Lineage, load
 from agentrl.training import checkpoints, history, origin
-from agentrl.training.demonstrations import Demonstration, read_demonstrations, trajectory_of
+from agentrl.training.demonstrations import Demonstration, read_demonstrations, tokenized
 from agentrl.training.files import FileFact, sweep_unfinished
 from agentrl.training.learner import Learner, LearnerSettings
 from agentrl.training.trajectories import Trajectory
@@ -77,7 +75,7 @@ async def take_over(
     model = await asyncio.to_thread(origin.model_directory, config, run_dir, demonstrations)
     source = run_dir / chosen.path if chosen else model
     learner = await asyncio.to_thread(Learner, source, settings_of(config), on_progress=on_progress)
-    trajectories = await asyncio.to_thread(_trajectories, demonstrations, source)
+    trajectories = await asyncio.to_thread(tokenized, demonstrations, source)
     warmed_up = False
     if chosen is None:
         warmed_up = await asyncio.to_thread(_warm_up, learner, config, trajectories, say)
@@ -105,13 +103,6 @@ async def _choose(database: Database, run_dir: Path) -> Checkpoint | None:
 def _demonstrations(config: RunConfig) -> list[Demonstration]:
     warmup = config.training.warmup
     return read_demonstrations(Path(warmup.dataset)) if warmup.dataset else []
-
-
-def _trajectories(demonstrations: list[Demonstration], model: Path) -> list[Trajectory]:
-    if not demonstrations:
-        return []
-    template = Template(Tokenizer(model))
-    return [trajectory_of(one, template, f"demonstration {number}") for number, one in enumerate(demonstrations)]
 
 
 def _warm_up(learner: Learner, config: RunConfig, trajectories: list[Trajectory], say: Callable[[str], None]) -> bool:

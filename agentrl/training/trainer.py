@@ -14,30 +14,39 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from agentrl.config.run import RunConfig
-from agentrl.errors import AgentrlError, DiskError, ExitCode
+from agentrl.errors import AgentrlError, DiskError
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.states import Actor, StepStatus
 from agentrl.store import checkpoints as stored_checkpoints
-from agentrl.store import lineages, owners, publications, steps, tasks, trajectories
+from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import CheckpointFile, DBRecordData, Step, step_id
+from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
 from agentrl.telemetry.services import Meter
-from agentrl.training import batches, checkpoints, dumps, origin, publication, reports, retention, selection, telling
+from agentrl.training import (
+    checkpoints,
+    origin,
+    publication,
+    reading,
+    reports,
+    retention,
+    selection,
+    suspicion,
+    telling,
+)
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
+from agentrl.training.dumps import DUMPS, Recorded, Recorder
 from agentrl.training.evaluating import Evaluator
 from agentrl.training.knobs import Knobs, Plan
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.selection import Look, Place
+from agentrl.training.standing import DivergedError, Standing
+from agentrl.training.suspicion import Suspicion
 from agentrl.training.takeover import CHECKPOINTS, Start, take_over
 from agentrl.training.trajectories import Batch
 from agentrl.unit import Unit
@@ -46,6 +55,7 @@ log = logging.getLogger("trainer")
 
 LOOK_EVERY_S = 0.2
 STORE_AGAIN_S = 1.0
+DISK_AGAIN_S = 5.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
 COMPUTE_AT_MOST_S = 900.0
@@ -59,34 +69,6 @@ At = Callable[[str], None]
 """Told of the places between two writes. Tests die there."""
 
 
-class DivergedError(AgentrlError):
-    """Batch after batch gives a loss that is not finite; starting again would repeat it."""
-
-    exit_code = ExitCode.CONFIG
-
-
-@dataclass(slots=True)
-class Standing:
-    """Where the trainer stands. What is due follows from it."""
-
-    step: int
-    """The last number that was used."""
-    version: int = 0
-    trained: bool = False
-    """Whether the weights differ from those of `version`."""
-    steps_published: int = 0
-    """Committed Steps since the last publication."""
-    checkpoint: int = 0
-    """The step of the last checkpoint."""
-    tried_checkpoint: int = -1
-    committed: int = 0
-    """Steps of the whole run that stand."""
-    since_evaluation: int = 0
-    """Publications since the last one was evaluated."""
-    not_finite: int = 0
-    """Batches in a row."""
-
-
 class Trainer:
     def __init__(
         self,
@@ -94,15 +76,13 @@ class Trainer:
         database: Database,
         config: RunConfig,
         *,
-        dump: Path | None = None,
         at: At = lambda place: None,
     ) -> None:
-        """`dump`: where every batch is recorded, if anywhere."""
         self._unit = unit
         self._database = database
         self._config = config
         self._run_dir = unit.run_dir
-        self._dump = dump
+        self._recorder = Recorder(unit.run_dir / DUMPS, config.training.dumps)
         self._at = at
         self._ages: tuple[int, ...] = ()
         self._knobs = Knobs(unit, config, lambda: self._ages)
@@ -121,6 +101,9 @@ class Trainer:
         self._waits = False
         self._waiting = contextlib.ExitStack()
         self.standing = Standing(0)
+        self._suspicion = Suspicion()
+        self._without_room: Publication | None = None
+        """A number whose files found no room: hours on a full disk use up one."""
         self.learner: Learner
         self._lineage = ""
         self._tree = VersionTree()
@@ -148,6 +131,9 @@ class Trainer:
         with self._unit.phase("starting", at_most_s=START_AT_MOST_S):
             await self._start()
         self._unit.ready()
+        if self._config.training.frozen:
+            await self._stay_frozen()
+            return
         why = ""
         while not why and not self._unit.draining:
             await self._unit.park_while_paused_async()
@@ -155,6 +141,8 @@ class Trainer:
                 why = await self._round()
             except StoreUnavailableError as away:
                 await self._store_is_away(away)
+            except DiskError as full:
+                await self._disk_is_full(full)
             self._unit.tick()
         await self._finish(why)
 
@@ -166,13 +154,17 @@ class Trainer:
         await self._do_what_is_due(plan)
         if self._config.training.steps and self.standing.committed >= self._config.training.steps:
             return f"all {self._config.training.steps} steps are done"
-        look = await selection.look(self._database, self._place(plan), plan, await self._held(), self._known)
+        held = await self._held()
+        look = await selection.look(self._database, self._place(plan), plan, held, self._suspicion, self._known)
         self._ages = look.ages
         for name in look.decision.stale_groups:
             await tasks.next_round(self._database, look.ready[name].task, Actor.TRAINER, "stale", final_reason="stale")
         match look.decision.act:
             case "end":
                 return look.decision.why
+            case "bury":
+                await suspicion.bury(self._database, look.decision.poison, look.decision.why)
+                self._suspicion = await suspicion.recall(self._database)
             case "wait":
                 if look.decision.held:
                     self._held_since = self._held_since or time.monotonic()
@@ -205,11 +197,19 @@ class Trainer:
         with self._unit.wait("MongoDB", on="mongo-0", at_most_s=BATCH_AT_MOST_S):
             await asyncio.sleep(STORE_AGAIN_S)
 
+    async def _disk_is_full(self, full: DiskError) -> None:
+        """No Step is taken before what is due could be written: its weights would be published by nobody."""
+        log.error("%s", full.message)
+        self._unit.status(f"waits for room: {full.message}")
+        with self._unit.wait("room on the disk", on="disk", at_most_s=BATCH_AT_MOST_S):
+            await self._unit.sleep_async(DISK_AGAIN_S)
+
     # ---- one step ----
 
     async def _step(self, look: Look, plan: Plan) -> None:
         chosen = look.decision
         self.standing.step += 1
+        self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {chosen.why}")
         wanted = Step(
             id=step_id(self._lineage, self.standing.step),
             lineage=self._lineage,
@@ -220,14 +220,15 @@ class Trainer:
             records=[record.record for group in chosen.groups for record in group.records],
             bounds={name: plan.freshness.of(name).oldest for name in {group.environment for group in chosen.groups}},
         )
-        await self._release_leftovers()
+        # A lease whose answer was lost is given back before the next one is taken.
+        await steps.release_of(self._database, self._lineage, "its trainer did not hear that it had it")
         leased = await steps.lease(self._database, wanted)
         self._at("leased")
         if leased is None:
             return
         began = time.monotonic()
         try:
-            made = await self._batch(leased, look, plan)
+            made = await reading.batch_of(self._database, leased, look, plan, self._tree)
         except AgentrlError as broken:
             await steps.release(self._database, leased.id, broken.message)
             raise
@@ -241,32 +242,16 @@ class Trainer:
         metrics = await telling.with_surroundings(self._database, self._config, metrics, records)
         await self._commit(leased, metrics, records)
         self._at("committed")
+        self._suspicion.cleared(leased.tasks)
         self._account_for(made.batch.trained_tokens > 0, metrics)
-
-    async def _batch(self, leased: Step, look: Look, plan: Plan) -> batches.Made:
-        wanted = set(leased.records)
-        data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
-        calls = await trajectories.calls_of(self._database, [one.id for one in data])
-        flat = [call for those in calls.values() for call in those]
-        made = batches.make_batch(
-            leased.step,
-            leased.base_version,
-            data,
-            flat,
-            self._tree,
-            plan.freshness,
-            environments={name: look.ready[name].task.environment for name in leased.tasks},
-            normalise=plan.normalise,
-        )
-        if not plan.decays_by_time:
-            return made
-        ages_s = await publications.ages_s(self._database, made.batch.ages, leased.leased_at)
-        return replace(made, batch=msgspec.structs.replace(made.batch, ages_s=ages_s))
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
-        if self._dump is not None:
-            await asyncio.to_thread(dumps.write_dump, self._dump, batch)
+        recorded = Recorded(batch=batch, loss=plan.loss, learning_rate=plan.learning_rate)
+        try:
+            await asyncio.to_thread(self._recorder.write, recorded)
+        except DiskError as full:
+            log.error("%s It trains without that.", full.message)
         self.learner.optimizers.set_learning_rate(plan.learning_rate)
         with self._unit.phase("step", at_most_s=COMPUTE_AT_MOST_S):
             return await asyncio.to_thread(self.learner.train, batch, plan.loss)
@@ -285,14 +270,15 @@ class Trainer:
                 raise LineageClosedError(f"{leased.id} was taken from this trainer; what it trained does not count.")
             except StoreUnavailableError as away:
                 await self._store_is_away(away)
+            except DiskError as full:
+                await self._disk_is_full(full)
 
     async def _quarantine(self, leased: Step, result: StepResult) -> None:
         """The weights are as they were. The batch does not come back."""
         reason = f"poison: loss {result.metrics['loss']}, gradient {result.metrics['gradient_norm']}"
         log.error("step %d is skipped, its tasks are dead (%s)", leased.step, reason)
         await steps.release(self._database, leased.id, reason)
-        for name in leased.tasks:
-            await tasks.kill(self._database, await tasks.get(self._database, name), Actor.TRAINER, reason)
+        await suspicion.bury(self._database, leased.tasks, reason)
         self.standing.not_finite += 1
         self._unit.metric(NOT_FINITE.name, self.standing.not_finite)
         if self.standing.not_finite >= NOT_FINITE_AT_MOST:
@@ -300,12 +286,6 @@ class Trainer:
                 f"{NOT_FINITE_AT_MOST} batches in a row gave a loss that is not finite ({reason}).",
                 hint="Go back to a checkpoint, with a lower learning rate.",
             )
-
-    async def _release_leftovers(self) -> None:
-        """A lease whose answer was lost is given back before the next one is taken."""
-        for step in await steps.leased(self._database):
-            if step.lineage == self._lineage:
-                await steps.release(self._database, step.id, "its trainer did not hear that it had it")
 
     def _account_for(self, trained: bool, metrics: dict[str, float]) -> None:
         now = self.standing
@@ -336,13 +316,18 @@ class Trainer:
         await self._evaluator.follow()
 
     async def _publish(self, parent: int | None) -> None:
-        taken = await publications.take_number(
+        taken = self._without_room or await publications.take_number(
             self._database, parent=parent, lineage=self._lineage, step=self.standing.step
         )
         self._unit.status(f"writes version {taken.id}")
-        manifest = await self._computed(
-            "publication", publication.write_weights, self._run_dir, taken.id, self.learner, self._probes
-        )
+        try:
+            manifest = await self._computed(
+                "publication", publication.write_weights, self._run_dir, taken.id, self.learner, self._probes
+            )
+        except DiskError:
+            self._without_room = taken
+            raise
+        self._without_room = None
         self._at("weights written")
         # A trainer that was replaced and does not know should not serve its weights to anybody.
         if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
@@ -354,7 +339,7 @@ class Trainer:
         now.version, now.trained, now.steps_published = taken.id, False, 0
         now.since_evaluation += 1
         self._unit.weights = taken.id
-        await retention.tidy_weights(self._database, self._run_dir, taken.id)
+        await retention.tidy_weights(self._database, self._run_dir, taken.id, keep=self._knobs.kept.versions)
 
     async def _checkpoint(self) -> None:
         now = self.standing
@@ -378,7 +363,7 @@ class Trainer:
         if not await stored_checkpoints.complete(self._database, document.id, facts):
             raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
         now.checkpoint = now.step
-        await retention.tidy_checkpoints(self._database, self._run_dir, self._config.training.keep_checkpoints)
+        await retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
 
     async def _evaluate(self) -> None:
         self.standing.since_evaluation = 0
@@ -403,6 +388,7 @@ class Trainer:
             on_progress=self._unit.tick,
         )
         self._stand_at(start, await publications.parents(self._database))
+        self._suspicion = await suspicion.recall(self._database)
         self.standing.committed = await self._database.count("Step", {"status": StepStatus.COMMITTED})
         await self._publish(start.parent)
         await lineages.set_first_version(self._database, self._lineage, self.standing.version)
@@ -419,6 +405,7 @@ class Trainer:
         self._probes = start.probes
         self._tree = VersionTree(parents)
         self.standing = Standing(start.step, checkpoint=start.step)
+        self._recorder.forget_after(start.step)
 
     async def _finish(self, why: str) -> None:
         """Nothing that was trained is lost by a planned end."""
@@ -433,12 +420,16 @@ class Trainer:
             self._unit.status(f"complete but for evaluations: {why}")
             if self._evaluates:
                 await self._evaluator.want(self.standing.version)
-            with self._unit.wait("evaluation", on="evaluation", at_most_s=BATCH_AT_MOST_S):
-                while self._evaluator.waits_for and not self._unit.draining:
-                    await self._unit.sleep_async(LOOK_EVERY_S)
-                    await self._evaluator.follow()
-                    self._unit.tick()
+            await self._evaluator.see_through(self._unit)
         self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.standing.version}")
+
+    async def _stay_frozen(self) -> None:
+        """What the run begins with is published, and evaluated; that is all there is to do."""
+        version = self.standing.version
+        self._unit.status(f"frozen at version {version}")
+        await self._do_what_is_due(self._knobs.take())
+        await self._evaluator.see_through(self._unit)
+        self._unit.status(f"frozen at version {version}; nothing is trained")
 
     # ---- small things ----
 

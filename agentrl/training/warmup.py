@@ -38,10 +38,10 @@ def warm_up(
     policy_rate = learner.settings.learning_rate
     learner.new_optimizers(learning_rate)
     loss: float | None = None
-    order = _order(len(demonstrations), chance)
+    turns = order(len(demonstrations), chance)
     for step in range(1, steps + 1):
         learner.optimizers.set_learning_rate(learning_rate * cooled(step, steps))
-        chosen = [demonstrations[next(order)] for _ in range(min(batch, len(demonstrations)))]
+        chosen = [demonstrations[next(turns)] for _ in range(min(batch, len(demonstrations)))]
         done = learner.train(Batch(step=step, base_version=0, trajectories=chosen), "supervised")
         loss = done.metrics["loss"]
         if not done.applied:
@@ -60,10 +60,11 @@ def cooled(step: int, steps: int) -> float:
     return min(1.0, COOLEST + (1.0 - COOLEST) * left)
 
 
-def _order(count: int, chance: int) -> Iterator[int]:
-    """All of them, in another order each time round."""
+def order(count: int, chance: int, *, skip: int = 0) -> Iterator[int]:
+    """All of them, in another order each time round; without the first `skip` ones."""
     generator = random.Random(chance)
     while True:
         places = list(range(count))
         generator.shuffle(places)
-        yield from places
+        yield from places[skip:]
+        skip = max(0, skip - count)

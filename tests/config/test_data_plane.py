@@ -57,8 +57,8 @@ def test_a_server_of_ones_own_makes_no_other(tmp_path: Path) -> None:
     assert groups["steward"].after == ()
 
 
-def test_frozen_weights_need_no_trainer(tmp_path: Path) -> None:
-    assert "trainer" not in groups_of(config_of(tmp_path, SMALL + "training: {frozen: true}\n"))
+def test_somebody_publishes_frozen_weights(tmp_path: Path) -> None:
+    assert "trainer" in groups_of(config_of(tmp_path, SMALL + "training: {frozen: true}\n"))
 
 
 def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Path) -> None:
@@ -84,6 +84,7 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
         (SMALL + "sampling: {temprature: 2}\n", "did you mean temperature?"),
         (SMALL + "training: {decay: {cap: 9}}\n", "training.decay cannot be followed: The lower bound would reach 0"),
         (SMALL + "training: {bound: 4, hard_bound: 2}\n", "hard bound 2 is smaller than the bound 4"),
+        (SMALL + "training: {loss: sft}\n", "is a job of `agentrl train`"),
         (SMALL + "training: {weight_cap: 2}\n", "count the same difference twice"),
         (SMALL + "training: {dual_clip: 1.1}\n", "dual_clip must be above 1 + clip_high"),
         (SMALL + "training: {aggregation: record-sum, denominator: kept}\n", "Only a mean over tokens"),

@@ -27,7 +27,9 @@ async def kept(stage: Stage) -> AsyncIterator[Steward]:
     shop = EnvironmentRules(servers=("unruly",))
     rules = Rules(environments={"shop": shop}, n=SEATS, groups=3, bound=1, max_in_flight=64)
     rows = [Row(query=f"what costs {number} pears?", answer="3", where=f"line {number}") for number in range(40)]
-    steward = Steward(stage.db, rules, {"shop": Source.of(rows)}, incarnation="steward-0.1", unit="steward-0")
+    steward = Steward(
+        stage.db, rules, {"shop": Source.of(rows)}, incarnation="steward-0.1", unit="steward-0", run_dir=Path.cwd()
+    )
     await steward.start()
 
     async def rounds() -> None:

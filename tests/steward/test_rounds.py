@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,9 @@ def rules(**changes: object) -> Rules:
 
 def steward(db: Database, number: int = 1, *, train: int = 100, held_out: int = 0, **changes: object) -> Steward:
     sources = {"shop": Source.of(rows(train), rows(held_out, prefix="held out"))}
-    made = Steward(db, rules(**changes), sources, incarnation=f"steward-{number}.1", unit=f"steward-{number}")
+    made = Steward(
+        db, rules(**changes), sources, incarnation=f"steward-{number}.1", unit=f"steward-{number}", run_dir=Path.cwd()
+    )
     made._kept_house_at = float("-inf")
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,24 @@ def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1, **
 
 
 async def closed_groups(
-    db: Database, count: int, *, scores: Sequence[float] = (0.0, 1.0), log_prob: float = -5.6, version: int = 1
+    db: Database,
+    count: int,
+    *,
+    scores: Sequence[float] = (0.0, 1.0),
+    log_prob: float = -5.6,
+    version: int = 1,
+    long: Mapping[int, int] | None = None,
 ) -> None:
-    """So many groups of complete records, ready to be trained; what was sampled depends on nothing but the count."""
+    """So many groups of complete records, ready to be trained; what was sampled depends on nothing but the count.
+    `long`: prompts of that many tokens, by the number of the group."""
     chance = random.Random(count)
     await sampler(db, OWNER)
     writer = Writer(db)
-    for task in await queue(db, count):
+    for number, task in enumerate(await queue(db, count)):
         assert await admit(db, task, n=len(scores))
         prompt = some(chance, 6, 9)
+        if long and number in long:
+            prompt = some(chance, long[number], long[number])
         for score in scores:
             claim = await claims.claim(db, OWNER)
             assert claim is not None

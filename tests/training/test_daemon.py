@@ -1,4 +1,4 @@
-"""The trainer as a process, with and without a store."""
+"""The trainer as a process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 
 from agentrl.store import publications
 from agentrl.store.database import Database
-from agentrl.training.checkpoints import read_progress
 from tests.store.server import NAME
 from tests.training.rollouts import closed_groups, configuration, task_statuses
 
 
-def run(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(run_dir: Path) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
     return subprocess.run(
-        [sys.executable, "-m", "daemons.trainer", *arguments],
+        [sys.executable, "-m", "daemons.trainer"],
         env=kept | {"AGENTRL_RUN_DIR": str(run_dir), "AGENTRL_STATE_DIR": str(run_dir)},
         capture_output=True,
         text=True,
@@ -26,25 +25,13 @@ def run(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_it_trains_to_its_end_and_its_batches_train_again_to_the_same_bits(
-    db: Database, mongo_url: str, tiny: Path, tmp_path: Path
-) -> None:
+async def test_it_trains_to_its_end(db: Database, mongo_url: str, tiny: Path, tmp_path: Path) -> None:
     config = configuration(tmp_path, tiny, steps=2)
     (tmp_path / "mongo").mkdir()
     (tmp_path / "mongo" / "url").write_text(mongo_url)
     (tmp_path / "config.json").write_text(config.model_copy(update={"name": NAME}).model_dump_json())
     await closed_groups(db, 4)
-    done = run(tmp_path, "--dump", str(tmp_path / "dump"))
+    done = run(tmp_path)
     assert done.returncode == 0, done.stderr
     assert await task_statuses(db) == ["trained"] * 4
-    again = run(
-        tmp_path,
-        *("--from-dump", str(tmp_path / "dump")),
-        *("--start", str(tiny)),
-        *("--out", str(tmp_path / "again")),
-    )
-    assert again.returncode == 0, again.stderr
-    assert "step 2: loss" in again.stdout
-    trained = tmp_path / publications.path_of(3) / "model.safetensors"
-    assert (tmp_path / "again" / "model.safetensors").read_bytes() == trained.read_bytes()
-    assert read_progress(tmp_path / "again").step == 2
+    assert await publications.parents(db) == {1: None, 2: 1, 3: 2}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.policies.states import Actor
-from agentrl.store import claims, evaluations, groups, tasks
+from agentrl.store import claims, evaluations, groups, lineages, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, to_bson
 from agentrl.training import selection
@@ -50,6 +50,25 @@ async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_co
     assert [publication["_id"] for publication in done] == [1, 3]
     assert [(await evaluations.results(db, version))[0].mean for version in (1, 3)] == [0.0, 1.0]
     assert await db.count("Task", {"purpose": "eval", "status": "done"}) == 2
+
+
+async def test_frozen_weights_are_published_and_evaluated_once_and_nothing_is_trained(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"query": "what costs a pear?", "answer": "4"}))
+    await closed_groups(db, 4)
+    mine = trainer(db, configuration(tmp_path, tiny, frozen=True, evaluation=str(held_out)), tmp_path)
+    async with asyncio.timeout(100), asyncio.TaskGroup() as together:
+        together.create_task(mine.run())
+        await aeventually(lambda: evaluate_what_is_wanted(db), within_s=60)
+    (publication,) = await db.find("Publication", {})
+    assert (publication["_id"], publication["status"], publication["evaluation"]) == (1, "announced", "done")
+    assert await db.count("Step", {}) == 0
+    assert await db.count("Task", {"status": "ready", "purpose": "train"}) == 4
+    lineage = await lineages.current(db)
+    assert lineage is not None
+    assert lineage.plan["hold"] == "", "samplers work on"
 
 
 async def ended(db: Database, classes: list[str]) -> None:

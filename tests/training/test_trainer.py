@@ -12,15 +12,12 @@ from safetensors.torch import load_file
 
 from agentrl.engines.embedded.weights import load_verified
 from agentrl.engines.manifest import read
-from agentrl.policies.objective import PolicyLoss
 from agentrl.policies.states import StepStatus
 from agentrl.store import accounting, lineages, publications
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import trainer as training
-from agentrl.training.dumps import train_from_dumps
 from agentrl.training.trainer import DivergedError
-from tests.training.conftest import make_learner
 from tests.training.rollouts import closed_groups, configuration, end_of_data, task_statuses, trainer
 from tests.waiting import aeventually
 
@@ -148,15 +145,6 @@ async def undisturbed(db: Database, tiny: Path, tmp_path: Path) -> dict[str, tor
 
 def tied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name != "lm_head.weight"}
-
-
-async def test_it_trains_from_recorded_batches_to_the_very_same_bits(db: Database, tiny: Path, tmp_path: Path) -> None:
-    await closed_groups(db, 6)
-    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, dump=tmp_path / "dump").run()
-    learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
-    losses = [result.metrics["loss"] for _, result in train_from_dumps(learner, tmp_path / "dump", PolicyLoss())]
-    assert losses == [step["metrics"]["loss"] for step in await committed(db)]  # type: ignore[index]
-    assert same(weights(tmp_path, 4), tied(learner.model.state_dict()))
 
 
 async def test_a_damaged_checkpoint_is_passed_over_and_never_comes_back(

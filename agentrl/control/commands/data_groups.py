@@ -33,11 +33,11 @@ _OF_GROUPS = tuple(
 """How groups close: samplers close most of them, and read nothing else of the trainer's section."""
 
 _READS: dict[Role, tuple[str, ...]] = {
-    Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation"),
+    Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation", "retention"),
     Role.TOOLBOX: ("mongo", "tools"),
     Role.ENGINE: ("mongo", "model", "engines"),
     Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling", *_OF_GROUPS),
-    Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation"),
+    Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation", "retention"),
 }
 _NEEDS: dict[Role, tuple[Role, ...]] = {
     Role.STEWARD: (),

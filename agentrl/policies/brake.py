@@ -1,0 +1,22 @@
+"""When the disk is too full to go on sampling.
+
+Invariants: between braking and going on lies a gap, so that nothing flutters at the limit; the reason names the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RESUMES_AT = 1.25
+"""Times the reserve, as free bytes."""
+
+
+def reason(free_bytes: Mapping[str, int], reserve_bytes: int, *, braked: bool) -> str:
+    """Why nothing may be admitted; empty if there is room. `free_bytes` by the words for each disk."""
+    wanted = reserve_bytes * (RESUMES_AT if braked else 1)
+    short = [(free, name) for name, free in free_bytes.items() if free < wanted]
+    if not short:
+        return ""
+    free, name = min(short)
+    again = round(reserve_bytes * RESUMES_AT)
+    return f"the disk of {name} is nearly full: {free >> 20} MiB are free, admission goes on at {again >> 20} MiB"

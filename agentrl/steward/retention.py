@@ -1,0 +1,49 @@
+"""What is kept of records that were consumed, and what happens when a disk is nearly full.
+
+Invariants: only what no later life of the trainer can want again is removed (it was trained before every checkpoint
+that is kept, or it never trains), oldest admitted first; structure, scores and sums stay, so the account still agrees.
+A full disk stops admission and nothing else: what is under way ends and is trained, and admission goes on by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+from agentrl.policies import brake
+from agentrl.steward.rules import Rules
+from agentrl.store import pruning
+from agentrl.store.database import Database
+
+log = logging.getLogger("steward")
+MOST_AT_ONCE = 64
+"""Tasks of one turn."""
+
+
+async def prune(database: Database, rules: Rules) -> int:
+    """Remove the calls, turns and tool calls of consumed Tasks that are past their time, or too many. Answers of how
+    many Tasks."""
+    too_large = 0 < rules.data_max_bytes < await database.size_bytes()
+    if not too_large and not rules.details_s:
+        return 0
+    names = await pruning.consumed(
+        database,
+        older_than_s=0.0 if too_large else rules.details_s,
+        max_trained_count=rules.max_trained_count,
+        limit=MOST_AT_ONCE,
+    )
+    if names:
+        await pruning.remove_details(database, names)
+        log.info("calls and turns of %d consumed tasks are removed, %s to %s", len(names), names[0], names[-1])
+    return len(names)
+
+
+async def brake_reason(database: Database, rules: Rules, run_dir: Path, *, braked: bool) -> str:
+    """Why nothing may be admitted for now."""
+    free = {"the run's directory": (await asyncio.to_thread(shutil.disk_usage, run_dir)).free}
+    told = await database.disk_free_bytes()
+    if told is not None:
+        free["MongoDB"] = told
+    return brake.reason(free, rules.disk_reserve_bytes, braked=braked)

@@ -1,0 +1,59 @@
+"""Consumed Tasks whose details nobody needs any more: the calls, turns and tool calls of their records.
+
+Invariants: a Task of a Step that may still be rolled back is not consumed; nothing is removed that another record
+builds on; Task, Record, DBRecordData and Step stay. Removing again what is half removed ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.policies.states import CheckpointStatus, TaskStatus
+from agentrl.store.database import Database
+from agentrl.store.updates import is_older
+
+S = TaskStatus
+_OVER = (S.TRAINED, S.FILTERED, S.DEAD, S.DONE)
+
+
+async def consumed(database: Database, *, older_than_s: float, max_trained_count: int, limit: int) -> list[str]:
+    """The ids, first admitted first."""
+    kept = await database.find_one("Checkpoint", {"status": CheckpointStatus.COMPLETE}, sort=[("step", 1)])
+    covered = {"step": {"$lte": int(kept["step"]) if kept else 0}}
+    over: list[dict[str, Any]] = [
+        {"status": S.TRAINED, "trained_count": {"$gte": max_trained_count}, **covered},
+        {"status": S.FILTERED, **covered},
+        {"status": {"$in": [S.DEAD, S.DONE]}},
+    ]
+    found = await database.find(
+        "Task",
+        # The first condition is what the index on statuses is good for.
+        {"status": {"$in": list(_OVER)}, "pruned": {"$ne": True}, "$or": over, **is_older("admitted_at", older_than_s)},
+        sort=[("admitted_order", 1)],
+        limit=limit,
+        projection=["_id"],
+    )
+    bases = await _bases_of_the_living(database)
+    return [task["_id"] for task in found if task["_id"] not in bases]
+
+
+async def remove_details(database: Database, tasks: Sequence[str]) -> None:
+    for task in tasks:
+        # Ids of everything in a record begin with the record's, and that with its Task's.
+        inside = {"document": {"$gte": f"{task}#", "$lt": f"{task}$"}}
+        await database.delete_many("Chunk", inside)
+    of_them = {"task": {"$in": list(tasks)}}
+    for collection in ("DispatchedSamplingTask", "Turn", "ToolCall"):
+        await database.delete_many(collection, of_them)
+    await database.update_many("Task", {"_id": {"$in": list(tasks)}}, {"$set": {"pruned": True}})
+
+
+async def _bases_of_the_living(database: Database) -> set[str]:
+    """Tasks whose calls are continued by branches that are not over."""
+    branches = {"purpose": "branch", "status": {"$nin": list(_OVER)}}
+    living = [task["_id"] for task in await database.find("Task", branches, projection=["_id"])]
+    if not living:
+        return set()
+    bases = await database.distinct("DispatchedSamplingTask", "base", {"task": {"$in": living}})
+    return {base.partition("#")[0] for base in bases}

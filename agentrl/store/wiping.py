@@ -1,0 +1,135 @@
+"""All data of a run that is down: `python -m agentrl.store.wiping --state-dir S --run-dir R [--wipe]`.
+
+Invariants: without `--wipe` it only counts; it deletes what the run made (its database; weights, checkpoints, recorded
+batches, curves, logs) and never what it was given: configuration, datasets, a model that has a path. The embedded
+server is started for as long as this takes. stdout is one JSON message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentrl.config.run import RunConfig
+from agentrl.errors import AgentrlError, DiskError, ExitCode
+from agentrl.store import access, wipe
+from agentrl.store.binary import find_mongod
+from agentrl.store.database import Database
+from agentrl.store.embedded import Mongod, wait_until_data_is_free
+from agentrl.store.files import prepare
+
+MADE = ("checkpoints", "dumps", "logs", "stacks", "supervised", "tensorboard", "weights")
+"""Directories of the run's directory that a run makes."""
+BUILT_MODEL = "model"
+"""Made only where the configuration says so."""
+FREE_WITHIN_S = 10.0
+STOPPED_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is there to lose."""
+
+    documents: dict[str, int]
+    database_bytes: int
+    files: dict[str, int]
+    """Bytes below each directory."""
+    alive: tuple[str, ...]
+    """Incarnations that still hold a lease."""
+
+
+async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
+    """RefusedError if something is to be deleted while an incarnation elsewhere holds a lease."""
+    config = access.configuration(run_dir)
+    directories = [run_dir / name for name in (*MADE, *_built(config)) if (run_dir / name).is_dir()]
+    files = {directory.name: _size(directory) for directory in directories}
+    loss = wipe.Loss({}, 0, ())
+    async with _database(config, state_dir) as database:
+        if database is not None:
+            # Of an embedded server everybody was a client, and nobody can be left: it was down.
+            loss = await (wipe.wipe(database, force=config.has_mongo) if delete else wipe.preview(database))
+    if delete:
+        for directory in directories:
+            _empty(directory)
+    alive = () if config.has_mongo else loss.alive
+    return Found(loss.documents, loss.bytes, files, alive)
+
+
+@contextlib.asynccontextmanager
+async def _database(config: RunConfig, state_dir: Path) -> AsyncIterator[Database | None]:
+    """None if the run has none, or never had one."""
+    if config.mongo.url is None and not (state_dir / "mongo" / "data").is_dir():
+        yield None
+        return
+    with _embedded(state_dir) if config.has_mongo else contextlib.nullcontext():
+        database = access.open_database(config, state_dir)
+        try:
+            yield database
+        finally:
+            await database.close()
+
+
+@contextlib.contextmanager
+def _embedded(state_dir: Path) -> Iterator[None]:
+    files = prepare(state_dir / "mongo")
+    wait_until_data_is_free(files, within_s=FREE_WITHIN_S, keep_trying=_pause)
+    server = Mongod(find_mongod(), files)
+    try:
+        server.start()
+        server.bring_up(keep_trying=_pause)
+        yield
+    finally:
+        server.stop(within_s=STOPPED_WITHIN_S)
+
+
+def _pause(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
+def _built(config: RunConfig) -> tuple[str, ...]:
+    return (BUILT_MODEL,) if config.model is not None and config.model.build else ()
+
+
+def _size(directory: Path) -> int:
+    return sum(file.lstat().st_size for file in directory.rglob("*") if not file.is_dir())
+
+
+def _empty(directory: Path) -> None:
+    """The directory itself stays: it may be a link to another disk."""
+    try:
+        for entry in directory.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    except OSError as broken:
+        raise DiskError(f"{broken.filename or directory} cannot be removed: {broken.strerror}.") from broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m agentrl.store.wiping", description=__doc__)
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--wipe", action="store_true")
+    given = parser.parse_args()
+    try:
+        found = asyncio.run(examine(given.state_dir, given.run_dir, delete=given.wipe))
+    except AgentrlError as failed:
+        told = {"message": failed.message, "hint": failed.hint, "code": int(failed.exit_code)}
+        print(json.dumps({"failed": told}))
+        return failed.exit_code
+    print(json.dumps(asdict(found)))
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

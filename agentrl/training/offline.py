@@ -1,0 +1,171 @@
+"""Training without a run: recorded batches once more, or demonstrations; no store, no engines, no coordinator.
+
+Invariants: recorded batches train under what was recorded with them, so weights come out as they did in the run, to the
+bit on one thread; a job that was cut off goes on from its checkpoint as if it had never stopped; what is there already
+is only ever replaced by something whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl.config import learning
+from agentrl.config.run import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.policies.objective import PolicyLoss
+from agentrl.training import checkpoints, dumps, origin, warmup
+from agentrl.training.checkpoints import PROGRESS_FILE, Progress
+from agentrl.training.demonstrations import read_demonstrations, tokenized
+from agentrl.training.dumps import Recorded
+from agentrl.training.learner import Learner, StepResult
+from agentrl.training.takeover import CHECKPOINTS, settings_of
+from agentrl.training.trajectories import Batch
+
+SUPERVISED = "supervised"
+"""Within the run's directory: what a job on demonstrations leaves, if nothing else was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One step, as it is told."""
+
+    step: int
+    last: int
+    """The number of the last step that is to come."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    start: Path
+    """Model or checkpoint."""
+    steps: int
+    """Those of this time."""
+    last_step: int
+    out: Path | None
+    """Where the weights are, if they were written."""
+
+
+Tell = Callable[[Stepped], bool]
+"""False ends the job after this step."""
+
+
+def train_recorded(
+    config: RunConfig, place: Path, *, start: Path | None, out: Path | None, as_configured: bool, tell: Tell
+) -> Done:
+    """Every recorded batch that comes after `start`. `as_configured` takes loss and learning rate of the file instead
+    of those that were recorded."""
+    recorded = list(dumps.read(place))
+    torch.set_num_threads(config.training.threads)
+    begin = start or _starting_point(config, recorded)
+    learner, progress = _learner(config, begin)
+    wanted = [one for one in recorded if one.batch.step > progress.step]
+    _refuse_gap(wanted, progress.step, named=start is not None)
+    own = learning.policy_loss(config.training, longest=config.sampling.context) if as_configured else None
+    done = 0
+    for one in wanted:
+        rate = float(config.training.learning_rate) if as_configured else one.learning_rate
+        result = train_once_more(learner, one, loss=own, learning_rate=rate)
+        done += 1
+        if not tell(Stepped(one.batch.step, wanted[-1].batch.step, result.metrics)):
+            break
+    last = wanted[done - 1].batch.step if done else progress.step
+    if out is not None:
+        checkpoints.write_checkpoint(out, learner, Progress(step=last, version=0))
+    return Done(begin, done, last, out)
+
+
+def train_once_more(
+    learner: Learner, one: Recorded, *, loss: PolicyLoss | None = None, learning_rate: float | None = None
+) -> StepResult:
+    """As its Step did, but for what is given."""
+    learner.optimizers.set_learning_rate(one.learning_rate if learning_rate is None else learning_rate)
+    return learner.train(one.batch, loss or one.loss)
+
+
+def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done:
+    """Cross-entropy on demonstrations, with checkpoints; what `out` has already is gone on with."""
+    training = config.training
+    if not training.demonstrations:
+        raise ConfigError("training.demonstrations is missing: nothing says what to learn from.")
+    torch.set_num_threads(training.threads)
+    target = out or Path(config.dir) / SUPERVISED
+    demonstrations = read_demonstrations(Path(training.demonstrations))
+    resumes = (target / PROGRESS_FILE).is_file()
+    begin = target if resumes else origin.model_directory(config, Path(config.dir), demonstrations)
+    learner, progress = _learner(config, begin)
+    shown = tokenized(demonstrations, begin)
+    size = min(training.batch, len(shown))
+    last = training.steps or math.ceil(len(shown) / size)
+    order = warmup.order(len(shown), training.random, skip=progress.step * size)
+    step = saved = progress.step
+    while step < last:
+        step += 1
+        batch = Batch(step=step, base_version=0, trajectories=[shown[next(order)] for _ in range(size)])
+        learner.optimizers.set_learning_rate(float(training.learning_rate) * warmup.cooled(step, last))
+        result = learner.train(batch, "supervised")
+        if not result.applied:
+            raise ConfigError(
+                f"The loss of step {step} is {result.metrics['loss']}.", hint="Lower training.learning_rate."
+            )
+        going_on = tell(Stepped(step, last, result.metrics))
+        if not going_on or step == last or step % training.checkpoint_every == 0:
+            checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
+            saved = step
+        if not going_on:
+            break
+    if not saved:
+        checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
+    return Done(begin, step - progress.step, step, target)
+
+
+def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
+    """At a model, or at a checkpoint with the state of its optimizers."""
+    if not (start / "config.json").is_file():
+        raise ConfigError(f"{start} is neither a model nor a checkpoint: it has no config.json.")
+    learner = Learner(start, settings_of(config))
+    if not (start / PROGRESS_FILE).is_file():
+        return learner, Progress(step=0, version=0)
+    if not checkpoints.restore_optimizers(start, learner):
+        raise ConfigError(
+            f"{start} was written with another optimizer than {config.training.optimizer}.",
+            hint="Name the one that it was trained with: training.optimizer.",
+        )
+    return learner, checkpoints.read_progress(start)
+
+
+def _starting_point(config: RunConfig, recorded: list[Recorded]) -> Path:
+    """The oldest checkpoint of the run from which recorded batches lead on; else the model that it began with."""
+    numbers = {one.batch.step for one in recorded}
+    known = sorted(_checkpoints(Path(config.dir)), key=lambda found: (found[0], -found[1].stat().st_mtime))
+    for step, directory in known:
+        if step + 1 in numbers:
+            return directory
+    if min(numbers) == 1 and not config.training.warmup.steps:
+        return origin.model_directory(config, Path(config.dir), [])
+    raise ConfigError(
+        f"The recorded batches begin with step {min(numbers)}, and {config.dir} has no checkpoint to start from.",
+        hint="Name a model or a checkpoint: --start DIR.",
+    )
+
+
+def _checkpoints(run_dir: Path) -> Iterator[tuple[int, Path]]:
+    for file in (run_dir / CHECKPOINTS).glob(f"step-*/{PROGRESS_FILE}"):
+        yield checkpoints.read_progress(file.parent).step, file.parent
+
+
+def _refuse_gap(wanted: list[Recorded], step: int, *, named: bool) -> None:
+    """A step that is missing would go unnoticed. Where the start was named, the first batch follows whatever it is."""
+    before = wanted[0].batch.step - 1 if named and wanted else step
+    for one in wanted:
+        if one.batch.step != before + 1:
+            raise ConfigError(
+                f"Step {before + 1} was not recorded, but step {one.batch.step} was.",
+                hint="Start from a checkpoint behind the gap: --start DIR.",
+            )
+        before = one.batch.step

@@ -1,0 +1,33 @@
+"""Where a trainer stands. What is due follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.errors import AgentrlError, ExitCode
+
+
+class DivergedError(AgentrlError):
+    """Batch after batch gives a loss that is not finite; starting again would repeat it."""
+
+    exit_code = ExitCode.CONFIG
+
+
+@dataclass(slots=True)
+class Standing:
+    step: int
+    """The last number that was used."""
+    version: int = 0
+    trained: bool = False
+    """Whether the weights differ from those of `version`."""
+    steps_published: int = 0
+    """Committed Steps since the last publication."""
+    checkpoint: int = 0
+    """The step of the last checkpoint."""
+    tried_checkpoint: int = -1
+    committed: int = 0
+    """Steps of the whole run that stand."""
+    since_evaluation: int = 0
+    """Publications since the last one was evaluated."""
+    not_finite: int = 0
+    """Batches in a row."""

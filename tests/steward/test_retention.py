@@ -1,0 +1,143 @@
+"""What is removed of consumed tasks, what never is, and a disk that is nearly full."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from agentrl.policies.states import Actor
+from agentrl.steward import retention
+from agentrl.steward.epochs import Source
+from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.steward import Steward
+from agentrl.store import accounting, checkpoints, lineages, steps, tasks
+from agentrl.store.database import Database
+from agentrl.store.documents import CheckpointFile, DispatchedSamplingTask, Task, ToolCall, Turn, to_bson
+from tests.store.flow import commit, ready_tasks
+
+RULES = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=1)
+EXBIBYTE = 1 << 60
+DETAILS = ("DispatchedSamplingTask", "Turn", "ToolCall", "Chunk")
+
+
+@pytest.fixture
+async def trained(db: Database) -> list[str]:
+    """Six tasks with calls and turns, one trained by each of steps 1 to 4; a checkpoint covers the first three."""
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    ready = await ready_tasks(db, 6)
+    for number, task in enumerate(ready[:4], start=1):
+        await commit(db, lineage.id, number, [task])
+    await saved(db, lineage.id, 3)
+    for task in ready:
+        await detailed(db, task)
+    return [task.id for task in ready]
+
+
+async def saved(db: Database, lineage: str, step: int) -> str:
+    begun = await checkpoints.begin(db, step=step, lineage=lineage, version=1, path="c")
+    assert await checkpoints.complete(db, begun.id, {"f": CheckpointFile(1, "h")})
+    return begun.id
+
+
+async def detailed(db: Database, task: Task) -> None:
+    for share in task.shares:
+        name = share.record
+        record = {"record": name, "task": task.id}
+        await db.insert_many("DispatchedSamplingTask", [to_bson(DispatchedSamplingTask(id=f"{name}/c0", **record))])
+        await db.insert_many("Turn", [to_bson(Turn(id=f"{name}/t0", **record))])
+        await db.insert_many("ToolCall", [to_bson(ToolCall(id=f"{name}/t0.0", **record))])
+        chunk = {"_id": f"{name}/t0.0/result/0", "document": f"{name}/t0.0", "field": "result", "index": 0}
+        await db.insert_many("Chunk", [chunk])
+
+
+async def with_details(db: Database, names: list[str]) -> list[int]:
+    """The numbers of the tasks that have all of them; none may have a part."""
+    found = []
+    for number, name in enumerate(names):
+        of_it = {"task": name}
+        inside = {"document": {"$regex": f"^{name}#"}}
+        counts = [await db.count(kind, inside if kind == "Chunk" else of_it) for kind in DETAILS]
+        assert counts in ([0] * 4, [2] * 4)
+        found += [number] if any(counts) else []
+    return found
+
+
+async def test_only_what_every_checkpoint_covers_is_removed_and_the_account_agrees(
+    db: Database, trained: list[str]
+) -> None:
+    assert await tasks.kill(db, await tasks.get(db, trained[5]), Actor.TRAINER, "stale")
+    rules = dataclasses.replace(RULES, details_s=1e-6)
+    before = await accounting.account(db)
+    assert await retention.prune(db, rules) == 4
+    assert await with_details(db, trained) == [3, 4], "a step that may be rolled back, and a group that is ready"
+    after = await accounting.account(db)
+    assert (after.tasks, after.records, after.trained_records) == (before.tasks, before.records, before.trained_records)
+    assert after.problems == ()
+    assert await retention.prune(db, rules) == 0, "once is enough"
+
+
+async def test_an_older_checkpoint_that_is_kept_is_gone_back_to(db: Database, trained: list[str]) -> None:
+    lineage = await lineages.current(db)
+    assert lineage is not None
+    older = await saved(db, lineage.id, 1)
+    rules = dataclasses.replace(RULES, details_s=1e-6)
+    assert await retention.prune(db, rules) == 1
+    await lineages.begin(db, "trainer-0.2", parent_checkpoint=older, after_step=1)
+    ready = {one.task.id for one in await steps.ready(db)}
+    assert ready == set(trained[1:])
+    assert await with_details(db, trained) == [1, 2, 3, 4, 5], "whatever trains again has its tokens"
+
+
+async def test_nothing_goes_before_its_time_unless_there_is_too_much(db: Database, trained: list[str]) -> None:
+    assert await retention.prune(db, RULES) == 0
+    assert await retention.prune(db, dataclasses.replace(RULES, details_s=3600.0)) == 0
+    assert await retention.prune(db, dataclasses.replace(RULES, data_max_bytes=EXBIBYTE)) == 0
+    assert await with_details(db, trained) == [0, 1, 2, 3, 4, 5]
+    assert await retention.prune(db, dataclasses.replace(RULES, data_max_bytes=1, details_s=3600.0)) == 3
+    assert await with_details(db, trained) == [3, 4, 5]
+
+
+async def test_what_a_living_branch_continues_stays(db: Database, trained: list[str]) -> None:
+    first = await tasks.get(db, trained[0])
+    await db.insert_many("Task", [to_bson(Task(id="branch", purpose="branch", status="admitted"))])
+    base = f"{first.shares[0].record}/c0"
+    await db.insert_many(
+        "DispatchedSamplingTask", [to_bson(DispatchedSamplingTask(id="b/c0", task="branch", base=base))]
+    )
+    rules = dataclasses.replace(RULES, details_s=1e-6)
+    await retention.prune(db, rules)
+    assert await with_details(db, trained) == [0, 3, 4, 5]
+    await db.update_one("Task", {"_id": "branch"}, {"$set": {"status": "dead"}})
+    await retention.prune(db, rules)
+    assert await with_details(db, trained) == [3, 4, 5]
+
+
+async def test_a_full_disk_stops_admission_with_its_name_and_it_goes_on_by_itself(db: Database, tmp_path: Path) -> None:
+    now = [1000.0]
+    rules = dataclasses.replace(RULES, disk_reserve_bytes=EXBIBYTE)
+    steward = Steward(
+        db,
+        rules,
+        {"shop": Source.of([])},
+        incarnation="steward-0.1",
+        unit="steward-0",
+        run_dir=tmp_path,
+        clock=lambda: now[0],
+    )
+    await steward.start()
+    waiting = [Task(id=f"shop/train/0/{number:06d}", environment="shop", row=number) for number in range(2)]
+    waiting.append(Task(id="shop/eval/1/000000", environment="shop", purpose="eval", version=1))
+    await tasks.insert(db, waiting)
+    done = await steward.round()
+    assert done.admitted.groups == done.evaluations == 0
+    assert "is nearly full" in done.admitted.why_not
+    assert done.admitted.why_not in done.sentence()
+    assert "is nearly full" in "; ".join(wait.what for wait in await steward.waits())
+    # Somebody makes room; here the reserve becomes smaller, which is the same.
+    steward.rules = steward.rules.changed(disk_reserve_bytes=1)
+    now[0] += 10
+    done = await steward.round()
+    assert (done.admitted.groups, done.evaluations) == (2, 1)
+    await steward.stop()

@@ -1,0 +1,58 @@
+"""A server behind a URL that wants a token gets it from where the secret is, and nobody else sees it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.config.data import ToolServer
+from tests.toolbox.conftest import MakeToolbox, http_server
+from tests.waiting import aeventually
+
+
+async def test_a_token_is_read_where_it_is_and_a_wrong_one_can_be_put_right(
+    make: MakeToolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("stale\n")
+    monkeypatch.setenv("TENANT", "shop")
+    headers = {"X-Tenant": "env:TENANT", "X-Plain": "as it is"}
+    with http_server(sys.executable, "-m", "tests.toolbox.guarded", "{port}", "open-sesame") as (url, _):
+        server = ToolServer.model_validate(
+            {"url": url, "session": "shared", "token": f"file:{secret}", "headers": headers}
+        )
+        async with make({"guarded": server}) as hands:
+            await aeventually(lambda: hands.server("guarded").state == "down", within_s=60)
+            assert "stale" not in hands.server("guarded").why
+            # Whoever renews the secret needs no restart.
+            secret.write_text("open-sesame\n")
+            await aeventually(lambda: hands.server("guarded").state == "serving", within_s=60)
+            await hands.open("s", "guarded")
+            assert (await hands.call("s", "a", "whisper", server="guarded")).content == "you may come in"
+
+
+async def test_a_secret_that_is_not_there_is_named(make: MakeToolbox) -> None:
+    server = ToolServer.model_validate({"url": "http://127.0.0.1:9/mcp", "token": "env:NOT_SET_ANYWHERE"})
+    async with make({"guarded": server}) as hands:
+        await aeventually(lambda: "tools.guarded.token" in hands.server("guarded").why, within_s=60)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"token": "open-sesame"}, "must be a reference to a secret"),
+        ({"headers": {"Authorization": "Bearer open-sesame"}}, "headers.Authorization must be a reference"),
+        ({"headers": {"X-Api-Key": "open-sesame"}}, "headers.X-Api-Key must be a reference"),
+        ({"headers": {"X Y": "a"}}, "is no header"),
+        ({"headers": {"X": "a\r\nHost: b"}}, "of several lines"),
+        ({"url": "", "command": "server", "token": "env:X"}, "are for a server with a url"),
+    ],
+)
+def test_secrets_are_references_and_headers_are_headers(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ToolServer.model_validate({"url": "http://127.0.0.1:9/mcp", **settings})
+    assert sentence in str(refused.value)

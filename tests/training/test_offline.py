@@ -1,0 +1,203 @@
+"""Training without a run: recorded batches give the bits that the run had, and a job goes on where it was cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from agentrl.config.run import RunConfig
+from agentrl.errors import ConfigError, ExitCode
+from agentrl.store import publications
+from agentrl.store.database import Database
+from agentrl.training import dumps, offline
+from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
+from agentrl.training.offline import Stepped
+from tests.training.rollouts import closed_groups, configuration, trainer
+from tests.training.test_learning import CONVERSATION
+
+STEPS = 5
+
+
+class Ear:
+    """Hears of steps, and may say that it is enough."""
+
+    def __init__(self, until: int = 10**9) -> None:
+        self.heard: list[Stepped] = []
+        self._until = until
+
+    def __call__(self, done: Stepped) -> bool:
+        self.heard.append(done)
+        return done.step < self._until
+
+    @property
+    def losses(self) -> list[float]:
+        return [one.metrics["loss"] for one in self.heard]
+
+
+def same_files(one: Path, other: Path, *names: str) -> bool:
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+@pytest.fixture
+async def recorded(db: Database, tiny: Path, tmp_path: Path) -> RunConfig:
+    """A run of five steps that recorded the last four; its learning rate was changed in the middle."""
+    config = configuration(tmp_path, tiny, steps=STEPS, dumps=4, checkpoint_every=2)
+    await closed_groups(db, 2 * STEPS)
+    mine = trainer(db, config, tmp_path)
+
+    def at(place: str) -> None:
+        if place == "committed" and mine.standing.step == 3:
+            mine._unit._knobs.offer("learning_rate", 3e-3)
+
+    mine._at = at
+    await mine.run()
+    return config.model_copy(update={"dir": str(tmp_path)})
+
+
+async def losses_of(db: Database, after: int) -> list[float]:
+    found = await db.find("Step", {"status": "committed", "step": {"$gt": after}}, sort=[("step", 1)])
+    return [step["metrics"]["loss"] for step in found]
+
+
+async def test_recorded_batches_train_again_to_the_very_same_bits(
+    db: Database, recorded: RunConfig, tmp_path: Path
+) -> None:
+    files = sorted(path.name for path in (tmp_path / "dumps").iterdir())
+    assert files == [f"step-{step:06d}.msgpack" for step in (2, 3, 4, 5)], "bounded: the newest four"
+    ear = Ear()
+    # The oldest checkpoint that leads on to a recorded batch is that of step 2.
+    done = offline.train_recorded(
+        recorded, tmp_path / "dumps", start=None, out=tmp_path / "again", as_configured=False, tell=ear
+    )
+    assert done.start.name.startswith("step-000002.")
+    assert ear.losses == await losses_of(db, 2)
+    newest = await publications.newest(db)
+    assert newest is not None
+    assert same_files(tmp_path / "again", tmp_path / newest.path, WEIGHTS_FILE)
+    (last,) = (tmp_path / "checkpoints").glob("step-000005.*")
+    assert same_files(tmp_path / "again", last, WEIGHTS_FILE, OPTIMIZER_FILE)
+
+
+async def test_it_goes_on_from_any_checkpoint_to_the_same_bits(
+    db: Database, recorded: RunConfig, tmp_path: Path
+) -> None:
+    place = tmp_path / "dumps"
+    half, whole = tmp_path / "half", tmp_path / "whole"
+    offline.train_recorded(recorded, place, start=None, out=half, as_configured=False, tell=Ear(until=4))
+    rest = Ear()
+    offline.train_recorded(recorded, place, start=half, out=whole, as_configured=False, tell=rest)
+    assert [one.step for one in rest.heard] == [5]
+    (last,) = (tmp_path / "checkpoints").glob("step-000005.*")
+    assert same_files(whole, last, WEIGHTS_FILE, OPTIMIZER_FILE)
+
+
+async def test_one_batch_may_be_tried_with_the_settings_of_the_file(recorded: RunConfig, tmp_path: Path) -> None:
+    (start,) = (tmp_path / "checkpoints").glob("step-000004.*")
+    one, other = Ear(), Ear()
+    file = tmp_path / "dumps" / "step-000005.msgpack"
+    tight = recorded.training.model_copy(update={"clip_low": 0.0, "clip_high": 0.0})
+    changed = recorded.model_copy(update={"training": tight})
+    for ear, config, own in ((one, changed, False), (other, changed, True)):
+        offline.train_recorded(config, file, start=start, out=None, as_configured=own, tell=ear)
+    assert one.heard[0].metrics["clipped_share"] < other.heard[0].metrics["clipped_share"]
+
+
+async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_path: Path) -> None:
+    def again(place: Path, start: Path | None = None) -> None:
+        offline.train_recorded(recorded, place, start=start, out=None, as_configured=False, tell=Ear())
+
+    with pytest.raises(ConfigError, match="holds no recorded batches"):
+        again(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="neither a model nor a checkpoint"):
+        again(tmp_path / "dumps", tmp_path / "dumps")
+    (tmp_path / "dumps" / "step-000004.msgpack").unlink()
+    with pytest.raises(ConfigError, match="Step 4 was not recorded, but step 5 was"):
+        again(tmp_path / "dumps")
+    (tmp_path / "dumps" / "step-000003.msgpack").write_bytes(b"rubbish")
+    with pytest.raises(ConfigError, match=r"step-000003\.msgpack is no recorded batch"):
+        again(tmp_path / "dumps")
+
+
+def test_batches_of_steps_that_were_rolled_back_are_forgotten(tmp_path: Path) -> None:
+    recorder = dumps.Recorder(tmp_path, 3)
+    for step in (8, 9, 10):
+        (tmp_path / f"step-{step:06d}.msgpack").touch()
+    recorder.forget_after(8)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000008.msgpack"]
+
+
+# ---- demonstrations ----
+
+
+@pytest.fixture
+def demonstrated(tiny: Path, tmp_path: Path) -> dict[str, Any]:
+    text = json.dumps(CONVERSATION)
+    lines = [text.replace("apples", fruit) for fruit in ("apples", "pears", "plums", "figs", "kiwis")]
+    (tmp_path / "shown.jsonl").write_text("\n".join(lines))
+    training = {
+        "loss": "sft",
+        "demonstrations": str(tmp_path / "shown.jsonl"),
+        "batch": 2,
+        "steps": 9,
+        "learning_rate": 5e-3,
+        "checkpoint_every": 4,
+    }
+    return {"name": "shown", "dir": str(tmp_path / "run"), "model": {"path": str(tiny)}, "training": training}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_demonstrations_are_learned_and_an_interrupted_job_ends_with_the_same_bits(
+    demonstrated: dict[str, Any], tmp_path: Path, optimizer: str
+) -> None:
+    demonstrated["training"]["optimizer"] = optimizer
+    config = RunConfig.model_validate(demonstrated)
+    at_once = Ear()
+    offline.train_supervised(config, out=tmp_path / "at once", tell=at_once)
+    assert [one.step for one in at_once.heard] == list(range(1, 10))
+    assert at_once.losses[-1] < 0.7 * at_once.losses[0]
+    for until in (3, 7, 10**9):
+        offline.train_supervised(config, out=tmp_path / "in parts", tell=Ear(until))
+    assert same_files(tmp_path / "at once", tmp_path / "in parts", WEIGHTS_FILE, OPTIMIZER_FILE)
+    again = Ear()
+    assert offline.train_supervised(config, out=tmp_path / "in parts", tell=again).steps == 0
+    assert again.heard == [], "it is done"
+
+
+def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
+    return subprocess.run(
+        [sys.executable, "-m", "agentrl.cli.app", *arguments],
+        cwd=folder,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_a_job_from_the_command_line(demonstrated: dict[str, Any], tmp_path: Path) -> None:
+    demonstrated["training"] |= {"steps": 0, "demonstrations": "shown.jsonl"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(demonstrated))
+    done = agentrl(tmp_path, "train", "run.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["event"] for one in told] == ["starting", "step", "step", "step", "ended"], "once through all five"
+    assert [one["of"] for one in told[1:-1]] == [3, 3, 3]
+    assert all(one["metrics"]["loss"] > 0 for one in told[1:-1])
+    out = Path(told[-1]["out"])
+    assert out == tmp_path / "run" / "supervised"
+    assert all(bool(torch.isfinite(value).all()) for value in load_file(out / WEIGHTS_FILE).values())
+
+    wrong = agentrl(tmp_path, "train", "run.yaml", "--set", "training.loss=grpo")
+    assert wrong.returncode == ExitCode.CONFIG
+    assert wrong.stderr.startswith("agentrl: Nothing says what to train on.")
