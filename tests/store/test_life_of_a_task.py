@@ -11,7 +11,7 @@ from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor, IllegalMoveError, RecordStatus, TaskStatus
 from agentrl.store import claims, counts, groups, owners, tasks
-from agentrl.store.claims import Claim, Ending
+from agentrl.store.claims import Claim, Ending, Scored
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
 from agentrl.store.trajectories import OwnershipError, Writer
@@ -167,6 +167,30 @@ async def test_a_record_that_is_handed_back_goes_on_in_the_same_attempt(db: Data
     assert not second.fresh
     assert not await end(db, first, 1.0), "the former owner's claim is gone"
     assert await end(db, second, 1.0)
+
+
+async def test_evaluations_are_claimed_before_what_was_admitted_first(db: Database) -> None:
+    [early] = await queue(db, 1)
+    await admit(db, early, n=2)
+    [held_out] = await queue(db, 1, environment="held-out", purpose="eval")
+    await admit(db, held_out, n=1)
+    claimed = [await claims.claim(db, "s.1") for _ in range(3)]
+    assert [claim.record.purpose for claim in claimed if claim is not None] == ["eval", "train", "train"]
+
+
+async def test_what_ends_together_with_its_score_ends_once_and_for_its_owner(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=3)
+    held = [await claims.claim(db, owner) for owner in ("s.1", "s.1", "s.2")]
+    records = [claim.record.id for claim in held if claim is not None]
+    ending = Ending(outcome=Outcome.ANSWERED, turns=1)
+    ended = [Scored(record, ending, 1.0, DBRecordData(id=record, task=task.id)) for record in records]
+    for _ in range(2):  # an answer may be lost on its way
+        assert await claims.finish_scored(db, "s.1", ended) == set(records[:2])
+    assert await db.count("Record", {"status": RecordStatus.SCORED, "score": 1.0}) == 2
+    assert await db.count("DBRecordData", {}) == 2, "what is another's is not written"
+    answers = await groups.close_among(db, [task.id, "nowhere"], RULE, Actor.SAMPLER)
+    assert answers == {task.id: "open", "nowhere": "gone"}
 
 
 async def test_of_many_who_close_a_group_one_does(db: Database) -> None:

@@ -1,0 +1,69 @@
+"""What is asked for at the same moment goes out together, and nobody suffers for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agentrl.rollout.together import Together
+from agentrl.store.database import StoreError, StoreUnavailableError
+
+
+async def test_what_comes_while_an_answer_is_under_way_is_asked_together() -> None:
+    batches: list[list[int]] = []
+
+    async def even(numbers: Sequence[int]) -> list[bool]:
+        batches.append(list(numbers))
+        await asyncio.sleep(0)
+        return [number % 2 == 0 for number in numbers]
+
+    together = Together(even)
+    first = asyncio.create_task(together.act(0))
+    while not batches:
+        await asyncio.sleep(0)
+    rest = await asyncio.gather(*(together.act(number) for number in range(1, 6)))
+    assert await first
+    assert rest == [False, True, False, True, False]
+    assert batches == [[0], [1, 2, 3, 4, 5]]
+
+
+async def test_who_is_at_fault_fails_alone() -> None:
+    async def refuses_three(numbers: Sequence[int]) -> list[bool]:
+        if 3 in numbers:
+            raise StoreError("three is refused")
+        return [True for _ in numbers]
+
+    together = Together(refuses_three)
+    told = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
+    assert [answer is True for answer in told] == [True, True, True, False, True]
+    assert isinstance(told[3], StoreError)
+
+
+async def test_a_store_that_is_away_is_asked_once_for_all() -> None:
+    asked = 0
+
+    async def away(numbers: Sequence[int]) -> list[bool]:
+        nonlocal asked
+        asked += 1
+        raise StoreUnavailableError("it is away")
+
+    together = Together(away)
+    told = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
+    assert all(isinstance(answer, StoreUnavailableError) for answer in told)
+    assert asked == 1
+
+
+async def test_one_who_leaves_takes_nobody_along() -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(numbers: Sequence[int]) -> list[bool]:
+        await go_on.wait()
+        return [True for _ in numbers]
+
+    together = Together(slowly)
+    asking = [asyncio.create_task(together.act(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    await asyncio.wait([asking[0]])
+    go_on.set()
+    assert await asking[1]
