@@ -45,6 +45,7 @@ from agentrl.policies.ages import VersionTree
 from agentrl.policies.batches import ReadyGroup, ReadyRecord, Situation, Wanted
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.groups import Closed, GroupRule, Member
+from agentrl.policies.objective import PolicyLoss
 from agentrl.policies.outcomes import Outcome, OutcomeClass, class_of
 from agentrl.policies.seeds import sampling_seed
 from agentrl.rollout import answers
@@ -54,7 +55,6 @@ from agentrl.tokens.spans import ROOT
 from agentrl.training import origin
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
 from agentrl.training.learner import Learner
-from agentrl.training.losses import PolicyLoss
 from agentrl.training.takeover import settings_of
 from agentrl.training.trajectories import Batch, Segment, Trajectory
 from agentrl.training.warmup import warm_up
