@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.filters.parser import FilterError
-from agentrl.steward import admission, closing, epochs, expiry
+from agentrl.steward import admission, closing, epochs, expiry, retention
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import (
     checkpoints,
@@ -126,10 +126,13 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await epochs.refill(watched, rules, {"shop": epochs.Source.of([])})
     await counts.of_admission(watched)
     await owners.extend_all(watched)
+    await retention.prune(watched, rules.changed(details_s=1.0))
     # The trainer.
     lineage = await lineages.begin(watched, "trainer-0.2", parent_checkpoint="", after_step=0)
     await lineages.current(watched)
     await steps.under_way(watched)
+    await steps.deaths(watched)
+    await steps.last_trained(watched, ["shop/train/0/000001"])
     ready = await steps.ready(watched)
     await commit(watched, lineage.id, 2, [ready[0].task])
     await trajectories.calls_of(watched, ready[0].task.shares and [ready[0].task.shares[0].record])
