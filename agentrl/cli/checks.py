@@ -1,4 +1,4 @@
-"""Verbs that look for what went wrong with the data: tools errors, accounting."""
+"""Verbs that look for what went wrong with the data: tools errors, accounting, staleness."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from agentrl.protocol.data import AccountReport, ToolErrorGroup
+    from rich.console import RenderableType
+
+    from agentrl.protocol.data import AccountReport, StalenessReport, ToolErrorGroup
+
+BAR = 20
+"""Characters of the longest bar."""
 
 
 def register(app: typer.Typer) -> None:
     tools = group(app, "tools", "What tools did, and what went wrong.")
     verb(tools, "errors")(tool_errors)
     verb(app, "accounting")(accounting)
+    verb(app, "staleness")(staleness)
 
 
 async def tool_errors(
@@ -82,3 +88,39 @@ def _tell_account(report: AccountReport) -> None:
 
 def _sum(parts: dict[str, int]) -> str:
     return " + ".join(f"{count} {name}" for name, count in sorted(parts.items())) or "none"
+
+
+async def staleness(cli: Cli) -> ExitCode:
+    """Show how old ready records and those under way are, what another bound would void, and whom the bound hits."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        report = await client.staleness(deadline_s=lists.ANSWER_WITHIN_S)
+    if cli.json:
+        output.emit(report)
+        return ExitCode.OK
+    where = "nothing is published yet" if report.version is None else f"version {report.version} is the newest"
+    output.say(f"The bound is {report.bound} publications; {where}.")
+    if report.previews:
+        output.show(_ages(report), cli.color)
+    for part in report.dropped:
+        times = f"{output.duration(part.from_s)} to {output.duration(part.to_s)}"
+        output.say(f"of {part.records} records that took {times}, {part.dropped} were dropped as too old")
+    return ExitCode.OK
+
+
+def _ages(report: StalenessReport) -> RenderableType:
+    """One line for each age, with the bound drawn in, and what it would void as a bound."""
+    from agentrl.cli import output
+
+    most = max([1, *report.ready.values()])
+    rows = []
+    for preview in report.previews:
+        age = preview.bound
+        count = report.ready.get(age, 0)
+        bar = "█" * round(BAR * count / most)
+        mark = "bound" if age == report.bound else "too old" if age > report.bound else ""
+        cells = (str(age), str(count), str(report.under_way.get(age, 0)), bar, mark)
+        rows.append((*cells, str(preview.voids_ready), str(preview.voids_under_way)))
+    names = ("age", "ready", "under way", "", "", "as a bound voids", "under way")
+    return output.table(names, rows, right=("age", "ready", "under way", "as a bound voids"))

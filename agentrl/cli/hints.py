@@ -9,7 +9,7 @@ import re
 
 _OF_A_RUN = re.compile(
     r"\bagentrl ((?:alerts|keys|tasks|records|steps|checkpoints|versions|tools) [a-z]+"
-    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks|accounting))(?![\w-])"
+    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks|accounting|staleness))(?![\w-])"
     r"(?! --(?:run|key)\b| RUN\.yaml)"
 )
 

@@ -22,6 +22,8 @@ from agentrl.protocol.data import (
     RequeueTasks,
     ShowOne,
     ShowRecord,
+    Staleness,
+    StalenessReport,
     Story,
     ToolErrorGroup,
     ToolErrors,
@@ -59,6 +61,10 @@ class DataMethods(Calling):
     ) -> Page:
         """Published weights, and which engine serves them."""
         return await self._page("list_versions", ListRows(filter, sort, after, limit), deadline_s)
+
+    async def staleness(self, *, deadline_s: float | None = None) -> StalenessReport:
+        """How old what is ready and under way is, and what another bound would void."""
+        return cast(StalenessReport, await self.call("staleness", Staleness(), deadline_s=deadline_s))
 
     async def show_task(self, id: str, *, deadline_s: float | None = None) -> Story:
         """One task with its attempts and the step that took it."""

@@ -351,6 +351,9 @@ COMMANDS: dict[str, CommandSpec] = {
         _served("export_records", data.ExportRecords, data.ExportPart, "records export", "Whole trajectories."),
         _served("tool_errors", data.ToolErrors, list[data.ToolErrorGroup], "tools errors", "What went wrong, by kind."),
         _served("accounting", data.Accounting, data.AccountReport, "accounting", "Sums that must agree."),
+        _served(
+            "staleness", data.Staleness, data.StalenessReport, "staleness", "Ages, and what another bound would do."
+        ),
         _list("list_versions", "versions list", "Published weights, and which engine serves them."),
         _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
         _act("down", Down, "down", "Stop everything and prove that nothing is left.", "apply", Permission.ADMIN),

@@ -155,6 +155,43 @@ class AccountReport(msgspec.Struct, frozen=True, omit_defaults=True):
     balanced: bool = True
 
 
+class Staleness(Args, frozen=True):
+    """-> StalenessReport"""
+
+
+class BoundPreview(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What another bound would void now."""
+
+    bound: int
+    voids_ready: int = 0
+    voids_under_way: int = 0
+
+
+class DurationShare(msgspec.Struct, frozen=True):
+    """A quarter of the records that recent steps could have trained, by how long they took."""
+
+    from_s: float
+    to_s: float
+    records: int
+    dropped: int
+    """Those that were too old when their batch was made."""
+
+
+class StalenessReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far what is ready and under way lies behind the newest version."""
+
+    bound: int
+    version: int | None = None
+    """The newest."""
+    ready: dict[int, int] = {}
+    """Records by age, in publications, of their oldest trained token."""
+    under_way: dict[int, int] = {}
+    """The same of those that have not ended."""
+    previews: tuple[BoundPreview, ...] = ()
+    dropped: tuple[DurationShare, ...] = ()
+    """The shortest records first."""
+
+
 class RequeueTasks(Args, frozen=True):
     """Sample tasks again, in their next round."""
 

@@ -7,15 +7,15 @@ every wait has the limit that the configuration gives it, so none is unbounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from agentrl.policies.states import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward.admission import Admitted
 from agentrl.steward.rules import Rules
-from agentrl.store import tasks
+from agentrl.store import services, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
 
@@ -36,6 +36,8 @@ class Group:
     """The model call in which the longest of them stands."""
     tool_call: ToolCall | None = None
     """The oldest of its tool calls without an answer."""
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    """Tool servers that cannot be used now, each with the reason."""
 
     @property
     def longest(self) -> Record | None:
@@ -73,7 +75,8 @@ async def _oldest(database: Database, purpose: dict[str, list[str]]) -> Group | 
     asked = {"record": longest.id, "status": {"$in": _OPEN_TOOL_CALLS}}
     call = await database.find_one("DispatchedSamplingTask", sent, sort=[("index", 1)], projection=_CALL)
     tool_call = await database.find_one("ToolCall", asked, sort=[("requested_at", 1)], projection=_TOOL_CALL)
-    return Group(task, records, load_if(DispatchedSamplingTask, call), load_if(ToolCall, tool_call))
+    unusable = await services.unusable_servers(database) if call is None and tool_call is None else {}
+    return Group(task, records, load_if(DispatchedSamplingTask, call), load_if(ToolCall, tool_call), unusable)
 
 
 _CALL = ["record", "index", "engine", "sent_at"]
@@ -123,6 +126,8 @@ def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterato
         limit_s = rules.call_s + AROUND_A_CALL_S
         yield Wait(name, "has no answer yet", age_s, limit_s, record)
         yield Wait(engine or "engine", "generates", age_s, limit_s, name)
+    elif needed := [server for server in group.task.servers if server in group.unusable]:
+        yield Wait(f"tool server {needed[0]}", group.unusable[needed[0]], 0.0, rules.group_s, record)
 
 
 def of_admission(admitted: Admitted, since_s: float) -> Wait:

@@ -221,6 +221,7 @@ async def test_nothing_is_claimed_while_no_toolbox_has_the_tools(stage: Stage) -
     async with stage.sampler() as sampler:
         await aeventually(lambda: "toolbox" in sampler.idle_because)
         assert sampler.running == 0
+        assert (sampler.idle_because, "toolbox") in stage.waits, "whoever asks why nothing happens is told"
         await stage.toolbox()
         record = await stage.one()
     assert record.outcome == "answered"

@@ -25,17 +25,19 @@ from agentrl.protocol.data import (
     RecordStory,
     RequeueTasks,
     ShowRecord,
+    Staleness,
+    StalenessReport,
     ToolErrorGroup,
     ToolErrors,
 )
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import raw
 from agentrl.steward.epochs import Source
-from agentrl.steward.queries import errors
+from agentrl.steward.queries import errors, staleness
 from agentrl.steward.queries.desk import Desk
 from agentrl.steward.queries.exports import PART_BYTES
 from agentrl.steward.rules import EnvironmentRules, Rules
-from agentrl.store import checkpoints, claims, lineages, tasks
+from agentrl.store import checkpoints, claims, lineages, steps, tasks
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
@@ -356,3 +358,39 @@ async def test_what_operators_ask_stands_on_an_index(
 ) -> None:
     plan = await db.explain(kind, {"find": kind, "filter": filter, **({"sort": dict(sort)} if sort else {})})
     assert "COLLSCAN" not in str(plan["queryPlanner"]["winningPlan"])
+
+
+# ---- staleness ----
+
+
+def test_short_and_long_records_are_told_apart_by_quarters() -> None:
+    records = [(float(seconds), seconds >= 9) for seconds in range(1, 13)]
+    parts = staleness.by_quarters(records)
+    assert [(part.from_s, part.to_s, part.records, part.dropped) for part in parts] == [
+        (1.0, 3.0, 3, 0),
+        (4.0, 6.0, 3, 0),
+        (7.0, 9.0, 3, 1),
+        (10.0, 12.0, 3, 3),
+    ]
+    assert [part.records for part in staleness.by_quarters(records[:2])] == [1, 1]
+    assert staleness.by_quarters([]) == ()
+
+
+async def test_ages_and_what_other_bounds_would_void(db: Database) -> None:
+    assert (await asked(db, "staleness", Staleness())).version is None
+    await db.insert_many("Publication", [{"_id": 1, "parent": None}, *({"_id": n, "parent": n - 1} for n in (2, 3, 4))])
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    assert await lineages.tell_plan(db, lineage.id, {"bound": 1})
+    [old] = await flow.ready_tasks(db, 1, scores=(0.0, 1.0, 1.0), version=1)
+    report = await asked(db, "staleness", Staleness())
+    assert isinstance(report, StalenessReport)
+    assert (report.version, report.bound, report.ready) == (4, 1, {3: 3})
+    assert [(one.bound, one.voids_ready) for one in report.previews] == [(0, 3), (1, 3), (2, 3), (3, 0)]
+
+    # Two of three trained, the third was too old when the batch was made.
+    step = flow.step_of(lineage.id, 1, [old])
+    assert await steps.lease(db, step) is not None
+    assert await steps.commit(db, step.id, {}, records=step.records[:2])
+    report = await asked(db, "staleness", Staleness())
+    assert report.ready == {}
+    assert (sum(part.records for part in report.dropped), sum(part.dropped for part in report.dropped)) == (3, 1)

@@ -54,6 +54,11 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     assert told[1].what == "is under way, in turn 1"
     assert told[1].age_s >= 40.0
     assert all(wait.at_most_s for wait in told), "no wait is unbounded"
+    await services.report(db, toolbox(0, unavailable=["shop"]))
+    parked = (await waits.look(db, ours, NOTHING))[-1]
+    assert (parked.who, parked.on) == (name, "tool server shop")
+    assert parked.what == "toolbox-0: shop has its breaker open"
+    await services.report(db, toolbox(0, unavailable=[]))
 
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, task=task, owner=owner, engine="engine-0.1")
     await writer.sent(call)

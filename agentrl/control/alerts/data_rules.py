@@ -66,12 +66,18 @@ def version_rejected(world: World, alerting: Collection[str], now: float) -> Ite
 
 def breaker_open(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
     for name, unit in _at_work(world, "toolbox"):
-        for server, value in named_in(world.metrics.values(name), BREAKER_OPEN):
+        values = world.metrics.values(name)
+        for server, value in named_in(values, BREAKER_OPEN):
             if value > 0:
+                failing = [
+                    f"{tool}: {share:.0%} of its recent calls failed for infrastructure"
+                    for tool, share in named_in(values, TOOL_FAILURES)
+                    if tool.startswith(f"{server}.")
+                ]
                 yield Finding(
                     f"{name}/{server}",
                     f"{name} leaves the tool server {server} alone: it failed too often.",
-                    (unit.status, "What needs it is not admitted meanwhile. It is tried again by itself."),
+                    (*failing, unit.status, "What needs it is not admitted meanwhile. It is tried again by itself."),
                     f"agentrl logs {name}",
                 )
 

@@ -15,7 +15,7 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import decode_as
 from agentrl.steward.epochs import Source
-from agentrl.steward.queries import accounts, errors, exports, records, rows, stories
+from agentrl.steward.queries import accounts, errors, exports, records, rows, staleness, stories
 from agentrl.steward.queries.changes import Changes
 from agentrl.steward.rules import Rules
 from agentrl.store.database import Database
@@ -41,6 +41,7 @@ class Desk:
             "show_record": partial(records.show, database),
             "export_records": partial(exports.part, database),
             "tool_errors": partial(errors.grouped, database),
+            "staleness": lambda args: staleness.report(database, rules()),
             "accounting": lambda args: accounts.report(database, rules().max_trained_count),
         }
         self.changes = Changes(database, rules, sources).table

@@ -1,0 +1,102 @@
+"""How old what is ready and under way would train, what another bound would void, and whom the bound has hit.
+
+Invariants: ages are those to the newest version, as the trainer counts them; whether long episodes are dropped more
+than short ones is told from the Steps that were committed, by quarters of their durations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from agentrl.policies.ages import VersionTree
+from agentrl.policies.states import RecordStatus, StepStatus, TaskStatus
+from agentrl.protocol.data import BoundPreview, DurationShare, StalenessReport
+from agentrl.steward.rules import Rules
+from agentrl.store import lineages, publications, steps
+from agentrl.store.database import Database
+from agentrl.store.documents import TRAINS
+
+RECENT_STEPS = 200
+PARTS = 4
+
+
+async def report(database: Database, rules: Rules) -> StalenessReport:
+    lineage = await lineages.current(database)
+    plan = {} if lineage is None else lineage.plan
+    bound = int(plan.get("bound", rules.bound))
+    parents = await publications.parents(database)
+    dropped = by_quarters(await _durations(database))
+    if not parents:
+        return StalenessReport(bound=bound, dropped=dropped)
+    tree, newest = VersionTree(parents), max(parents)
+    ready = Counter(
+        tree.staleness(data.versions, newest) for group in await steps.ready(database) for data in group.records
+    )
+    under_way = Counter(
+        tree.age(version, newest) for version in await _oldest_under_way(database) if version in parents
+    )
+    return StalenessReport(
+        bound=bound,
+        version=newest,
+        ready=dict(sorted(ready.items())),
+        under_way=dict(sorted(under_way.items())),
+        previews=previews(ready, under_way, bound),
+        dropped=dropped,
+    )
+
+
+def previews(ready: Counter[int], under_way: Counter[int], bound: int) -> tuple[BoundPreview, ...]:
+    """Bounds from 0 to one that lets everything pass, the present one among them."""
+    most = max([bound + 1, *ready, *under_way])
+    return tuple(
+        BoundPreview(
+            bound=other,
+            voids_ready=sum(count for age, count in ready.items() if age > other),
+            voids_under_way=sum(count for age, count in under_way.items() if age > other),
+        )
+        for other in range(most + 1)
+    )
+
+
+def by_quarters(records: Sequence[tuple[float, bool]]) -> tuple[DurationShare, ...]:
+    """Of (duration, whether it was dropped): the share that was dropped, the shortest first."""
+    ordered = sorted(records)
+    cuts = [len(ordered) * part // PARTS for part in range(PARTS + 1)]
+    parts = [ordered[begin:end] for begin, end in pairwise(cuts) if end > begin]
+    return tuple(
+        DurationShare(
+            from_s=round(part[0][0], 3),
+            to_s=round(part[-1][0], 3),
+            records=len(part),
+            dropped=sum(was_dropped for _, was_dropped in part),
+        )
+        for part in parts
+    )
+
+
+async def _oldest_under_way(database: Database) -> list[int]:
+    flying = {
+        "status": {"$in": [RecordStatus.RUNNING, RecordStatus.FINISHED, RecordStatus.UNSCORED]},
+        "purpose": {"$in": list(TRAINS)},
+        "oldest_version": {"$type": "number"},
+    }
+    found = await database.find("Record", flying, projection=["oldest_version"])
+    return [int(record["oldest_version"]) for record in found]
+
+
+async def _durations(database: Database) -> list[tuple[float, bool]]:
+    """Of all records that recent Steps could have trained: how long they took, and whether they were left out as too
+    old."""
+    committed = {"status": StepStatus.COMMITTED}
+    found = await database.find(
+        "Step", committed, sort=[("step", -1)], limit=RECENT_STEPS, projection=["tasks", "records"]
+    )
+    trained = {record for step in found for record in step["records"]}
+    tasks = [task for step in found for task in step["tasks"]]
+    consumed = {"_id": {"$in": tasks}, "status": TaskStatus.TRAINED}
+    closed = await database.find("Task", consumed, projection=["shares"]) if tasks else []
+    members = [share["record"] for task in closed for share in task["shares"] if share["advantage"] is not None]
+    records = await database.find("Record", {"_id": {"$in": members}}, projection=["duration_s"]) if members else []
+    return [(float(record["duration_s"]), record["_id"] not in trained) for record in records]
