@@ -17,11 +17,13 @@ from statistics import median
 
 import msgspec
 
+from agentrl.protocol.rows import UnitState
 from tests.chaos.arena import Arena
 from tests.chaos.books import AwayError
 from tests.chaos.census import Process, Role
 
 BACK_WITHIN_S = 300.0
+ASKED_AFTER_S = 30.0
 LOOK_EVERY_S = 0.1
 Sign = Callable[[], bool]
 
@@ -36,6 +38,7 @@ class Pending:
 
     whom: str
     role: Role
+    unit: str
     since: float
     sign: Sign
 
@@ -89,12 +92,12 @@ class Storm:
         if not victim.kill():
             return False
         self.say(f"killed {victim}")
-        self.pending.append(Pending(str(victim), victim.role, time.monotonic(), sign))
+        self.pending.append(Pending(str(victim), victim.role, victim.unit, time.monotonic(), sign))
         return True
 
     def expect(self, victim: Process) -> None:
         """It ends by itself, or is ended by its supervisor, and comes back."""
-        self.pending.append(Pending(str(victim), victim.role, time.monotonic(), self._sign(victim)))
+        self.pending.append(Pending(str(victim), victim.role, victim.unit, time.monotonic(), self._sign(victim)))
 
     # ---- waiting ----
 
@@ -107,7 +110,9 @@ class Storm:
                 self.recoveries.setdefault(one.role, []).append(took_s)
                 self.say(f"  back after {took_s:.1f} s: {one.whom}")
             elif took_s > BACK_WITHIN_S:
-                raise LostError(f"{one.whom} did not come back within {BACK_WITHIN_S:g} s")
+                raise LostError(f"{one.whom} did not come back within {BACK_WITHIN_S:g} s: {self._standing(one)}")
+            elif took_s > ASKED_AFTER_S and self._standing(one).startswith(UnitState.FATAL):
+                raise LostError(f"{one.whom} will not come back: {self._standing(one)}")
 
     def until(self, condition: Sign, what: str, *, within_s: float, every_s: float = LOOK_EVERY_S) -> None:
         """Wait, and note meanwhile who comes back."""
@@ -128,6 +133,13 @@ class Storm:
         self.until(
             lambda: self.arena.books.committed() >= number, f"{number} committed steps", within_s=within_s, every_s=0.2
         )
+
+    def _standing(self, one: Pending) -> str:
+        """What its supervisor says of it; nothing, while there is none."""
+        if not one.unit or any(other.role is Role.COORDINATOR for other in self.pending):
+            return ""
+        row = self.arena.unit_row(one.unit)
+        return f"{row.state}: {row.reason}"
 
     # ---- signs of life ----
 
@@ -164,8 +176,8 @@ class Storm:
     def _has_a_lineage(self, victim: Process) -> bool:
         if self._is_complete():
             return True
-        found = self.arena.books.find("Lineage", {"first_version": {"$type": "number"}})
-        return any(_number(lineage["owner"]) > victim.number for lineage in found if lineage["owner"].startswith("tr"))
+        published = {"first_version": {"$type": "number"}, "owner": {"$regex": f"^{victim.unit}\\."}}
+        return any(_number(lineage["owner"]) > victim.number for lineage in self.arena.books.find("Lineage", published))
 
     def _is_complete(self) -> bool:
         """A trainer that died at the very end has no successor that trains."""

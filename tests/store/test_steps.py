@@ -176,6 +176,16 @@ async def test_only_the_lineage_that_took_a_number_announces_it(db: Database) ->
     assert newest.id == 2
 
 
+async def test_a_trainer_that_slept_between_looking_and_announcing_announces_nothing(db: Database) -> None:
+    former = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    taken = await publications.take_number(db, parent=None, lineage=former.id, step=0)
+    assert await lineages.is_open(db, former.id)
+    await lineages.begin(db, "trainer-0.2", parent_checkpoint="", after_step=0)
+    assert not await publications.announce(db, taken.id, former.id, {})
+    (publication,) = await db.find("Publication", {})
+    assert (publication["status"], publication["announced_at"]) == ("skipped", None)
+
+
 async def test_publications_that_engines_refuse_are_rejected_after_a_while(db: Database) -> None:
     for _ in range(3):
         version = (await publications.take_number(db, parent=None, lineage="a", step=0)).id

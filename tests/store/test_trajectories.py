@@ -218,6 +218,18 @@ async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) 
     assert load(ToolCall, document).status == "running"
 
 
+async def test_what_the_former_owner_sent_last_waits_for_nobody(db: Database) -> None:
+    """It woke up after it was declared dead, and before the Record went on elsewhere."""
+    former = Writer(db)
+    await former.sent(call(0))
+    await former.answered(answered(0, [1]))
+    await trajectories.lose(db, RECORD, ME, resumable=True)
+    await former.sent(call(1))
+    trunk = await trajectories.take_over(db, RECORD, "sampler-1.1")
+    assert [each.index for each in trunk.calls] == [0]
+    assert await db.count("DispatchedSamplingTask", {"status": "sent"}) == 0
+
+
 async def test_calls_without_tokens_are_not_read_as_tokens(db: Database) -> None:
     writer = Writer(db)
     await writer.sent(call(0))
