@@ -168,7 +168,22 @@ async def _values(cli: Cli, name: str) -> list[str]:
         return []
 
 
+_LISTS = {
+    "task": ("list_tasks", "-admitted_at"),
+    "tasks": ("list_tasks", "-admitted_at"),
+    "record": ("list_records", "-finished_at"),
+    "step": ("list_steps", "-leased_at"),
+    "checkpoint": ("list_checkpoints", "-step"),
+}
+"""Lists whose newest rows are candidates."""
+
+
 async def _from_run(cli: Cli, name: str) -> list[str]:
+    if name in _LISTS:
+        command, newest_first = _LISTS[name]
+        async with cli.connect(timeout_s=_PATIENCE_S) as client:
+            page = await client.call(command, {"sort": newest_first, "limit": 50}, deadline_s=_PATIENCE_S)
+        return [str(row["id"]) for row in page.rows]
     if name not in ("unit", "units", "target", "role", "knob", "alert", "host", "key"):
         return []
     async with cli.connect(timeout_s=_PATIENCE_S) as client:

@@ -102,4 +102,16 @@ def shown(document: Mapping[str, Any]) -> Plain:
 
 
 def _plain(value: Any) -> Any:
-    return value.replace(microsecond=value.microsecond // 1000 * 1000) if isinstance(value, datetime) else value
+    """Times in milliseconds, numbers without the driver's own types, at any depth."""
+    match value:
+        case bool() | str() | float() | None:
+            return value
+        case int():
+            return int(value)
+        case datetime():
+            return value.replace(microsecond=value.microsecond // 1000 * 1000)
+        case Mapping():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+    return value

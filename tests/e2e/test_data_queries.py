@@ -17,8 +17,18 @@ from agentrl.errors import ExitCode
 from agentrl.store import access, claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
-from agentrl.store.documents import ToolCall, tool_call_id
+from agentrl.store.documents import (
+    DispatchedSamplingTask,
+    Record,
+    ToolCall,
+    Turn,
+    call_id,
+    to_bson,
+    tool_call_id,
+    turn_id,
+)
 from agentrl.store.trajectories import Writer
+from agentrl.tokens.binary import pack_floats, pack_ids
 from tests.e2e.running import Run, running
 from tests.store import flow
 from tests.waiting import eventually
@@ -41,6 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             "rollout": {"samplers": 0, "max_in_flight": 8},
             "training": {"frozen": True},
         }
+        made.sidecar("worker", ["sleep", "1000"])
         made.up("--no-wait")
         made.cli("stop", "engine-0", "--now")
         made.wait_state("steward-0", "ready")
@@ -109,6 +120,110 @@ def test_a_question_that_makes_no_sense_is_refused_with_the_place(
     was, document = run.cli("tasks", "list", *arguments, check=False)
     assert was == code, document
     assert says in document["error"]["message"] + document["error"]["hint"]
+
+
+def test_what_a_model_said_does_not_reach_the_terminal_as_it_is(run: Run) -> None:
+    claim = in_store(run, hostile)
+    shown = run.raw("records", "show", claim.record.id)
+    assert shown.returncode == 0, shown.stderr
+    assert "\x1b" not in shown.stdout + shown.stderr
+    assert "turned round" in shown.stdout
+    assert "rm -rf" in shown.stdout
+    story = run.cli("records", "show", claim.record.id)
+    assert story["turns"][0]["text"].startswith("\x1b]0;"), "programs get what was said"
+    assert story["turns"][0]["call"]["versions"] == [[1, 2]]
+
+
+async def hostile(database: Database) -> Claim:
+    owner = await flow.sampler(database, "sampler-9.1")
+    claim = await claims.claim(database, owner)
+    assert claim is not None
+    record, writer = claim.record.id, Writer(database)
+    call = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=owner, prompt=pack_ids([5]))
+    await writer.sent(call)
+    call.status, call.output, call.versions = "done", pack_ids([1, 2]), [(1, 2)]
+    call.log_probs = pack_floats([-0.5, -0.5])
+    await writer.answered(call)
+    text = "\x1b]0;a title\x07\x1b[2J\x1b[31m\u202eturned round\n[red]rm -rf[/red]"
+    await writer.turn(Turn(id=turn_id(record, 0), record=record, owner=owner, text=text, call=call.id))
+    return claim
+
+
+def test_tasks_are_sampled_again_and_the_audit_says_who_wanted_that(run: Run) -> None:
+    (row, *_) = run.cli("tasks", "list", "--filter", "status=admitted", "--sort", "-id")["rows"]
+    would = run.cli("tasks", "requeue", row["id"], "--dry-run")
+    assert row["id"] in would["effect"]["changes"][0]
+    done = run.cli("tasks", "requeue", row["id"], "--yes", "--note", "wrong tool")
+    assert done["operation"]["state"] == "succeeded"
+    assert done["operation"]["result"] == {"requeued": 1, "refused": 0}
+    shown = run.cli("tasks", "show", row["id"])
+    assert (shown["document"]["round"], shown["document"]["reason"]) == (row["round"] + 1, "wrong tool")
+    assert {record["status"] for record in shown["records"] if record["round"] == row["round"]} == {"superseded"}
+    (audit,) = [one for one in run.cli("events", "--kind", "audit") if one["operation"] == done["operation"]["id"]]
+    assert audit["command"] == "requeue_tasks"
+    assert row["id"] in audit["what"]
+    assert audit["note"] == "wrong tool"
+
+
+def test_an_id_is_carried_out_once_also_when_the_steward_is_another(run: Run) -> None:
+    (row, *_) = run.cli("tasks", "list", "--filter", "status=admitted", "--sort", "-id")["rows"]
+    accepted = run.client.requeue_tasks((row["id"],), request_id="once")
+    assert run.client.wait("once", timeout_s=60).state == "succeeded"
+    steward = run.unit_row("steward-0")
+    run.kill(steward.pid)
+    again = run.client.requeue_tasks((row["id"],), request_id="once")
+    assert (accepted.duplicate, again.duplicate) == (False, True)
+    run.wait_incarnation("steward-0", above=steward.incarnation)
+    assert run.cli("tasks", "show", row["id"])["document"]["round"] == row["round"] + 1
+
+
+def test_rows_are_added_while_the_run_lives(run: Run) -> None:
+    file = run.file.parent / "more.jsonl"
+    file.write_text('{"query": "what costs item 3?", "answer": "3"}\n{"query": "new", "answer": "4"}\n')
+    shown = run.raw("tasks", "add", str(file), "-e", "shop", "--dry-run").stdout
+    assert "1 of its prompts are trained on already: more.jsonl line 1 (train.jsonl line 4)" in shown
+    assert run.cli("tasks", "add", str(file), "-e", "shop")["operation"]["result"]["tasks"] == 2
+    assert len(run.cli("tasks", "list", "--filter", "split=added")["rows"]) == 2
+    file.write_text('{"query": "new"}\nnonsense\n')
+    code, document = run.cli("tasks", "add", str(file), "-e", "shop", check=False)
+    assert (code, "more.jsonl line 2 is no JSON" in document["error"]["message"]) == (ExitCode.CONFIG, True)
+
+
+def test_an_account_that_does_not_balance_has_an_exit_code_of_its_own(run: Run) -> None:
+    balanced = run.cli("accounting")
+    assert balanced["balanced"]
+    assert sum(balanced["tasks"]["train"].values()) == len(run.cli("tasks", "list", "--limit", "1000")["rows"])
+    stray = to_bson(Record(id="nowhere#r1.s0.a1", task="nowhere"))
+    in_store(run, lambda database: database.insert_many("Record", [stray]))
+    try:
+        code, document = run.cli("accounting", check=False)
+        assert code == ExitCode.UNBALANCED, document
+        assert any(problem["examples"] == ["nowhere#r1.s0.a1"] for problem in document["problems"])
+    finally:
+        in_store(run, lambda database: database.delete_many("Record", {"_id": stray["_id"]}))
+
+
+def test_what_a_killed_process_held_is_free_before_its_lease_is_past(run: Run) -> None:
+    worker = run.unit_row("worker-0")
+    life = f"worker-0.{worker.incarnation}"
+    claim = in_store(run, lambda database: held_by(database, life))
+    run.kill(worker.pid)
+
+    async def handed_over(database: Database) -> bool:
+        record = await database.find_one("Record", {"_id": claim.record.id})
+        owner = await database.find_one("Owner", {"_id": life})
+        assert record is not None
+        assert owner is not None
+        assert owner["expired"], "its lease is good for a minute"
+        return (record["status"], owner["why"]) == ("open", "its death was confirmed")
+
+    eventually(lambda: in_store(run, handed_over), what="the record free for another")
+
+
+async def held_by(database: Database, life: str) -> Claim:
+    claim = await claims.claim(database, await flow.sampler(database, life), resumable=True)
+    assert claim is not None
+    return claim
 
 
 def test_without_a_steward_it_is_said_at_once_what_became_of_it(run: Run) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.policies.outcomes import Outcome
+from agentrl.protocol import wire
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.danger import Effect
@@ -95,6 +96,7 @@ async def episode(db: Database, *, text: str = "calls it", tool_result: str = "4
             base=call_id(record, 0) if index else "",
             base_length=5 if index else 0,
             prompt=pack_ids(prompt),
+            sampling={"seed": 2**40},
         )
         await writer.sent(call)
         call.status, call.finish_reason, call.engine = "done", "stop", "engine-0.1"
@@ -139,6 +141,7 @@ async def test_a_record_is_told_turn_by_turn(db: Database) -> None:
     assert first["call"]["versions"] == [[3, 1], [4, 1]]
     assert (first["call"]["new_prompt_tokens"], first["call"]["output_tokens"]) == (3, 2)
     assert first["call"]["seconds"] >= 0
+    assert wire.decode_as(RecordStory, raw(story)).turns[0]["call"]["sampling"] == {"seed": 2**40}
     assert [(tool["tool"], tool["result"], tool["latency_s"]) for tool in first["tool_calls"]] == [("find", "42", 0.25)]
     assert "9900 characters left out" in first["text"]
     assert len(first["text"]) < 200

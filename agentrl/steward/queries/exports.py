@@ -101,7 +101,10 @@ def _call(call: DispatchedSamplingTask) -> Plain:
     """Without tokens: the segments have them."""
     names = ("id", "index", "turn", "status", "base", "base_length", "sampling", "finish_reason", "engine", "error")
     plain: Plain = {name: getattr(call, name) for name in (*names, "sent_at", "done_at", "versions")}
-    return plain | {"new_prompt_tokens": len(unpack_ids(call.prompt)), "output_tokens": len(unpack_ids(call.output))}
+    return lists.shown(plain) | {
+        "new_prompt_tokens": len(unpack_ids(call.prompt)),
+        "output_tokens": len(unpack_ids(call.output)),
+    }
 
 
 async def _of(database: Database, kind: str, record: str, order: str) -> list[Plain]:

@@ -135,7 +135,8 @@ async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
     steps = await database.find(
         "Step", {"tasks": record["task"], "records": record["id"]}, projection=["status", "step", "lineage"]
     )
-    told = {} if data is None else {name: value for name, value in data.items() if name != "_id"}
+    told = {} if data is None else lists.shown(data)
+    told.pop("id", None)
     counting = [step["_id"] for step in steps if step["status"] == StepStatus.COMMITTED]
     return told | {"steps": [lists.shown(step) for step in steps], "trained_in": counting}
 

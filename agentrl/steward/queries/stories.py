@@ -35,7 +35,7 @@ async def step(database: Database, id: str) -> Story:
         {"_id": {"$in": [row["id"] for row in found]}},
         projection=["advantage", "capped", "trained_tokens", "versions"],
     )
-    by_record = {share.pop("_id"): share for share in shares}
+    by_record = {share["_id"]: lists.shown(share) for share in shares}
     return Story(document, tuple(row | by_record.get(row["id"], {}) for row in found), more)
 
 

@@ -1,0 +1,158 @@
+"""Commands that a unit serves: whatever happens to that unit, who asked gets one answer and the act is done once."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from agentrl.control.books.asks import Asks
+from agentrl.control.books.operations import Operation, Operations
+from agentrl.control.books.peers import Kind, Known, Peers
+from agentrl.control.desks import serving as desk
+from agentrl.control.desks.serving import Serving
+from agentrl.errors import RefusedError, UnavailableError, WaitTimeoutError
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.data import Done, RequeueTasks
+from agentrl.protocol.messages import Request
+from agentrl.protocol.rows import OperationState, UnitState
+from agentrl.protocol.serving import AskUnit, UnitAnswer
+from agentrl.protocol.wire import decode_from_coordinator, raw
+from agentrl.supervision.slots import RunState, Slot, State
+from agentrl.transport.hub import Hub, Peer
+from tests.waiting import aeventually
+
+LISTING = COMMANDS["list_tasks"]
+
+
+class Room:
+    """The desk of served commands with a steward that this test plays."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.asked: list[AskUnit] = []
+        self.slot = Slot("steward-0", "steward", 0, state=UnitState.READY, incarnation=3, tree_gone=False)
+        state = State(RunState(up=True), slots={"steward-0": self.slot})
+        self.operations = Operations(state, lambda operation: None)
+        self.peers = Peers()
+        self.peers.hub = cast(Hub, SimpleNamespace(send=self._send))
+        self.asks = Asks(self.peers)
+        context = SimpleNamespace(
+            state=state, peers=self.peers, operations=self.operations, clock=SimpleNamespace(now=lambda: self.now)
+        )
+        self.serving = Serving(cast(Any, context), self.asks)
+        self.connect()
+
+    def connect(self) -> None:
+        self.peers.welcome(Peer.__new__(Peer), Known(Kind.UNIT, "steward-0", self.slot.incarnation))
+
+    def _send(self, peer: Peer, frame: bytes) -> bool:
+        message = decode_from_coordinator(frame)
+        assert isinstance(message, AskUnit)
+        self.asked.append(message)
+        return True
+
+    async def question(self, number: int) -> AskUnit:
+        await aeventually(lambda: len(self.asked) > number, what=f"question {number}")
+        return self.asked[number]
+
+    def answer(self, question: AskUnit, result: Any = None, **refusal: Any) -> None:
+        self.asks.answered(question.ask, UnitAnswer(question.ask, raw(result), **refusal))
+
+    def operation(self) -> Operation:
+        args = bytes(raw(RequeueTasks(("a/b/0/000001",))))
+        operation = Operation("op-1", "requeue_tasks", args, "", "ann", OperationState.ACCEPTED, 100.0, 160.0)
+        self.operations.add(operation)
+        self.serving.carry_out(operation, None)
+        self.operations.begin(operation, {})
+        return operation
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "ASK_AGAIN_S", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"state": UnitState.BACKOFF, "reason": "exit 1", "timer": 112.4}, "steward-0 is backoff for 12 s: exit 1"),
+        ({"state": UnitState.FATAL, "reason": "too many deaths"}, "steward-0 is fatal: too many deaths"),
+        ({"incarnation": 4}, "steward-0 is not connected"),
+        ({"group": "other"}, "this run has none"),
+    ],
+)
+async def test_nobody_is_asked_who_is_not_ready(change: dict[str, Any], says: str) -> None:
+    room = Room()
+    for name, value in change.items():
+        setattr(room.slot, name, value)
+    with pytest.raises(UnavailableError, match=says):
+        await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
+    assert not room.asked
+
+
+async def test_an_answer_is_relayed_as_it_is_and_a_refusal_with_its_code() -> None:
+    room = Room()
+    listing = asyncio.create_task(room.serving.ask(LISTING, Request("1", "list_tasks", deadline_ct=110.0), "ann"))
+    question = await room.question(0)
+    assert (question.name, question.who, question.within_s) == ("list_tasks", "ann", 9.0)
+    room.answer(question, {"rows": [1]})
+    assert msgspec.msgpack.decode(await listing) == {"rows": [1]}
+    refused = asyncio.create_task(room.serving.ask(LISTING, Request("2", "list_tasks"), "ann"))
+    room.answer(await room.question(1), error="It is leased.", code=4, hint="Wait.")
+    with pytest.raises(RefusedError, match="It is leased") as caught:
+        await refused
+    assert caught.value.hint == "Wait."
+
+
+async def test_who_asked_one_that_dies_or_never_answers_is_told() -> None:
+    room = Room()
+    dying = asyncio.create_task(room.serving.ask(LISTING, Request("1", "list_tasks"), "ann"))
+    await room.question(0)
+    room.asks.died("steward-0", 2)
+    assert not dying.done(), "another life has nothing to do with it"
+    room.asks.died("steward-0", 3)
+    with pytest.raises(UnavailableError, match=r"steward-0\.3 died"):
+        await dying
+    with pytest.raises(WaitTimeoutError):
+        await room.serving.ask(LISTING, Request("2", "list_tasks", deadline_ct=100.05), "ann")
+
+
+async def test_what_was_accepted_is_asked_for_until_it_is_done_under_the_same_id() -> None:
+    room = Room()
+    operation = room.operation()
+    await room.question(0)
+    room.slot.state, room.slot.reason = UnitState.BACKOFF, "exit 1"
+    room.asks.died("steward-0", 3)
+    await aeventually(lambda: operation.waiting_for and "backoff" in operation.waiting_for[0])
+    room.slot.state, room.slot.incarnation = UnitState.READY, 4
+    room.connect()
+    question = await room.question(1)
+    assert (question.id, question.dry_run) == ("op-1", False)
+    room.answer(question, Done(("done",), {"requeued": 1}))
+    await aeventually(lambda: operation.state is OperationState.SUCCEEDED)
+    assert (operation.result, operation.lines, len(room.asked)) == ({"requeued": 1}, ["done"], 2)
+
+
+async def test_what_is_refused_in_the_end_fails_with_the_words_of_the_unit() -> None:
+    room = Room()
+    operation = room.operation()
+    room.answer(await room.question(0), error="It is leased.", code=4)
+    await aeventually(lambda: operation.state is OperationState.FAILED)
+    assert operation.reason == "It is leased."
+
+
+async def test_nobody_asks_on_behind_the_deadline() -> None:
+    room = Room()
+    room.slot.state = UnitState.STOPPED
+    operation = room.operation()
+    await aeventually(lambda: operation.waiting_for)
+    room.now = 161.0
+    room.operations.review(room.now)
+    assert operation.state is OperationState.FAILED
+    room.slot.state = UnitState.READY
+    await aeventually(lambda: not room.serving._tasks, what="the end of asking")
+    assert not room.asked
