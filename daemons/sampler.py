@@ -18,7 +18,7 @@ from agentrl.config import learning
 from agentrl.config.run import RunConfig
 from agentrl.config.tokenfile import http_token
 from agentrl.errors import ConfigError
-from agentrl.rollout import speech
+from agentrl.rollout import own_code, speech
 from agentrl.rollout.attempt import House
 from agentrl.rollout.ending import Endings
 from agentrl.rollout.fleet import Fleet
@@ -48,6 +48,7 @@ async def main(unit: Unit) -> None:
         raise ConfigError("A sampler needs the state directory of its run.", hint="Start it with `agentrl up`.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     config = access.configuration(unit.run_dir)
+    own_code.load(config)
     knobs = SamplerKnobs(unit, config.rollout)
     token = http_token(unit.state_dir)
     database = access.open_database(config, unit.state_dir)

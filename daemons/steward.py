@@ -1,7 +1,8 @@
 """The main loop of the steward: `python -m daemons.steward`, as a unit of the role `steward`.
 
 Invariants: it is ready when the indexes are there, the datasets were read and its owner is open; a database that is
-away is waited for, not a reason to end; a drain ends between two rounds.
+away is waited for, not a reason to end; a drain ends between two rounds; a pause stops admission and
+nothing else.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TypeVar
 
 from agentrl.errors import ConfigError, DiskError
 from agentrl.steward import epochs, rules
+from agentrl.steward.knobs import StewardKnobs
 from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
 from agentrl.store import access, indexes
@@ -21,7 +22,6 @@ from agentrl.telemetry.services import REJECTED
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
-N = TypeVar("N", int, float)
 
 IDLE_S = 0.1
 MOST_IDLE_S = 0.5
@@ -56,7 +56,7 @@ async def main(unit: Unit) -> None:
             await steward.start()
         unit.on_death(steward.died)
         unit.answer(Desk(database, lambda: steward.rules, sources).answer)
-        _knobs(unit, steward)
+        StewardKnobs(unit, lambda: steward.rules, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
         await _serve(unit, steward)
         await steward.stop()
@@ -68,7 +68,7 @@ async def _serve(unit: Unit, steward: Steward) -> None:
     told_at, idle_s = float("-inf"), IDLE_S
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
-            await unit.park_while_paused_async()
+            steward.paused = unit.paused
             try:
                 done = await steward.round()
                 if time.monotonic() - told_at >= TELL_WAITS_EVERY_S:
@@ -90,47 +90,6 @@ async def _serve(unit: Unit, steward: Steward) -> None:
             idle_s = IDLE_S if done.anything else min(2 * idle_s, MOST_IDLE_S)
             if not done.anything:
                 await unit.sleep_async(idle_s)
-
-
-def _knobs(unit: Unit, steward: Steward) -> None:
-    """What admission goes by, and what is kept. A group that is under way keeps what it was admitted with."""
-    now = steward.rules
-    _own(unit, steward, "max_in_flight", now.max_in_flight, "Episodes that may be open at once.", minimum=1)
-    _own(unit, steward, "n", now.n, "Episodes of one task.", minimum=2, scientific=True)
-    _own(unit, steward, "temperature", now.temperature, "Sampling temperature.", minimum=0.01, scientific=True)
-    _own(unit, steward, "max_tokens", now.max_tokens, "Tokens of one model call.", minimum=1, scientific=True)
-    _kept(unit, steward, "details_s", now.details_s, "Seconds for which calls of consumed tasks are kept; 0: for ever.")
-    _kept(unit, steward, "data_max_bytes", now.data_max_bytes, "Database size above which the oldest of them go.")
-    _kept(unit, steward, "disk_reserve_bytes", now.disk_reserve_bytes, "Free bytes below which nothing is admitted.")
-
-
-def _kept(unit: Unit, steward: Steward, name: str, default: N, help: str) -> None:
-    says = "with the next look at the disks; what was removed does not come back"
-    _own(unit, steward, name, default, help, minimum=0, says=says)
-
-
-def _own(
-    unit: Unit,
-    steward: Steward,
-    name: str,
-    default: N,
-    help: str,
-    *,
-    minimum: float,
-    scientific: bool = False,
-    says: str = "for what is admitted from now on; groups under way keep what they have",
-) -> None:
-    def change(value: N) -> None:
-        steward.rules = steward.rules.changed(**{name: value})
-
-    def preview(value: N) -> str:
-        steward.rules.changed(**{name: value})  # refuses what could not be followed
-        return f"{name} becomes {value} {says}"
-
-    knob = unit.knob(
-        name, default, help=help, minimum=minimum, scientific=scientific, on_change=change, preview=preview
-    )
-    change(knob.value)
 
 
 if __name__ == "__main__":

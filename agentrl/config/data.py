@@ -153,6 +153,8 @@ class Rollout(Section):
     """How long one model call may take."""
     engine_max_lag: _Natural = 2
     """Versions by which an engine may be behind the newest that is served; one that is further behind is not called."""
+    code: Words = ()
+    """Python files that register agent loops and scorers of the run's own; relative to the run file."""
 
 
 class Engines(Section):

@@ -221,6 +221,7 @@ def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, ob
     training = {"warmup": warmup, "demonstrations": beside(config.training.demonstrations)}
     return {
         "environments": environments,
+        "rollout": config.rollout.model_copy(update={"code": tuple(beside(path) for path in config.rollout.code)}),
         "model": model,
         "engines": engines,
         "training": config.training.model_copy(update=training),

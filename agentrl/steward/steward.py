@@ -26,6 +26,7 @@ log = logging.getLogger("steward")
 
 HOUSEKEEPING_EVERY_S = 1.0
 RETENTION_EVERY_S = 5.0
+PAUSED = "paused"
 
 
 @dataclass(slots=True)
@@ -77,7 +78,8 @@ class Steward:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rules = rules
-        """May be replaced between rounds."""
+        self.paused = False
+        """Nothing is admitted; everything else goes on."""
         self._database = database
         self._sources = sources
         self._clock = clock
@@ -108,15 +110,25 @@ class Steward:
             await self._keep_house(done)
             self._kept_house_at = self._clock()
         done.redrawn = await attempts.follow(self._database)
-        rules = self.rules if not self.brake else self.rules.changed(hold=self.brake)
+        hold = self.brake or (PAUSED if self.paused else "")
+        rules = self.rules.changed(hold=hold) if hold else self.rules
         done.admitted = self._admitted = await admission.admit(self._database, rules)
-        if not self.brake:
+        if not hold:
             done.evaluations = await admission.admit_evaluations(self._database, rules, done.admitted.held)
         return done
 
     async def rejected_version(self) -> int:
         """The newest version if no engine took it, else 0."""
         return await publications.rejected_version(self._database)
+
+    def follow(self, rules: Rules) -> None:
+        """From the next round on."""
+        self.rules = rules
+
+    @property
+    def counts(self) -> Counts:
+        """As last counted."""
+        return self._admitted.counts
 
     @property
     def held(self) -> Mapping[str, str]:

@@ -22,6 +22,11 @@ from agentrl.unit.knobs import Knob, Preview
 
 log = logging.getLogger("trainer")
 STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
+_AT_THE_BOUND: dict[Strategy, str] = {
+    "drop": "dropped",
+    "wait": "waited for",
+    "decay": "trained with tighter bounds of the ratio",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,8 @@ class FreshnessKnobs:
             boundary="next version",
             help="What happens at the bound.",
             choices=STRATEGIES,
+            scientific=True,
+            preview=self._preview_strategy,
         )
         self._wait = unit.knob(
             "wait_limit_s",
@@ -96,9 +103,10 @@ class FreshnessKnobs:
         self._strategy.take(), self._bound.take(), self._hard.take(), self._wait.take()
         return self._rules(self._bound.value, self._hard.value)
 
-    def _rules(self, bound: int, hard: int) -> Freshness:
+    def _rules(self, bound: int, hard: int, named: str = "") -> Freshness:
         """ConfigError if they contradict each other."""
-        strategy: Strategy = next(one for one in STRATEGIES if one == self._strategy.pending)
+        wanted = named or self._strategy.pending
+        strategy: Strategy = next(one for one in STRATEGIES if one == wanted)
         usual = learning.freshness_rule(strategy, bound, hard, wait_limit_s=self._wait.pending)
         environments = self._config.environments
         own = {
@@ -118,6 +126,12 @@ class FreshnessKnobs:
         after = self._rules(self._bound.pending, hard)
         before = self._rules(self._bound.value, self._hard.value)
         change = f"the hard bound goes from {self._hard.value} to {hard} with the next step"
+        return self._voiding(change, before, after)
+
+    def _preview_strategy(self, strategy: str) -> Preview:
+        before = self._rules(self._bound.value, self._hard.value, self._strategy.value)
+        after = self._rules(self._bound.pending, self._hard.pending, strategy)
+        change = f"records at the bound of {after.oldest} are {_AT_THE_BOUND[after.strategy]} from the next step on"
         return self._voiding(change, before, after)
 
     def _voiding(self, change: str, before: Freshness, after: Freshness) -> Preview:

@@ -136,7 +136,6 @@ class Trainer:
             return
         why = ""
         while not why and not self._unit.draining:
-            await self._unit.park_while_paused_async()
             try:
                 why = await self._round()
             except StoreUnavailableError as away:
@@ -154,6 +153,10 @@ class Trainer:
         await self._do_what_is_due(plan)
         if self._config.training.steps and self.standing.committed >= self._config.training.steps:
             return f"all {self._config.training.steps} steps are done"
+        if self._unit.paused:
+            # Behind what is due, so that what was trained is served and saved meanwhile.
+            await self._unit.park_while_paused_async()
+            return ""
         held = await self._held()
         look = await selection.look(self._database, self._place(plan), plan, held, self._suspicion, self._known)
         self._ages = look.ages

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from agentrl.protocol.messages import Wait
+from agentrl.protocol.messages import KnobDeclaration, Wait
 from agentrl.unit.account import Account
 from agentrl.unit.answers import Answers, Handler
 from agentrl.unit.environment import Environment
@@ -184,6 +184,11 @@ class Unit:
     @serving.setter
     def serving(self, state: str) -> None:
         self._account.write(serving=state)
+
+    @property
+    def knobs(self) -> tuple[KnobDeclaration, ...]:
+        """Those that were declared up to now."""
+        return self._knobs.declarations
 
     def knob(
         self,

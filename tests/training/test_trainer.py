@@ -209,6 +209,31 @@ async def test_what_is_past_the_bound_is_sampled_again(db: Database, tiny: Path,
     await balanced(db)
 
 
+async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_trained(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 6)
+    mine = trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, at=lambda place: pause_after(place))
+
+    def pause_after(place: str) -> None:
+        if place == "committed":
+            mine._unit._orders.pause(True)
+
+    async def published() -> bool:
+        return set(await publications.parents(db)) == {1, 2}
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as together:
+        running = together.create_task(mine.run())
+        await aeventually(published)
+        assert len(await committed(db)) == 1
+        assert sorted(await task_statuses(db)) == ["ready"] * 4 + ["trained"] * 2
+        mine._at = lambda place: None
+        mine._unit._orders.pause(False)
+        await running
+    assert len(await committed(db)) == 3
+    await balanced(db)
+
+
 async def test_a_batch_that_is_not_finite_changes_nothing_and_does_not_come_back(
     db: Database, tiny: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,50 @@
+"""Agent loops and scorers of a run's own: Python files that its configuration names.
+
+Invariant: what cannot be imported, or is named by an environment and registered by nobody, is a mistake of the
+configuration, said with its file before an episode begins.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from agentrl.config.run import RunConfig
+from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.rollout import loops, scorers
+
+
+def load(config: RunConfig) -> None:
+    """Import the run's files, which register what they define, and see that nothing is missing."""
+    for number, path in enumerate(config.rollout.code):
+        _run(Path(path), f"agentrl_own_{number}")
+    for name, environment in config.environments.items():
+        try:
+            loops.loop_named(environment.agent)
+            scorers.scorer_named(environment.scorer)
+        except UnknownNameError as unknown:
+            files = ", ".join(config.rollout.code) or "no files"
+            raise ConfigError(
+                f"environments.{name}: {unknown.message}",
+                hint=f"{unknown.hint} Besides what is shipped, `rollout.code` is looked through: {files}.",
+            ) from unknown
+
+
+def _run(path: Path, module: str) -> None:
+    spec = importlib.util.spec_from_file_location(module, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"rollout.code: {path} is no Python file.", hint="Name files that end in .py.")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[module] = made  # what it pickles or introspects is found by name
+    try:
+        spec.loader.exec_module(made)
+    except ConfigError:
+        raise
+    except Exception as broken:
+        # The boundary to code of users.
+        where = [frame for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == str(path)]
+        line = where[-1].lineno if where else getattr(broken, "lineno", None)
+        place = f"{path}, line {line}" if line else f"{path}"
+        raise ConfigError(f"rollout.code: {place}: {type(broken).__name__}: {broken}.") from broken

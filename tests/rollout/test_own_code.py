@@ -1,0 +1,77 @@
+"""Loops and scorers of a run's own: docs/agents.md at work, and what is wrong with a file is said with its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.config.load import load_config
+from agentrl.config.run import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.rollout import own_code
+from agentrl.rollout.loops import loop_named
+from tests.rollout.conftest import Stage
+
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def configured(folder: Path, code: str, **environment: str) -> RunConfig:
+    (folder / "agents.py").write_text(code)
+    plain = yaml.safe_load(block("yaml"))
+    plain["environments"]["shop"] |= environment
+    (folder / "run.yaml").write_text(yaml.safe_dump(plain))
+    return load_config(folder / "run.yaml", environ={}).config
+
+
+async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: Path) -> None:
+    stage.config = configured(tmp_path, block("python"))
+    own_code.load(stage.config)
+    assert loop_named("think_twice").resumable
+    said = iter(["<answer>3</answer>", "<answer>2.5</answer>"])
+    engine = await stage.engine(lambda heard: next(said))
+    await stage.task(n=1, answer="3")
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.score, record.turns) == ("answered", 0.5, 2)
+    assert engine.heard[1].ids[: len(engine.heard[0].ids)] == engine.heard[0].ids
+    assert engine.heard[1].answers[-1] == "Are you sure?"
+    (data,) = await stage.data()
+    assert data.trained_tokens == record.generated_tokens, "both turns, and nothing that the loop said"
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "sentence"),
+    [
+        ("x = 1\ny = undefined\n", {}, r"agents\.py, line 2: NameError: name 'undefined'"),
+        ("def f(:\n", {}, r"agents\.py, line 1: SyntaxError"),
+        ("", {"agent": "nobody", "scorer": "exact"}, r"environments\.shop: There is no agent loop 'nobody'"),
+        ("", {"agent": "tool_agent", "scorer": "nobody"}, r"environments\.shop: There is no scorer 'nobody'"),
+        (
+            'from agentrl.rollout.loops import AgentLoop, register_loop\n\n\n@register_loop("tool_agent")\n'
+            "class Mine(AgentLoop): ...\n",
+            {},
+            "There are two agent loops 'tool_agent'",
+        ),
+    ],
+    ids=["error", "syntax", "loop", "scorer", "twice"],
+)
+def test_what_is_wrong_is_said_before_an_episode_begins(
+    tmp_path: Path, code: str, environment: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        own_code.load(configured(tmp_path, code, **environment))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    config = configured(tmp_path, "")
+    (tmp_path / "agents.py").unlink()
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/agents\.py is no Python file"):
+        own_code.load(config)

@@ -1,0 +1,85 @@
+"""What may be changed about admission while a run lives; and the page that shows the knobs of every role."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.policies.admission import Counts
+from agentrl.steward.knobs import StewardKnobs
+from agentrl.steward.rules import Rules
+from agentrl.store.database import Database
+from agentrl.unit import Unit
+from agentrl.unit.environment import Environment
+from tests.steward.test_rounds import full_round, rules, steward
+
+PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
+
+
+class Bench:
+    """Knobs over rules that are kept here, with 30 records under way."""
+
+    def __init__(self, folder: Path, known: dict[str, int] | None = None) -> None:
+        self.rules = rules(n=8, max_in_flight=64)
+        self.unit = Unit(Environment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
+        for name, value in (known or {}).items():
+            self.unit._knobs.offer(name, value)
+        StewardKnobs(self.unit, lambda: self.rules, counts=lambda: Counts(running=30), on_change=self.follow)
+
+    def follow(self, changed: Rules) -> None:
+        self.rules = changed
+
+    def preview(self, name: str, value: float) -> str:
+        return self.unit._knobs.preview(name, value).sentence
+
+
+def test_previews_say_in_numbers_what_a_value_does(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert "none are admitted until 14 of them have ended" in bench.preview("max_in_flight", 16)
+    assert "up to 70 more may be" in bench.preview("max_in_flight", 100)
+    assert "a step up to 32 records; 30 records under way keep" in bench.preview("n", 16)
+    assert bench.rules == rules(n=8, max_in_flight=64), "to look changes nothing"
+
+
+def test_a_group_that_could_never_be_admitted_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with pytest.raises(ConfigError, match="A group of 65 can never be admitted: only 64 records"):
+        bench.preview("n", 65)
+    with pytest.raises(ConfigError, match="A group of 8 can never be admitted: only 7 records"):
+        bench.preview("max_in_flight", 7)
+
+
+def test_a_value_holds_for_what_is_admitted_next(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.unit._knobs.offer("n", 4)
+    bench.unit._knobs.offer("temperature", 0.7)
+    assert (bench.rules.n, bench.rules.sampling()["temperature"]) == (4, 0.7)
+
+
+def test_what_was_set_before_a_restart_comes_back_together(tmp_path: Path) -> None:
+    """One after the other they would contradict the file: 4 under way are fewer than its groups of 8."""
+    bench = Bench(tmp_path, {"n": 4, "max_in_flight": 4})
+    assert (bench.rules.n, bench.rules.max_in_flight) == (4, 4)
+
+
+async def test_a_paused_steward_admits_nothing_and_keeps_house(db: Database) -> None:
+    made = steward(db)
+    await made.start()
+    made.paused = True
+    await full_round(made)
+    assert await db.count("Record", {}) == 0
+    assert await db.count("Task", {}) == 100, "the queue is filled nevertheless"
+    assert "paused" in (await made.round()).sentence()
+    made.paused = False
+    await full_round(made)
+    assert await db.count("Record", {}) == 16
+
+
+def test_the_page_shows_the_knobs_that_there_are() -> None:
+    printed = subprocess.run([sys.executable, "-m", "daemons.knobs"], capture_output=True, text=True, check=True)
+    assert printed.stdout.count("\n") > 20
+    assert printed.stdout in PAGE.read_text(), "put what `python -m daemons.knobs` prints into docs/knobs.md"
