@@ -58,6 +58,12 @@ class Arena(Run):
         self.write()
         self.cli("up", str(self.file), "--yes", within_s=UP_WITHIN_S)
 
+    def aim_at(self, steps: int) -> None:
+        """Another end of the job: trainer and steward are replaced in an orderly way."""
+        self.steps = self.config["training"]["steps"] = steps
+        self.write()
+        self.cli("up", str(self.file), "--yes", within_s=UP_WITHIN_S)
+
     def who(self, role: Role | None = None, keep: Callable[[Process], bool] = lambda one: True) -> list[Process]:
         return [one for one in census(self.uuid()) if role in (None, one.role) and keep(one)]
 
