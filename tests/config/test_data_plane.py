@@ -94,3 +94,53 @@ def test_what_does_not_fit_together_is_told(tmp_path: Path, text: str, sentence:
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path, text)
     assert sentence in caught.value.message
+
+
+SGLANG = SMALL + "engines: {kind: sglang, args: [%s]}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "gpus"),
+    [
+        ("", 1),
+        ("--device, cpu", 0),
+        ("--device=cpu", 0),
+        ("--tp-size, '4'", 4),
+        ("--tp-size=2, --pp-size=2, --dp-size=2", 8),
+        ("--tp-size, '8', --dp-size, '8', --enable-dp-attention", 8),
+    ],
+)
+def test_an_engine_gets_as_many_gpus_as_its_server_takes(tmp_path: Path, args: str, gpus: int) -> None:
+    assert groups_of(config_of(tmp_path, SGLANG % args))["engine"].resources.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("--api-key, x", "--api-key is not an argument that a run file may give SGLang"),
+        ("--host=0.0.0.0", "--host is not an argument"),
+        ("--trust-remote-code", "--trust-remote-code is not an argument"),
+        ("--tp-size, two", "--tp-size must be a whole number above 0, not 'two'"),
+    ],
+)
+def test_what_a_server_serves_and_whom_is_not_for_a_run_file(tmp_path: Path, args: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        config_of(tmp_path, SGLANG % args)
+
+
+def test_numbers_below_zero_are_values(tmp_path: Path) -> None:
+    assert config_of(tmp_path, SGLANG % "--schedule-conservativeness, '-1'").engines.args[1] == "-1"
+
+
+def test_the_python_of_the_server_is_beside_the_run_file_or_on_the_path(tmp_path: Path) -> None:
+    for written, meant in (("sg/bin/python", str(tmp_path / "sg/bin/python")), ("python3", "python3")):
+        text = SMALL + f"engines: {{kind: sglang, python: {written}}}\n"
+        assert config_of(tmp_path, text).engines.python == meant
+
+
+def test_the_run_file_for_gpus_is_one() -> None:
+    file = Path(__file__).parents[2] / "assets" / "train-gpu.yaml"
+    config = load_config(file, environ={}).config
+    groups = groups_of(config)
+    assert groups["engine"].resources.gpus == 1
+    assert config.engines.kind == "sglang"

@@ -183,6 +183,111 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await engine.close()
 
 
+async def test_an_engine_that_starts_after_a_bad_version_serves_the_one_before(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine = EmbeddedEngine(slots=4, context=64)
+    engine.start()
+    puller = puller_of(engine, store, run_dir)
+    (run_dir / "weights" / second.path.name / "model.safetensors").unlink()
+    await publish(database, first, status="current")
+    await publish(database, second)
+    for _ in range(2):
+        await puller.look()
+    assert (puller.state, puller.version) == ("serving", 1)
+    assert len((await document(database, 2))["reasons"]) == 1
+    await engine.close()
+
+
+class OneVersion:
+    """An engine that holds one version and cannot serve while it loads; how it loads, the test says."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.begin = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
+        self.begin.set()
+        await self.go_on.wait()
+        self.version = version
+
+    async def load(self) -> Load:
+        return Load(version=self.version)
+
+
+def lone_puller(
+    engine: OneVersion, store: StoredPublications, run_dir: Path, serving: list[str], slot: int = 0, **options: Any
+) -> Puller:
+    me = ServiceReport(id=f"engine-{slot}.1", unit=f"engine-{slot}", url="http://127.0.0.1:1")
+    return Puller(engine, store, me, run_dir=run_dir, evaluates=slot == 0, on_serving=serving.append, **options)
+
+
+async def test_an_engine_that_cannot_serve_meanwhile_is_out_of_routing_before_it_loads(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine, serving = OneVersion(), list[str]()
+    puller = lone_puller(engine, store, run_dir, serving)
+    await publish(database, first)
+    await puller.look()
+    engine.begin.clear()
+    engine.go_on.clear()
+    await publish(database, second)
+    look = asyncio.create_task(puller.look())
+    await engine.begin.wait()
+    service = await database["Service"].find_one({"_id": "engine-0.1"})
+    assert (service["state"], service["version"]) == ("loading", 1)
+    engine.go_on.set()
+    await look
+    service = await database["Service"].find_one({"_id": "engine-0.1"})
+    assert (service["state"], service["version"]) == ("serving", 2)
+    assert serving == ["loading(v1)", "serving(v1)", "loading(v1→v2)", "serving(v2)"]
+
+
+async def test_an_engine_of_one_version_serves_an_evaluation_and_then_the_newest_again(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    pullers = [lone_puller(OneVersion(), store, run_dir, [], slot) for slot in range(2)]
+
+    async def look() -> list[int | None]:
+        for puller in pullers:
+            await puller.look_for_pins()
+            await puller.look()
+        return [puller.version for puller in pullers]
+
+    await publish(database, first)
+    await publish(database, second, evaluation=None)
+    assert await look() == [2, 2]
+    await database["Publication"].update_one({"_id": 1}, {"$set": {"status": "retained", "evaluation": "wanted"}})
+    assert await look() == [1, 2]
+    assert await look() == [1, 2]
+    await database["Publication"].update_one({"_id": 1}, {"$set": {"evaluation": "done"}})
+    assert await look() == [2, 2]
+
+
+async def test_an_engine_that_does_not_come_to_an_end_with_loading_ends(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    """The others go on: its permit holds nobody up for longer, and one that stands in its place begins anew."""
+    stuck, sound = OneVersion(), OneVersion()
+    stuck.go_on.clear()
+    await publish(database, first)
+    await publish(database, second)
+    following = asyncio.create_task(lone_puller(stuck, store, run_dir, [], load_within_s=0.5).follow())
+    await stuck.begin.wait()
+    await aeventually(following.done)
+    with pytest.raises(ExceptionGroup) as ended:
+        following.result()
+    assert "Version 2 was not loaded within 0.5 s" in str(ended.value.exceptions[0])
+    await database["Publication"].update_one(
+        {"_id": 2}, {"$set": {"permits.$[].until": datetime(2020, 1, 1, tzinfo=UTC)}}
+    )
+    puller = lone_puller(sound, store, run_dir, [], slot=1)
+    await puller.look()
+    assert puller.version == 2
+
+
 class Away:
     """A store that fails until it is told not to; an engine that only counts."""
 
