@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -158,6 +159,7 @@ class Recorder:
             prompt=pack_ids(prompt[length:]),
             sampling=msgspec.to_builtins(sampling),
             engine=engine,
+            sent_at=datetime.now(UTC),
         )
         self._open_calls[call.id] = call
         # Nothing hangs on its being durable before the engine has it: what was not stored was not seen by anybody.

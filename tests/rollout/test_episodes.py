@@ -29,6 +29,8 @@ async def test_an_answer_is_finished_scored_and_its_tokens_are_stored(stage: Sta
     assert [(record.status, record.outcome, record.score) for record in records] == [("scored", "answered", 1.0)] * 2
     call, data = (await stage.calls())[0], (await stage.data())[0]
     assert call.status == "done"
+    assert call.sent_at is not None, "how long a call took is told also of one that is written with its answer"
+    assert call.done_at is not None
     output = unpack_ids(call.output)
     assert stage.words.template.tokenizer.decode(output) == "it costs <answer> 3 </answer><|end|>"
     assert len(unpack_floats(call.log_probs)) == version_runs.total(call.versions) == len(output) == data.trained_tokens
