@@ -61,7 +61,7 @@ class Done:
         counted = self.admitted.counts
         flying = f"{counted.in_flight} records under way, {counted.ready} ready, {counted.leased} leased"
         room = f"room for {max(0, self.admitted.capacity)}"
-        why = self.admitted.why_not or "; ".join(self.admitted.held.values())
+        why = "; ".join(dict.fromkeys(filter(None, (self.admitted.why_not, *self.admitted.held.values()))))
         return f"{flying}, {room}{f'; {why}' if why else ''}"
 
 

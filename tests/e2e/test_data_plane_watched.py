@@ -1,0 +1,121 @@
+"""A run that is watched: silent while it is well, and explained, alerted and healed when its tools fail it."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.telemetry import learning
+from tests.e2e.running import Run, running
+from tests.e2e.test_data_plane import UP_WITHIN_S, data_plane, up, write_data
+from tests.waiting import eventually
+
+MOODY = str(Path(__file__).parent / "programs" / "moody_shop.py")
+STEPS_OF_A_HEALTHY_RUN = 6
+WITHIN_S = 180.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Up, with a trainer that makes steps. The tests below take turns, in their order."""
+    folder = tmp_path_factory.mktemp("watched")
+    for made in running(folder, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
+        begin(made)
+        yield made
+
+
+def begin(run: Run) -> None:
+    write_data(run.file.parent)
+    run.config |= data_plane()
+    shop = {"command": ["{python}", MOODY, str(mood(run))], "session": "keyed", "timeout_s": 10}
+    run.config["tools"] = {"shop": shop}
+    run.config["training"] |= {"steps": 0, "checkpoint_every": 1000}
+    run.config["evaluation"] = {"every": 0}
+    up(run)
+    eventually(lambda: steps(run) >= STEPS_OF_A_HEALTHY_RUN or None, within_s=UP_WITHIN_S, what="steps")
+
+
+def mood(run: Run) -> Path:
+    return run.file.parent / "mood"
+
+
+def steps(run: Run) -> float:
+    return run.units()["trainer-0"].metrics.get("step", 0.0)
+
+
+def alerts(run: Run) -> dict[str, Any]:
+    return {row["id"]: row for row in run.cli("status").get("alerts", [])}
+
+
+def chain_of(run: Run, holds: Callable[[Any], bool]) -> Any:
+    return next((chain for chain in run.cli("why").get("chains", []) if holds(chain)), None)
+
+
+def test_a_healthy_run_is_silent_and_its_steps_tell_what_alarms_look_at(run: Run) -> None:
+    assert run.cli("alerts", "list", "--all") == []
+    rows = run.cli("steps", "list", "--filter", "status = committed", "--sort", "-step", "--limit", "9")["rows"]
+    told = next(row["metrics"] for row in rows if row["metrics"]["records"])
+    assert {"truncation_share", "tool_calls_per_record", "infrastructure_share", "zero_variance_share"} <= told.keys()
+    assert told["tools/shop/lookup/infrastructure_share"] == 0.0
+    assert sum(told[name] for name in told if name.startswith("age_") and name.endswith("_pairs")) == told["pairs"]
+    for name, value in told.items():
+        assert name not in learning.LEARNING or learning.LEARNING[name].is_normal(value), f"{name} = {value}"
+    assert run.units()["trainer-0"].metrics["reward_mean"] == pytest.approx(told["reward_mean"], abs=1.0)
+
+
+def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
+    def pulse() -> Any:
+        told = run.cli("status").get("pulse", {})
+        assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= told.get("units", {}).keys(), told
+        assert told["tools"], told
+        return told
+
+    told = eventually(pulse, within_s=60, what="a pulse")
+    assert all(0.0 <= share <= 1.0 for share in told["units"].values())
+    assert told["units"]["engine-0"] > 0.0
+    assert told["in_tools"] + told["in_model"] > 0.0
+    (lookup,) = (tool for tool in told["tools"] if tool["name"] == "shop.lookup")
+    assert 0.0 < lookup["p95_s"] < 10.0
+    said = re.compile(r"(trainer waits \d+% for batches|the trainer is \d+% busy)")
+    assert said.match(told["sentence"])
+    assert said.search(run.raw("status").stdout)
+
+
+def test_a_tool_that_does_not_answer_is_at_the_end_of_the_chain(run: Run) -> None:
+    mood(run).write_text("stuck")
+
+    def is_whole(chain: Any) -> bool:
+        return chain["culprit"] == "tool shop.lookup" and chain["links"][0]["who"] == "trainer-0"
+
+    found = eventually(
+        lambda: chain_of(run, is_whole), within_s=WITHIN_S, what="the chain from the trainer to the tool"
+    )
+    assert found["sentence"].startswith("trainer-0 ← batch ← task shop/train/")
+    assert " on sampler-0 ← tool shop.lookup, " in found["sentence"]
+    assert found["because"].startswith("has not answered the call shop/train/")
+    assert [link["who"].partition(" ")[0] for link in found["links"][:4]] == ["trainer-0", "batch", "task", "record"]
+    assert run.cli("status")["units"], "and the run can be asked for everything else meanwhile"
+
+
+def test_its_server_is_left_alone_nothing_is_lost_and_it_goes_on_by_itself(run: Run) -> None:
+    left_alone = "tool-server-left-alone:toolbox-0/shop"
+    row = eventually(lambda: alerts(run).get(left_alone), within_s=WITHIN_S, what="the alert")
+    assert any("shop" in line for line in row["evidence"])
+    assert row["suggest"] == "agentrl logs toolbox-0"
+    eventually(
+        lambda: "shop needs toolbox-0: shop" in run.unit_row("steward-0").status or None,
+        within_s=60,
+        what="no admission",
+    )
+    before = steps(run)
+    mood(run).unlink()
+    eventually(lambda: steps(run) >= before + 2 or None, within_s=WITHIN_S, what="steps go on")
+    eventually(lambda: left_alone not in alerts(run) or None, within_s=WITHIN_S, what="the alert ends")
+    assert run.cli("tasks", "list", "--filter", "status = dead").get("rows", []) == []
+    assert set(run.incarnations().values()) == {1}, "nothing died for it"
