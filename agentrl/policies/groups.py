@@ -123,8 +123,8 @@ def close(members: Sequence[Member], n: int, rule: GroupRule, *, trains: bool = 
     needed = required_valid(n, rule.min_valid) if trains else 0
     if len(valid) < needed:
         return Closed(False, False, None, nobody, f"{len(valid)} of {n} are valid, {needed} are needed")
-    scores = _shaped(valid, rule.turn_spread)
-    baseline = _baseline(scores)
+    scores = shaped([member.score or 0.0 for member in valid], [member.turns for member in valid], rule.turn_spread)
+    baseline = baseline_of(scores)
     if not trains:
         return Closed(True, False, baseline, nobody, "it does not train")
     if flat := _flat(scores, rule.min_range):
@@ -138,11 +138,11 @@ def close(members: Sequence[Member], n: int, rule: GroupRule, *, trains: bool = 
     return Closed(True, signal, baseline, nobody | shares, "" if signal else "no record that trains has an advantage")
 
 
-def _shaped(valid: Sequence[Member], spread: float) -> list[float]:
-    scores = [member.score or 0.0 for member in valid]
+def shaped(scores: Sequence[float], turns: Sequence[int], spread: float) -> list[float]:
+    """The scores that a baseline is made of."""
     if not spread:
-        return scores
-    bonus = turn_bonus([member.turns for member in valid], [score > RIGHT_SCORE for score in scores], spread)
+        return list(scores)
+    bonus = turn_bonus(turns, [score > RIGHT_SCORE for score in scores], spread)
     return [score + more for score, more in zip(scores, bonus, strict=True)]
 
 
@@ -164,7 +164,7 @@ def turn_bonus(turns: Sequence[int], right: Sequence[bool], spread: float) -> li
     return bonus
 
 
-def _baseline(scores: Sequence[float]) -> Baseline | None:
+def baseline_of(scores: Sequence[float]) -> Baseline | None:
     if not scores:
         return None
     # fsum is exact but for its last rounding, so the order of the members does not show.

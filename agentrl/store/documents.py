@@ -96,6 +96,8 @@ class Baseline(msgspec.Struct):
     mean: float = 0.0
     std: float = 0.0
     valid: int = 0
+    turn_spread: float = 0.0
+    """What the number of turns added to the scores that it is made of."""
 
 
 class Share(msgspec.Struct):

@@ -94,7 +94,7 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
     shares = [Share(record, share.advantage, share.capped) for record, share in closed.shares.items()]
     fields = {
         "status": TaskStatus.READY,
-        "baseline": None if closed.baseline is None else _plain_baseline(closed.baseline),
+        "baseline": None if closed.baseline is None else _plain_baseline(closed.baseline, rule),
         "signal": closed.signal,
         "members": len(members),
         "shares": shares,
@@ -173,5 +173,6 @@ def _member(record: Record) -> Member:
     return Member(record.id, OutcomeClass(record.outcome_class), record.score, record.turns, record.malformed)
 
 
-def _plain_baseline(baseline: groups.Baseline) -> dict[str, float]:
-    return {"mean": baseline.mean, "std": baseline.std, "valid": baseline.valid}
+def _plain_baseline(baseline: groups.Baseline, rule: GroupRule) -> dict[str, float]:
+    plain = {"mean": baseline.mean, "std": baseline.std, "valid": baseline.valid}
+    return plain | ({"turn_spread": rule.turn_spread} if rule.turn_spread else {})

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.policies.states import CallStatus
-from agentrl.store import accounting, indexes, lineages, publications, tasks
+from agentrl.policies.groups import GroupRule
+from agentrl.policies.states import Actor, CallStatus
+from agentrl.store import accounting, claims, groups, indexes, lineages, publications, tasks
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import (
     DispatchedSamplingTask,
@@ -21,7 +22,7 @@ from agentrl.store.documents import (
     tool_call_id,
 )
 from agentrl.tokens.binary import pack_floats, pack_ids
-from tests.store.flow import commit, ready_tasks, row
+from tests.store.flow import admit, commit, end, queue, ready_tasks, row, sampler
 
 TOKENS = 5
 GONE = {"$delete": True}
@@ -131,6 +132,21 @@ async def test_an_account_says_what_does_not_agree(db: Database, what: str, monk
     account = await accounting.account(db)
     assert not account.balanced
     assert what in {problem.what for problem in account.problems}, account.problems
+
+
+async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> None:
+    await sampler(db)
+    (task,) = await queue(db, 1)
+    assert await admit(db, task, n=4)
+    for turns, score in ((1, 1.0), (2, 1.0), (3, 0.0), (4, 0.0)):
+        claim = await claims.claim(db, "sampler-0.1")
+        assert claim is not None
+        assert await end(db, claim, score)
+        await db.update_one("Record", {"_id": claim.record.id}, {"$set": {"turns": turns}})
+    assert await groups.close(db, task.id, GroupRule(turn_spread=0.2), Actor.SAMPLER) == "ready"
+    assert not (await accounting.account(db)).problems
+    await db.update_one("Task", {"_id": task.id}, {"$set": {"baseline.turn_spread": 0.0}})
+    assert "baselines" in (await accounting.account(db)).problems[0].what
 
 
 async def test_a_seat_that_is_held_twice_is_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from agentrl.policies import outcomes
+from agentrl.policies.groups import baseline_of, shaped
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.store.audit.problems import Problem, listed
 from agentrl.store.database import Database, Plain
@@ -34,7 +34,7 @@ async def wrong_baselines(database: Database) -> Problem | None:
 
 async def _wrong_among(database: Database, tasks: Sequence[Plain]) -> list[str]:
     names = [share["record"] for task in tasks for share in task["shares"]]
-    fields = ["outcome_class", "score", "scores_before", "late"]
+    fields = ["outcome_class", "score", "scores_before", "late", "turns"]
     found = await database.find("Record", {"_id": {"$in": names}}, projection=fields) if names else []
     records = {record["_id"]: record for record in found}
     return [task["_id"] for task in tasks if not _agrees(task, records)]
@@ -42,29 +42,29 @@ async def _wrong_among(database: Database, tasks: Sequence[Plain]) -> list[str]:
 
 def _agrees(task: Plain, records: Mapping[str, Plain]) -> bool:
     members = [records.get(share["record"]) for share in task["shares"]]
-    scores: list[float] = []
-    for member in members:
-        if member is None or member["score"] is None or member.get("late"):
-            return False
-        if not outcomes.in_baseline(OutcomeClass(member["outcome_class"])):
-            return False
-        if not _rescored(member):
-            scores.append(float(member["score"]))
-    if len(members) != task["members"] or task["baseline"] is None:
-        return task["baseline"] is None and len(members) == task["members"]
-    return _is_baseline(task["baseline"], members, scores)
+    if len(members) != task["members"]:
+        return False
+    valid = [member for member in members if member is not None and _is_valid(member)]
+    if len(valid) < len(members):
+        return False
+    return task["baseline"] is None or _is_baseline(task["baseline"], valid)
 
 
-def _rescored(member: Mapping[str, Any]) -> bool:
-    """The score that it had when its group closed cannot be told any more."""
-    return bool(member.get("scores_before"))
+def _is_valid(member: Plain) -> bool:
+    if member["score"] is None or member.get("late"):
+        return False
+    return outcomes.in_baseline(OutcomeClass(member["outcome_class"]))
 
 
-def _is_baseline(stored: Mapping[str, float], members: Sequence[object], scores: Sequence[float]) -> bool:
+def _is_baseline(stored: Mapping[str, float], members: Sequence[Plain]) -> bool:
     if stored["valid"] != len(members):
         return False
-    if len(scores) < len(members):
-        return True
-    mean = math.fsum(scores) / len(scores)
-    deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
-    return math.isclose(stored["mean"], mean, abs_tol=_SLACK) and math.isclose(stored["std"], deviation, abs_tol=_SLACK)
+    if any(member.get("scores_before") for member in members):
+        return True  # which score one had when its group closed cannot be told any more
+    scores = [float(member["score"]) for member in members]
+    computed = baseline_of(shaped(scores, [member["turns"] for member in members], stored.get("turn_spread", 0.0)))
+    return (
+        computed is not None
+        and math.isclose(stored["mean"], computed.mean, abs_tol=_SLACK)
+        and math.isclose(stored["std"], computed.std, abs_tol=_SLACK)
+    )
