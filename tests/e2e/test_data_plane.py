@@ -61,6 +61,8 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     assert evaluated == {min(versions), max(versions)}, "what it began with and what it ended with"
     assert all(task["status"] == "done" for task in first["Task"] if task["purpose"] == "eval")
     assert not first["problems"]
+    before = counted(run)
+    assert from_a_metric_to_the_records_behind_it(run)
 
     proof = run.cli("down", "--yes", within_s=120)
     assert proof["proven"]
@@ -80,6 +82,10 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     assert by_number[newer["first_version"]]["parent"] == max(versions)
     assert nobody_is_too_old(second)
     assert not second["problems"]
+    after = counted(run)
+    assert after["tasks"]["train"].keys() >= {"trained"}
+    assert after["steps"] == {"committed": STEPS + 2}, "no step was lost or repeated"
+    assert after["trained_records"] >= before["trained_records"]
 
 
 def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
@@ -90,6 +96,10 @@ def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
     before = run.unit_row("sampler-0")
     eventually(lambda: asyncio.run(sampled(run)) >= 20 or None, within_s=UP_WITHIN_S, what="episodes")
     run.kill(before.pid)
+    life = f"sampler-0.{before.incarnation}"
+    eventually(
+        lambda: asyncio.run(freed(run, life)), what="what it held free for others, long before its lease is past"
+    )
     run.wait_incarnation("sampler-0", above=before.incarnation)
     run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
     found = asyncio.run(look(run))
@@ -98,6 +108,41 @@ def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
     # What the dead sampler left was tried again, and is in no baseline.
     assert not [record for record in found["Record"] if record["outcome_class"] == "infrastructure" and record["score"]]
     assert not found["problems"]
+
+
+def counted(run: Run) -> Any:
+    """The account as operators read it; its exit code says that all sums agree."""
+    return run.cli("accounting")
+
+
+def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
+    """What an operator types: the step of a peak, its records, one of them turn by turn, whole trajectories."""
+    (worst, *_) = run.cli("steps", "list", "--filter", "status=committed", "--sort", "-metrics.loss")["rows"]
+    step = run.cli("steps", "show", worst["id"])
+    assert len(step["records"]) == worst["counts"]["records"] > 0
+    record = run.cli("records", "show", step["records"][0]["id"])
+    assert record["training"]["trained_in"] == [worst["id"]]
+    assert record["ending"]["class"] in ("policy", "limit")
+    for turn in record["turns"]:
+        assert turn["call"]["versions"], "every call says which version made it"
+        assert turn["call"]["seconds"] > 0
+    exported = run.raw("records", "export", "--filter", f"task={record['task']['id']}")
+    trajectories = [json.loads(line) for line in exported.stdout.splitlines()]
+    assert record["record"]["id"] in {one["record"]["id"] for one in trajectories}
+    ended = run.cli("records", "list", "--filter", "finished_at!=null", "--limit", "1000")["rows"]
+    assert all(row["outcome"] and row["outcome_class"] for row in ended), "each has one reason why it ended"
+    return True
+
+
+async def freed(run: Run, life: str) -> bool:
+    """Whether a death was dealt with as a death that was seen, and nothing is that owner's any more."""
+    database = opened(run)
+    try:
+        owner = await database.find_one("Owner", {"_id": life})
+        held = await database.count("Record", {"owner": life, "status": "running"})
+    finally:
+        await database.close()
+    return owner is not None and owner["why"] == "its death was confirmed" and not held
 
 
 # ---- the run ----
