@@ -25,7 +25,7 @@ from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
 from agentrl.store import services, tasks
-from agentrl.store.database import Database
+from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import (
     DBRecordData,
     DispatchedSamplingTask,
@@ -152,7 +152,8 @@ class Stage:
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(every_s)
-                await report()
+                with contextlib.suppress(StoreUnavailableError):
+                    await report()
 
         await report()
         self.stack.callback(asyncio.create_task(repeat(), name="report").cancel)
