@@ -44,6 +44,7 @@ async def events(
 
     from agentrl.cli import output
     from agentrl.cli.afterwards import living, reader
+    from agentrl.words.rows import told_once, when
 
     kinds = tuple(str(chosen) for chosen in kind or ())
     after_at = time.time() - seconds(since) if since else 0.0
@@ -53,7 +54,7 @@ async def events(
         if cli.json and not follow:
             output.emit(found)
             return ExitCode.OK
-        for row in found if cli.json else _told_once(found):
+        for row in found if cli.json else told_once(list(found)):
             show(cli, row)
         if live is not None:
             await _follow(cli, live, kinds or tuple(Kind), found)
@@ -62,27 +63,11 @@ async def events(
     return ExitCode.OK
 
 
-def _told_once(found: Sequence[AnyRow]) -> list[AnyRow]:
-    """What stands in the audit as well as among the operations is one thing that happened; its note is kept."""
-    import msgspec
-
-    from agentrl.protocol.rows import AuditRow, OperationRow
-
-    notes = {row.operation: row.note for row in found if isinstance(row, AuditRow)}
-    told = {row.id for row in found if isinstance(row, OperationRow)}
-    return [
-        msgspec.structs.replace(row, summary=f"{row.summary} ({notes[row.id]})")
-        if isinstance(row, OperationRow) and notes.get(row.id)
-        else row
-        for row in found
-        if not (isinstance(row, AuditRow) and row.operation in told)
-    ]
-
-
 async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
     """The feed says that something happened; the audit, which it does not carry, is asked for then."""
     from agentrl.client import CAUGHT_UP
     from agentrl.protocol.rows import AuditRow
+    from agentrl.words.rows import kind_of, when
 
     shown = {identity(row) for row in found}
     audited = {"audit", "knob"} & set(kinds)
@@ -104,41 +89,20 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
                     show(cli, new)
 
 
-def kind_of(row: object) -> str:
-    """The tag of a row."""
-    import msgspec
-
-    return str(row.__struct_config__.tag) if isinstance(row, msgspec.Struct) else ""
-
-
 def identity(row: AnyRow) -> tuple[object, ...]:
     """Equal for two rows that say the same happened: an operation is shown again when its state changes."""
+    from agentrl.words.rows import kind_of
+
     return (
         kind_of(row),
         *(getattr(row, name, None) for name in ("id", "seq", "name", "unit", "state", "since_at", "revision")),
     )
 
 
-def when(row: AnyRow) -> float:
-    """When it happened, for sorting."""
-    from agentrl.protocol import rows
-
-    match row:
-        case rows.OperationRow():
-            return row.accepted_at
-        case rows.AlertRow():
-            return row.resolved_at or row.since_at
-        case rows.KnobRow():
-            return row.changed_at
-        case rows.IncidentRow() | rows.AuditRow():
-            return row.at
-        case _:
-            return 0.0
-
-
 def show(cli: Cli, row: AnyRow) -> None:
     """One event on a line; an incident with its evidence."""
     from agentrl.cli import output
+    from agentrl.words.rows import kind_of, sentence, when
 
     if cli.json:
         output.emit_line(row)
@@ -146,29 +110,3 @@ def show(cli: Cli, row: AnyRow) -> None:
     output.say(f"{output.moment(when(row))}  {kind_of(row):9}  {sentence(row)}")
     for line in getattr(row, "tail", ()):
         output.say(f"                       | {line}")
-
-
-def sentence(row: AnyRow) -> str:
-    """What happened, in a line."""
-    from agentrl.protocol import rows
-
-    match row:
-        case rows.OperationRow():
-            why = f": {row.reason}" if row.reason else ""
-            return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
-        case rows.AlertRow():
-            return f"{row.severity} {row.id}: {row.sentence} ({row.state})"
-        case rows.KnobRow():
-            note = f" ({row.note})" if row.note else ""
-            return f"{row.name} = {row.value}, by {row.changed_by or 'default'}{note}"
-        case rows.IncidentRow():
-            exit_ = f" [{row.exit}]" if row.exit else ""
-            done = f"; {row.done}" if row.done and row.done not in row.what else ""
-            stacks = f"; stacks in {row.stacks}" if row.stacks else ""
-            whose = f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
-            return f"{whose}{exit_}: {row.what}{done}{stacks}"
-        case rows.AuditRow():
-            note = f" ({row.note})" if row.note else ""
-            return f"{row.who}: {row.what or row.command}{note}"
-        case _:
-            return ""

@@ -13,9 +13,9 @@ from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.cli.afterwards import Reader
-    from agentrl.cli.logtext import Choice
     from agentrl.client import Client
     from agentrl.protocol.messages import LogChunk
+    from agentrl.words.logtext import Choice
 
 _CHUNK_BYTES = 256 << 10
 _POLL_S = 0.4
@@ -53,7 +53,7 @@ async def logs(
     import time
 
     from agentrl.cli.afterwards import living, reader
-    from agentrl.cli.logtext import Choice
+    from agentrl.words.logtext import Choice
 
     if follow and previous:
         raise UsageError("--previous has ended, so it cannot be followed.", hint="Give one of them.")
@@ -92,7 +92,7 @@ async def _show_past(
 ) -> LogChunk:
     """Print what is there already; the last chunk says where following begins."""
     from agentrl.cli import output
-    from agentrl.cli.logtext import Lines, last
+    from agentrl.words.logtext import Lines, last
 
     chunk = await client.read_logs(
         unit, incarnation=incarnation, offset=0 if whole else -_CHUNK_BYTES, limit=_CHUNK_BYTES
@@ -133,7 +133,7 @@ async def _rest_of(client: Reader, chunk: LogChunk) -> AsyncIterator[LogChunk]:
 async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, printed: Printed, *, pinned: bool) -> None:
     import asyncio
 
-    from agentrl.cli.logtext import Lines
+    from agentrl.words.logtext import Lines
 
     joined = Lines()
     replaced = False

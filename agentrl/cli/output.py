@@ -7,39 +7,24 @@ stripped of control codes and is never parsed as markup; with `--json` stdout ho
 from __future__ import annotations
 
 import enum
-import re
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from agentrl.words.amounts import age as age
+from agentrl.words.amounts import duration as duration
+from agentrl.words.amounts import moment as moment
+from agentrl.words.amounts import since as since
+from agentrl.words.amounts import size as size
+from agentrl.words.safe import sanitise as sanitise
+from agentrl.words.safe import sanitise_lines as sanitise_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-_ESCAPES = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: window titles, links, clipboard
-    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS and other strings
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
-    r"|\x1b[ -/]*[0-~]?"
-)
-# C0, DEL and C1 but tab and newline; what takes no room or turns the direction, and makes text read as another.
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-_LINES = re.compile(r"[\t\n\u2028\u2029]+")
 _FOLDS_FROM = 24
 """Cells of a column in which one is so long may take several lines."""
-
-
-def sanitise(text: object) -> str:
-    """One line that is safe to show in a terminal."""
-    return _LINES.sub(" ", sanitise_lines(str(text)))
-
-
-def sanitise_lines(text: str) -> str:
-    """The same for text of several lines."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def say(text: str = "") -> None:
@@ -101,47 +86,6 @@ def emit_line(value: Any) -> None:
     import msgspec
 
     print(msgspec.json.encode(plain(value)).decode(), flush=True)
-
-
-def age(seconds: float) -> str:
-    """A duration at a glance: `3 s`, `4 min`, `2 h 5 min`, `3 d 4 h`."""
-    whole = max(0, int(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if minutes < 120:
-        return f"{minutes} min"
-    if hours < 48:
-        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
-    return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
-
-
-def duration(seconds: float) -> str:
-    """How long something took, also where that was a moment."""
-    return f"{max(0.0, seconds):.1f} s" if seconds < 10 else age(seconds)
-
-
-def since(at: float, now: float | None = None) -> str:
-    """The age of a wall-clock time; empty if there is none."""
-    return age((time.time() if now is None else now) - at) if at else ""
-
-
-def moment(at: float) -> str:
-    """A wall-clock time: the clock alone for today, otherwise with its date."""
-    if not at:
-        return ""
-    then = time.localtime(at)
-    today = time.localtime()[:3] == then[:3]
-    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
-
-
-def size(count: float) -> str:
-    """Bytes at a glance: `0`, `712 KiB`, `1.4 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}" if count else "0"
-        count /= 1024
-    return f"{count:.3g} TiB"
 
 
 def console(color: bool = True, *, stderr: bool = False) -> Console:

@@ -15,7 +15,8 @@ from rich.text import Text
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
-from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
+from agentrl.words.rows import story
 
 _WIDE = 120
 _STYLE = {
@@ -129,26 +130,6 @@ def _units(units: list[UnitRow], now: float, width: int) -> RenderableType:
         rows.append([*cells, story(row, now)])
     numbers = ("since", "life", "died", "cpu", "memory", "pid")
     return output.table([*names, "what"], rows, right=numbers, width=width, spare=("cpu", "life", "memory", "since"))
-
-
-def story(row: UnitRow, now: float) -> str:
-    """What a person wants to know next about a unit: what comes by itself, why it is so, what it does."""
-    parts = []
-    if row.next_at and row.next_what:
-        left = row.next_at - now
-        parts.append(f"{row.next_what} in {output.age(left)}" if left >= 1 else f"{row.next_what} now")
-    if row.paused:
-        parts.append("paused")
-    if row.reason and (row.state is not UnitState.READY or not row.status):
-        parts.append(row.reason)
-    if row.phase:
-        parts.append(f"{row.phase} for {output.since(row.phase_since_at, now)}" if row.phase_since_at else row.phase)
-    if row.status:
-        parts.append(row.status)
-    parts += [f"waits for {wait.on}" for wait in row.waits[:2] if not wait.who]
-    if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
-        parts.append(str(row.last_exit))
-    return " · ".join(parts)
 
 
 def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:

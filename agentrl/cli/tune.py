@@ -15,7 +15,7 @@ from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.rows import AuditRow, KnobRow, KnobValue
+    from agentrl.protocol.rows import AuditRow, KnobRow
 
 
 def register(app: typer.Typer) -> None:
@@ -90,22 +90,9 @@ async def _read(client: Client, name: str) -> KnobRow:
     raise UnknownNameError(f"There is no knob named {name!r}.", hint=hint)
 
 
-def allowed(row: KnobRow) -> str:
-    """The range of a knob in words."""
-    if row.choices:
-        return ", ".join(row.choices)
-    low, high = row.minimum, row.maximum
-    if low is not None and high is not None:
-        return f"{low:g} to {high:g}"
-    if low is not None:
-        return f"{low:g} or more"
-    if high is not None:
-        return f"at most {high:g}"
-    return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(row.kind, "text")
-
-
 def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
     from agentrl.cli import output
+    from agentrl.words.rows import allowed, knob_value
 
     if cli.json:
         output.emit(found)
@@ -113,7 +100,7 @@ def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
     rows = [
         (
             row.name,
-            _value(row),
+            knob_value(row),
             allowed(row),
             f"{row.boundary}, scientific" if row.scientific else row.boundary,
             f"{output.since(row.changed_at)} ago" if row.changed_at else "",
@@ -127,29 +114,19 @@ def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
     return ExitCode.OK
 
 
-def _value(row: KnobRow) -> str:
-    shown = f"{_plain(row.value)}{' ' + row.unit if row.unit else ''}"
-    if row.in_force is not None and row.in_force != row.value:
-        shown += f" (in force: {_plain(row.in_force)})"
-    return shown
-
-
-def _plain(value: KnobValue) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
+    from agentrl.words.rows import allowed, knob_value, plain_value
 
     if cli.json:
         output.emit({"knob": row, "history": changes})
         return ExitCode.OK
-    output.say(f"{row.name} = {_value(row)}")
+    output.say(f"{row.name} = {knob_value(row)}")
     if row.help:
         output.say(row.help)
     scientific = "; scientific: a change begins a new segment and wants a note" if row.scientific else ""
     output.say(
-        f"allowed {allowed(row)}; default {_plain(row.default)}; takes effect {row.boundary}; "
+        f"allowed {allowed(row)}; default {plain_value(row.default)}; takes effect {row.boundary}; "
         f"revision {row.revision}{scientific}"
     )
     if len(changes) > 1 and not history:

@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from agentrl.client import CAUGHT_UP, RESET, SILENT
 from agentrl.protocol.rows import (
     AlertRow,
-    AlertState,
     AnyRow,
     GroupRow,
     HostRow,
     OperationRow,
     PulseRow,
     RunRow,
-    Severity,
     UnitRow,
 )
+from agentrl.words.rows import by_gravity, slot_order
 
 if TYPE_CHECKING:
     from agentrl.protocol.commands import StatusReport
-
-_GRAVEST = [Severity.PAGE, Severity.WARNING, Severity.INFO]
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,7 +72,7 @@ class View:
     @property
     def units(self) -> list[UnitRow]:
         found = (row for row in self.rows.values() if isinstance(row, UnitRow))
-        return sorted(found, key=lambda row: (row.group, _slot(row.unit)))
+        return sorted(found, key=lambda row: (row.group, slot_order(row.unit)))
 
     @property
     def hosts(self) -> list[HostRow]:
@@ -84,17 +81,10 @@ class View:
     @property
     def firing(self) -> list[AlertRow]:
         """Alerts that fire or are acknowledged, the gravest first; silence stops the sending, not the showing."""
-        shown = (AlertState.FIRING, AlertState.ACKNOWLEDGED)
-        found = (row for row in self.rows.values() if isinstance(row, AlertRow) and row.state in shown)
-        return sorted(found, key=lambda row: (_GRAVEST.index(row.severity), row.since_at))
+        return by_gravity([row for row in self.rows.values() if isinstance(row, AlertRow)])
 
     @property
     def operations(self) -> list[OperationRow]:
         """Those that have not ended, oldest first."""
         found = (row for row in self.rows.values() if isinstance(row, OperationRow) and not row.state.ended)
         return sorted(found, key=lambda row: row.accepted_at)
-
-
-def _slot(unit: str) -> tuple[int, str]:
-    slot = unit.rpartition("-")[2]
-    return (int(slot) if slot.isascii() and slot.isdecimal() else -1, unit)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.tune import allowed
 from agentrl.cli.units import parse_count
 from agentrl.cli.verbs import seconds
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.danger import Effect
+from agentrl.words.rows import allowed
 from tests.cli.conftest import PROGRAM, Said, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.waiting import eventually

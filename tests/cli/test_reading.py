@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cli.logtext import Choice, Lines, time_of
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
 from agentrl.protocol import rows
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
 from agentrl.protocol.messages import LogChunk
+from agentrl.words.logtext import Choice, Lines, time_of
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
 

@@ -1,0 +1,1 @@
+"""What people read, for the command line and the console alike: text made safe, amounts, and rows in sentences."""

@@ -1,0 +1,46 @@
+"""Durations, times of the day and bytes, as people read them at a glance."""
+
+from __future__ import annotations
+
+import time
+
+
+def age(seconds: float) -> str:
+    """A duration at a glance: `3 s`, `4 min`, `2 h 5 min`, `3 d 4 h`."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes < 120:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
+
+
+def duration(seconds: float) -> str:
+    """How long something took, also where that was a moment."""
+    return f"{max(0.0, seconds):.1f} s" if seconds < 10 else age(seconds)
+
+
+def since(at: float, now: float | None = None) -> str:
+    """The age of a wall-clock time; empty if there is none."""
+    return age((time.time() if now is None else now) - at) if at else ""
+
+
+def moment(at: float) -> str:
+    """A wall-clock time: the clock alone for today, otherwise with its date."""
+    if not at:
+        return ""
+    then = time.localtime(at)
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+def size(count: float) -> str:
+    """Bytes at a glance: `0`, `712 KiB`, `1.4 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}" if count else "0"
+        count /= 1024
+    return f"{count:.3g} TiB"

@@ -1,0 +1,132 @@
+"""Rows of the feed in words: what a unit is at, what happened, what a knob may be. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentrl.protocol import rows
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, KnobRow, KnobValue, Severity, UnitRow, UnitState
+from agentrl.words.amounts import age, since
+
+GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)
+
+
+def story(row: UnitRow, now: float) -> str:
+    """What a person wants to know next about a unit: what comes by itself, why it is so, what it does."""
+    parts = []
+    if row.next_at and row.next_what:
+        left = row.next_at - now
+        parts.append(f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now")
+    if row.paused:
+        parts.append("paused")
+    if row.reason and (row.state is not UnitState.READY or not row.status):
+        parts.append(row.reason)
+    if row.phase:
+        parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if row.phase_since_at else row.phase)
+    if row.status:
+        parts.append(row.status)
+    parts += [f"waits for {wait.on}" for wait in row.waits[:2] if not wait.who]
+    if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
+        parts.append(str(row.last_exit))
+    return " · ".join(parts)
+
+
+def by_gravity(found: list[AlertRow]) -> list[AlertRow]:
+    """Those that fire or are acknowledged, the gravest first; silence stops the sending, not the showing."""
+    shown = [row for row in found if row.state in (AlertState.FIRING, AlertState.ACKNOWLEDGED)]
+    return sorted(shown, key=lambda row: (GRAVEST.index(row.severity), row.since_at))
+
+
+def slot_order(unit: str) -> tuple[int, str]:
+    """For sorting the units of a group: `web-2` stands before `web-10`."""
+    slot = unit.rpartition("-")[2]
+    return (int(slot) if slot.isascii() and slot.isdecimal() else -1, unit)
+
+
+# ---- what happened ----
+
+
+def kind_of(row: object) -> str:
+    """The tag of a row."""
+    return str(row.__struct_config__.tag) if isinstance(row, msgspec.Struct) else ""
+
+
+def when(row: AnyRow) -> float:
+    """When it happened, for sorting."""
+    match row:
+        case rows.OperationRow():
+            return row.accepted_at
+        case rows.AlertRow():
+            return row.resolved_at or row.since_at
+        case rows.KnobRow():
+            return row.changed_at
+        case rows.IncidentRow() | rows.AuditRow():
+            return row.at
+        case _:
+            return 0.0
+
+
+def sentence(row: AnyRow) -> str:
+    """What happened, in a line."""
+    match row:
+        case rows.OperationRow():
+            why = f": {row.reason}" if row.reason else ""
+            return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
+        case rows.AlertRow():
+            return f"{row.severity} {row.id}: {row.sentence} ({row.state})"
+        case rows.KnobRow():
+            note = f" ({row.note})" if row.note else ""
+            return f"{row.name} = {row.value}, by {row.changed_by or 'default'}{note}"
+        case rows.IncidentRow():
+            exit_ = f" [{row.exit}]" if row.exit else ""
+            done = f"; {row.done}" if row.done and row.done not in row.what else ""
+            stacks = f"; stacks in {row.stacks}" if row.stacks else ""
+            whose = f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+            return f"{whose}{exit_}: {row.what}{done}{stacks}"
+        case rows.AuditRow():
+            note = f" ({row.note})" if row.note else ""
+            return f"{row.who}: {row.what or row.command}{note}"
+        case _:
+            return ""
+
+
+def told_once(found: list[AnyRow]) -> list[AnyRow]:
+    """What stands in the audit as well as among the operations is one thing that happened; its note is kept."""
+    notes = {row.operation: row.note for row in found if isinstance(row, rows.AuditRow)}
+    told = {row.id for row in found if isinstance(row, rows.OperationRow)}
+    return [
+        msgspec.structs.replace(row, summary=f"{row.summary} ({notes[row.id]})")
+        if isinstance(row, rows.OperationRow) and notes.get(row.id)
+        else row
+        for row in found
+        if not (isinstance(row, rows.AuditRow) and row.operation in told)
+    ]
+
+
+# ---- knobs ----
+
+
+def allowed(row: KnobRow) -> str:
+    """The range of a knob in words."""
+    if row.choices:
+        return ", ".join(row.choices)
+    low, high = row.minimum, row.maximum
+    if low is not None and high is not None:
+        return f"{low:g} to {high:g}"
+    if low is not None:
+        return f"{low:g} or more"
+    if high is not None:
+        return f"at most {high:g}"
+    return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(row.kind, "text")
+
+
+def plain_value(value: KnobValue) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def knob_value(row: KnobRow) -> str:
+    """The value with its unit, and the one in force where that is still another."""
+    shown = f"{plain_value(row.value)}{' ' + row.unit if row.unit else ''}"
+    if row.in_force is not None and row.in_force != row.value:
+        shown += f" (in force: {plain_value(row.in_force)})"
+    return shown
