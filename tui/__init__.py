@@ -1,0 +1,6 @@
+"""The operator's console: `agentrl tui`, or `python -m tui`."""
+
+import os
+
+# Textual paints at the next tick of this rate, also after a key. The ticks come only when there is something to paint.
+os.environ.setdefault("TEXTUAL_FPS", "200")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from agentrl.errors import AgentrlError, ExitCode, UsageError
+from agentrl.errors import AgentrlError, ExitCode
+from agentrl.words.amounts import seconds as seconds
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -211,16 +212,3 @@ def group(app: typer.Typer, name: str, help: str, *, default: str = "") -> typer
     sub = typer.Typer(cls=Group, help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
     app.add_typer(sub, name=name)
     return sub
-
-
-def seconds(text: str) -> float:
-    """`90`, `90s`, `15m`, `2h`, `1d` in seconds."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    body, factor = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-    try:
-        value = float(body) * factor
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e12:
-        raise UsageError(f"{text!r} is not a duration.", hint="Write 90s, 15m, 2h or 1d.")
-    return value

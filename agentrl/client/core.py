@@ -175,11 +175,14 @@ class Client(CommandMethods):
                 # What happened between the question and the first sign of life of the feed may be lost: ask again.
                 ask = tail.stale or tail.silent or not (heard_before and tail.live) or _is_gone(tail.news.get(key))
 
-    async def follow(self, kinds: Iterable[str] = ()) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
+    async def follow(
+        self, kinds: Iterable[str] = (), *, on_heard: Callable[[], object] | None = None
+    ) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
         """All rows, then every change, for ever. A row that is None is gone.
 
         Between them stand markers: RESET before each snapshot (the first, and one after every loss), CAUGHT_UP after
-        it, SILENT when the coordinator is not heard. A consumer that keeps a dict of rows clears it at RESET.
+        it, SILENT when the coordinator is not heard. A consumer that keeps a dict of rows clears it at RESET. `on_heard`
+        is called at every sign of life of the feed, also where nothing changed.
         """
         wanted = frozenset(kinds)
         async with FeedTail(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as tail:
@@ -189,18 +192,21 @@ class Client(CommandMethods):
                 for key, row in view.rows.items():
                     yield key, row
                 yield CAUGHT_UP, None
-                async with aclosing(self._changes(tail, view.seq)) as changes:
+                async with aclosing(self._changes(tail, view.seq, on_heard)) as changes:
                     async for change in changes:
                         yield change
 
-    async def _changes(self, tail: FeedTail, after: int) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
+    async def _changes(
+        self, tail: FeedTail, after: int, on_heard: Callable[[], object] | None
+    ) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
         """Until something was lost."""
         silent = False
         while not tail.stale:
             for key, (seq, value) in tail.take().items():
                 if seq > after:
                     yield key, None if bytes(value) == _NIL else wire.decode_row(value)
-            await tail.changed(ASK_EVERY_S)
+            if await tail.changed(ASK_EVERY_S) and on_heard:
+                on_heard()
             if tail.silent != silent:
                 silent = tail.silent
                 yield SILENT if silent else CAUGHT_UP, None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from agentrl.errors import UsageError
+
 
 def age(seconds: float) -> str:
     """A duration at a glance: `3 s`, `4 min`, `2 h 5 min`, `3 d 4 h`."""
@@ -44,3 +46,16 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}" if count else "0"
         count /= 1024
     return f"{count:.3g} TiB"
+
+
+def seconds(text: str) -> float:
+    """`90`, `90s`, `15m`, `2h`, `1d` in seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    body, factor = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        value = float(body) * factor
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise UsageError(f"{text!r} is not a duration.", hint="Write 90s, 15m, 2h or 1d.")
+    return value

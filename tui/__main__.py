@@ -1,0 +1,60 @@
+"""`python -m tui [--run NAME | --key FILE] [--read-only] [--ascii] [--theme dark|light]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from agentrl.errors import AgentrlError, ExitCode, UsageError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="agentrl tui", description="The operator's console.")
+    parser.add_argument("--run", metavar="NAME")
+    parser.add_argument("--key", metavar="FILE")
+    parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
+    parser.add_argument("--ascii", action="store_true", help="ASCII signs only")
+    parser.add_argument("--no-color", action="store_true")
+    parser.add_argument("--theme", choices=("dark", "light"), default="dark")
+    args = parser.parse_args()
+    try:
+        return _run(args)
+    except AgentrlError as error:
+        print(f"agentrl: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace) -> int:
+    # Textual draws on stderr, so that stdout may lead elsewhere.
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            "The console needs a terminal.", hint="`agentrl status --watch --json` tells a program the same."
+        )
+    if args.no_color:
+        os.environ["NO_COLOR"] = "1"
+    colour = not os.environ.pop("NO_COLOR", "")
+    if not colour:
+        os.environ["NO_COLOR"] = "1"
+    from agentrl.client import Client, find
+    from tui.app import Console, Settings
+
+    # A run that does not exist is told before the screen is taken.
+    target = find(args.run, key_file=args.key)
+    del target
+    aim = ("--key", args.key) if args.key else ("--run", args.run) if args.run else ()
+    settings = Settings(
+        read_only=args.read_only,
+        ascii_only=args.ascii,
+        theme=f"agentrl-{args.theme}",
+        colour=colour,
+        aim=aim,
+        local=not args.key,
+    )
+    app = Console(lambda: Client.connect(args.run, key_file=args.key), settings)
+    code = app.run()
+    return ExitCode.FAILED if app.return_code and code is None else int(code or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

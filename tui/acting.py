@@ -1,0 +1,127 @@
+"""From an intent to its operation: looked at beforehand, agreed to, sent, and told of.
+
+Invariants: nothing is sent while the view is stale, without permission, or without the consent that its effect wants:
+none or reversible acts at once and can be taken back; disruptive asks, with the consequence in numbers; destructive
+wants the run's name typed; scientific wants a note. The target was fixed at the key press.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agentrl.errors import AgentrlError, RefusedError
+from agentrl.protocol.commands import Accepted, Tune
+from agentrl.protocol.danger import Effect, Tier
+from tui.dialogs.form import INNER, Field, Form, Question, Values
+from tui.model.ink import Line, Span, Tone, span, wrapped
+from tui.model.intents import Intent
+from tui.model.mirror import STALE_S
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+_NAMED = 8
+
+
+class Acting:
+    """The one way in which the console changes something."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def carry_out(self, intent: Intent) -> None:
+        """Preview, ask if need be, send. Whatever goes wrong is said in the notice line."""
+        try:
+            await self._carry_out(intent)
+        except AgentrlError as error:
+            self._console.say(f"✖ {intent.what}: {error}", Tone.BAD)
+
+    async def _carry_out(self, intent: Intent) -> None:
+        console = self._console
+        self._check(intent)
+        client = console.connection.client
+        preview = await client.preview(intent.command, intent.args)
+        agreed = await self._agreed(intent, preview)
+        if agreed is None:
+            console.say(f"{intent.what}: nothing was done.")
+            return
+        self._check(agreed)
+        accepted: Accepted = await client.call(agreed.command, agreed.args)
+        undo = agreed.undo if preview.tier is Tier.REVERSIBLE else None
+        console.notices.accepted(agreed.what, accepted.operation, time.monotonic(), undo)
+        console.paint_chrome()
+
+    def _check(self, intent: Intent) -> None:
+        """Raises RefusedError where the console itself has to refuse."""
+        console, needed = self._console, intent.spec.permission
+        if console.read_only:
+            raise RefusedError("this console was opened read-only.", hint="Open it without --read-only.")
+        if not console.mirror.permission.allows(needed):
+            raise RefusedError(f"it needs {needed}, and this key is {console.mirror.permission}.")
+        if not console.fresh:
+            raise RefusedError(
+                f"what is shown is older than {STALE_S:g} s, and nothing is aimed at what may have changed.",
+                hint="It is tried again by itself; look again then.",
+            )
+
+    async def _agreed(self, intent: Intent, preview: Accepted) -> Intent | None:
+        """The intent as it may be sent, or None."""
+        if preview.effect.scientific and isinstance(intent.args, Tune) and not intent.args.note:
+            return await self._noted(intent, preview)
+        if preview.tier >= Tier.DESTRUCTIVE:
+            return intent if await self._typed_name(intent, preview.effect) else None
+        if preview.tier is Tier.DISRUPTIVE:
+            question = Question(f"{intent.what}?", consequences(preview.effect), go_on="do it", tone=Tone.WARN)
+            return intent if await self._console.push_screen_wait(Form(question)) is not None else None
+        return intent
+
+    async def _noted(self, intent: Intent, preview: Accepted) -> Intent | None:
+        lines = (*consequences(preview.effect), (Span("It begins a new segment on all curves. Why?", Tone.WARN),))
+        question = Question(
+            f"{intent.what}?",
+            lines,
+            (Field("note", hint="for those who look at the curves later"),),
+            check=lambda values: "" if values[0].strip() else "A scientific knob wants a note.",
+        )
+        answer = await self._console.push_screen_wait(Form(question))
+        if answer is None or not isinstance(intent.args, Tune):
+            return None
+        note = answer[0].strip()
+        args = msgspec.structs.replace(intent.args, note=note)
+        return Intent(intent.command, args, intent.what, (*intent.cli, "--note", note), intent.undo)
+
+    async def _typed_name(self, intent: Intent, effect: Effect) -> bool:
+        name = self._console.mirror.name
+
+        def check(values: Values) -> str:
+            return "" if values[0] == name else f"Type the run's name, {name}, to go on."
+
+        question = Question(
+            f"{intent.what}? It cannot be taken back.",
+            consequences(effect),
+            (Field("run", hint=name),),
+            check=check,
+            tone=Tone.BAD,
+        )
+        return await self._console.push_screen_wait(Form(question)) is not None
+
+
+def consequences(effect: Effect, width: int = INNER) -> tuple[Line, ...]:
+    """What would happen, in numbers first."""
+    lines = list[Line]()
+    for count, names, what, tone in (
+        (len(effect.kills), effect.kills, "killed without finishing", Tone.BAD),
+        (len(effect.drains), effect.drains, "finish what is under way and end", Tone.WARN),
+        (len(effect.starts), effect.starts, "started", Tone.BUSY),
+    ):
+        if count:
+            shown = ", ".join(names[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
+            head = f"{count} {'unit' if count == 1 else 'units'} {what}: "
+            lines += [(span(part, tone),) for part in wrapped(span(f"{head}{shown}").text, width)]
+    for sentences, tone in ((effect.loses, Tone.BAD), (effect.changes, Tone.PLAIN), (effect.notes, Tone.DIM)):
+        for sentence in sentences:
+            lines += [(Span(part, tone),) for part in wrapped(span(sentence).text, width)]
+    return tuple(lines or [(Span("It changes nothing.", Tone.DIM),)])

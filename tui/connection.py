@@ -1,0 +1,82 @@
+"""The one connection of the console: follows a run's feed into the mirror, for as long as the console lives.
+
+Invariants: whatever happens to the coordinator, the console stays; it tries again with growing pauses, and at once when
+asked to; the run is looked up anew at every attempt, so one that was brought up again is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+
+from agentrl.client import CAUGHT_UP, RESET, SILENT, Client
+from agentrl.errors import AgentrlError, NoCoordinatorError
+from tui.model.mirror import Mirror
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+
+
+class Connection:
+    def __init__(self, mirror: Mirror, connect: Callable[[], Client]) -> None:
+        self.mirror = mirror
+        self.aim: tuple[str, ...] = ()
+        """What makes a command line reach the same run."""
+        self.next_try_at: float | None = None
+        """Clock of the next attempt, while nobody answers."""
+        self._connect = connect
+        self._client: Client | None = None
+        self._hurry = asyncio.Event()
+
+    @property
+    def client(self) -> Client:
+        """For a question or an act. Raises NoCoordinatorError while nobody answers."""
+        if self._client is None:
+            raise NoCoordinatorError(f"No coordinator answers: {self.mirror.link.why}", hint=self.mirror.link.hint)
+        return self._client
+
+    def try_now(self) -> None:
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """For ever; cancelled at the end."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._connect() as client:
+                    self._client, self.next_try_at, pause = client, None, FIRST_PAUSE_S
+                    self.mirror.permission = client.permission
+                    self.mirror.name = client.welcome.run_name
+                    await self._follow(client)
+            except AgentrlError as error:
+                self.mirror.lost(time.monotonic(), error.message, error.hint)
+            finally:
+                self._client = None
+            self.next_try_at = time.monotonic() + pause
+            self._hurry.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            pause = min(LONGEST_PAUSE_S, pause * 2)
+
+    async def _follow(self, client: Client) -> None:
+        mirror = self.mirror
+
+        def heard() -> None:
+            mirror.heard(time.monotonic())
+
+        async with aclosing(client.follow(on_heard=heard)) as changes:
+            async for key, row in changes:
+                if key == RESET:
+                    mirror.begin()
+                elif key == CAUGHT_UP:
+                    mirror.permission = client.permission
+                    mirror.whole(time.monotonic())
+                elif key == SILENT:
+                    mirror.lost(time.monotonic(), "The coordinator is silent.", "agentrl up starts it again.")
+                else:
+                    mirror.put(key, row)

@@ -1,0 +1,1 @@
+"""Questions, each over the view that asked."""

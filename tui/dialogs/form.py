@@ -1,0 +1,160 @@
+"""A question with lines above and fields below: a consent, a name to be typed, a note, a value.
+
+Invariants: nothing is done before somebody said so; escape always leaves without doing anything; what is typed is
+checked while it is typed, and what would come of it is asked for and shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from agentrl.errors import AgentrlError
+from tui.model.ink import Line, Span, Tone, cut, span, wrapped
+from tui.widgets.lines import Lines
+
+PREVIEW_AFTER_S = 0.15
+WIDTH = 76
+INNER = WIDTH - 4
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    title: str
+    value: str = ""
+    hint: str = ""
+
+
+Values = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked."""
+
+    title: str
+    lines: tuple[Line, ...] = ()
+    fields: tuple[Field, ...] = ()
+    go_on: str = "do it"
+    check: Callable[[Values], str] = lambda values: ""
+    """What is wrong with what was typed; empty if nothing."""
+    preview: Callable[[Values], Awaitable[str]] | None = None
+    """What would come of it."""
+    tone: Tone = Tone.ACCENT
+
+
+def _constant(line: Line) -> Callable[[int, int], list[Line]]:
+    return lambda width, height: [line]
+
+
+class Form(ModalScreen[Values | None]):
+    """Answers with the fields' values, or None if it was left."""
+
+    DEFAULT_CSS = """
+    Form { align: center middle; background: $background 60%; }
+    Form > #box { width: 76; max-width: 100%; height: auto; max-height: 100%; border: round $primary; padding: 0 1;
+                  background: $surface; }
+    Form.-ascii > #box { border: ascii $primary; }
+    Form Lines { height: auto; }
+    Form .field { height: 1; }
+    Form .field Lines { width: 12; height: 1; }
+    Form Input { border: none; height: 1; padding: 0; width: 1fr; background: $panel; }
+    Form Input:focus { border: none; }
+    """
+
+    def __init__(self, question: Question) -> None:
+        super().__init__()
+        self._question = question
+        self._verdict: tuple[str, Tone] = ("", Tone.DIM)
+        self._asked = 0
+
+    def compose(self) -> ComposeResult:
+        question = self._question
+        title: list[Line] = [(span(question.title, question.tone),), ()]
+        body = [*title, *question.lines]
+        with Vertical(id="box"):
+            above = Lines(lambda width, _: [cut(line, width) for line in body])
+            above.styles.height = len(body) + 1
+            yield above
+            for number, field in enumerate(question.fields):
+                with Horizontal(classes="field"):
+                    yield Lines(_constant((Span(field.title, Tone.DIM),)))
+                    yield Input(field.value, placeholder=field.hint, id=f"field-{number}", select_on_focus=False)
+            below = Lines(self._below, id="below")
+            below.styles.height = 6 if question.preview else 3
+            yield below
+
+    def on_mount(self) -> None:
+        self.set_class(self.app.has_class("-ascii"), "-ascii")
+        self._look()
+
+    def values(self) -> Values:
+        return tuple(field.value for field in self.query(Input))
+
+    def _below(self, width: int, height: int) -> list[Line]:
+        text, tone = self._verdict
+        told = [(Span(part, tone),) for part in wrapped(text, width)[: height - 2]] if text else []
+        keys: Line = (Span("enter", Tone.ACCENT), Span(f" {self._question.go_on}   ", Tone.DIM))
+        keys += (Span("esc", Tone.ACCENT), Span(" leave", Tone.DIM))
+        return [*told, *[()] * (height - 1 - len(told)), keys]
+
+    def _say(self, text: str, tone: Tone) -> None:
+        self._verdict = (span(text).text, tone)
+        self.query_one("#below", Lines).repaint()
+
+    # ---- while something is typed ----
+
+    def on_input_changed(self, _: Input.Changed) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        self._asked += 1
+        wrong = self._question.check(self.values())
+        if wrong:
+            self._say(wrong, Tone.WARN if any(self.values()) else Tone.DIM)
+        elif self._question.preview is None:
+            self._say("", Tone.DIM)
+        else:
+            self.set_timer(PREVIEW_AFTER_S, lambda asked=self._asked: self._ask(asked))
+
+    def _ask(self, asked: int) -> None:
+        if asked == self._asked:
+            self.run_worker(self._preview(asked), group="preview", exclusive=True)
+
+    async def _preview(self, asked: int) -> None:
+        assert self._question.preview is not None
+        try:
+            told, tone = await self._question.preview(self.values()), Tone.PLAIN
+        except AgentrlError as error:
+            told, tone = str(error), Tone.BAD
+        if asked == self._asked and self.is_attached:
+            self._say(told, tone)
+
+    # ---- the answer ----
+
+    def on_input_submitted(self, _: Input.Submitted) -> None:
+        self._go_on()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "escape":
+            event.stop()
+            self.dismiss(None)
+        elif not self._question.fields and event.key in ("enter", "y"):
+            event.stop()
+            self._go_on()
+        elif not self._question.fields and event.key in ("n", "q"):
+            event.stop()
+            self.dismiss(None)
+
+    def _go_on(self) -> None:
+        wrong = self._question.check(self.values())
+        if wrong:
+            self._say(wrong, Tone.BAD)
+        else:
+            self.dismiss(self.values())

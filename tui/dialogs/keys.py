@@ -1,0 +1,62 @@
+"""All keys of a view, from the registry of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import ModalScreen
+
+from tui.model.actions import Action, sign
+from tui.model.ink import Line, Span, Tone, cut, fitted
+from tui.widgets.lines import Lines
+
+
+class Keys(ModalScreen[None]):
+    DEFAULT_CSS = """
+    Keys { align: center middle; background: $background 60%; }
+    Keys > Lines { width: 78; max-width: 100%; height: auto; border: round $primary; padding: 0 1;
+                   background: $surface; }
+    Keys.-ascii > Lines { border: ascii $primary; }
+    """
+
+    def __init__(self, sections: Iterable[tuple[str, Iterable[Action]]]) -> None:
+        super().__init__()
+        self._lines: list[Line] = []
+        self._top = 0
+        for title, actions in sections:
+            self._lines.append((Span(title, Tone.ACCENT),))
+            for action in actions:
+                keys = " ".join(sign(key) for key in action.keys) or ":"
+                head = (Span(f"  {fitted(keys, 12)}", Tone.STRONG), Span(f"{fitted(action.title, 15)}"))
+                self._lines.append((*head, Span(action.help, Tone.DIM)))
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self._shown)
+
+    def on_mount(self) -> None:
+        self.set_class(self.app.has_class("-ascii"), "-ascii")
+        self._fit()
+
+    def on_resize(self) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        self.query_one(Lines).styles.height = min(len(self._lines) + 2, self.app.size.height)
+
+    def _shown(self, width: int, height: int) -> list[Line]:
+        self._top = max(0, min(self._top, len(self._lines) - height))
+        shown = [cut(line, width) for line in self._lines[self._top : self._top + height]]
+        if self._top + height < len(self._lines):
+            shown[-1] = (Span("  ↓ more", Tone.DIM),)
+        return shown
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10}
+        if event.key in steps:
+            self._top = max(0, self._top + steps[event.key])
+            self.query_one(Lines).repaint()
+        else:
+            self.dismiss(None)

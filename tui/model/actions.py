@@ -1,0 +1,154 @@
+"""The one registry of what keys do: key map, footer, help, palette and the reference in the docs come from here.
+
+Invariants: within one view no key means two things; an action that sends a command names it, so permission, danger and
+what takes it back come from the table of commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.messages import Permission
+
+EVERYWHERE = ""
+TABLES = ("fleet", "events", "alerts", "tuning")
+VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs")
+"""The screens in the order of their digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    id: str
+    keys: tuple[str, ...]
+    """As Textual names them; the first one is shown."""
+    title: str
+    """A word or two, for footer and palette."""
+    help: str
+    where: tuple[str, ...] = (EVERYWHERE,)
+    """Views in which it means something."""
+    command: str = ""
+    """The command that it sends, by its name in the table."""
+    footer: int = 0
+    """The higher, the longer it stays in a narrow footer; 0 is never shown there."""
+
+    def allowed(self, permission: Permission, *, read_only: bool) -> bool:
+        if not self.command:
+            return True
+        return not read_only and permission.allows(COMMANDS[self.command].permission)
+
+
+def _go(number: int, view: str, help: str) -> Action:
+    return Action(f"go.{view}", (str(number),), view, help)
+
+
+ACTIONS: tuple[Action, ...] = (
+    _go(1, "overview", "What needs you, what moves, what changed."),
+    _go(2, "fleet", "Every unit, with verbs."),
+    _go(3, "events", "What happened, the newest first."),
+    _go(4, "alerts", "What is wrong, since when, and the command that cures it."),
+    _go(5, "tuning", "Every knob: value, range, who changed it; preview, history, undo."),
+    _go(6, "logs", "What units write, followed and searched."),
+    Action("help", ("question_mark",), "help", "All keys of this screen.", footer=60),
+    Action("palette", ("colon", "ctrl+p"), "command", "Any action by its name, or a command line.", footer=45),
+    Action("back", ("escape",), "back", "One step back: closes, or ends a filter."),
+    Action("quit", ("q",), "quit", "Leaves the console. The run goes on.", footer=46),
+    Action("filter", ("slash",), "filter", "Only rows with these words.", (*TABLES, "logs"), footer=51),
+    Action("undo", ("u",), "undo", "Takes the last act back, within 10 s."),
+    Action("why", ("w",), "why", "Who waits for whom, and who is the culprit.", footer=20),
+    Action("freeze", ("z",), "freeze", "Stops and resumes repainting; the data goes on."),
+    Action("copy-line", ("Y",), "copy", "Copies the command line that does or shows the same."),
+    Action("theme", (), "theme", "Dark or light."),
+    Action("screenshot", ("f12",), "picture", "Writes an SVG picture of the screen."),
+    Action("export", ("E",), "export", "Writes the rows of this table to a JSON file.", TABLES),
+    # tables
+    Action("drill", ("enter",), "open", "Everything about what is under the cursor.", TABLES, footer=50),
+    Action("sort-left", ("less_than_sign",), "sort by left", "Sort by the column before.", TABLES),
+    Action("sort-right", ("greater_than_sign",), "sort by right", "Sort by the next column.", TABLES),
+    Action("sort-turn", ("o",), "turn order", "The other way round.", TABLES),
+    Action("mark", ("space",), "mark", "Marks a unit, for stacks and merged logs.", ("fleet",), footer=10),
+    Action("move.up", ("up", "k"), "up", "One row up.", ("table",)),
+    Action("move.down", ("down", "j"), "down", "One row down.", ("table",)),
+    Action("move.page-up", ("pageup", "ctrl+b"), "page up", "A screen up.", ("table",)),
+    Action("move.page-down", ("pagedown", "ctrl+f"), "page down", "A screen down.", ("table",)),
+    Action("move.first", ("home", "g"), "first", "The first row.", ("table",)),
+    Action("move.last", ("end", "G"), "last", "The last row.", ("table",)),
+    Action("move.left", ("left",), "left", "The beginning of long lines.", ("logs",)),
+    Action("move.right", ("right",), "right", "More of long lines.", ("logs",)),
+    # fleet
+    Action("unit.more", ("plus", "equals_sign"), "more", "One unit more in this group.", ("fleet",), "scale", 58),
+    Action("unit.fewer", ("minus",), "fewer", "One unit fewer in this group.", ("fleet",), "scale", 57),
+    Action("unit.restart", ("r",), "restart", "A new life of this unit.", ("fleet", "unit"), "restart", 56),
+    Action("group.restart", ("R",), "restart group", "New lives of the whole group.", ("fleet",), "restart"),
+    Action("unit.drain", ("d",), "drain", "Finishes its work, then stops.", ("fleet", "unit"), "drain", 55),
+    Action("unit.undrain", ("D",), "work on", "Takes a drain back.", ("fleet", "unit"), "drain"),
+    Action("unit.stop", ("s",), "stop", "Stops it until restart wants it again.", ("fleet", "unit"), "stop", 54),
+    Action("unit.kill", ("K",), "kill", "Stops it without letting it finish.", ("fleet", "unit"), "stop"),
+    Action("unit.vouch", ("V",), "vouch", "Says that a lost unit is dead.", ("fleet", "unit"), "force_stopped"),
+    Action("unit.pause", ("p",), "pause/resume", "Takes no new work, or again.", ("fleet", "unit"), "pause", 30),
+    Action("unit.logs", ("l",), "logs", "What it writes.", ("fleet", "unit"), footer=53),
+    Action("unit.previous", ("L",), "last life", "What its life before this one wrote.", ("fleet", "unit")),
+    Action("unit.incident", ("i",), "incident", "Its newest unplanned end.", ("fleet", "unit"), footer=52),
+    Action("unit.stacks", ("S",), "stacks", "Stacks of this or the marked units.", ("fleet", "unit"), "stacks", 25),
+    # overview
+    Action("cure.1", ("a",), "1st cure", "Opens the first alert.", ("overview",)),
+    Action("cure.2", ("b",), "2nd cure", "Opens the second alert.", ("overview",)),
+    Action("cure.3", ("c",), "3rd cure", "Opens the third alert.", ("overview",)),
+    # alerts
+    Action("alert.cure", ("c",), "cure", "Does what the alert suggests.", ("alerts", "alert"), footer=58),
+    Action("alert.ack", ("a",), "acknowledge", "Somebody is on it.", ("alerts", "alert"), "acknowledge", 57),
+    Action("alert.silence", ("s",), "silence", "Sends nothing for a while.", ("alerts", "alert"), "silence", 56),
+    Action("alert.all", ("t",), "resolved too", "Shows or hides what is resolved.", ("alerts",)),
+    # tuning
+    Action("knob.undo", ("U",), "undo knob", "Takes back this knob's last change.", ("tuning",), "undo_tune", 56),
+    # events
+    Action("events.kind", ("t",), "kind", "All, then only one kind after the other.", ("events",), footer=58),
+    # logs
+    Action("logs.follow", ("f",), "follow", "Stays at the end, or not.", ("logs",), footer=58),
+    Action("logs.unit", ("enter",), "unit", "Another unit.", ("logs",), footer=57),
+    Action("logs.older", ("left_square_bracket",), "older life", "The life before.", ("logs",), footer=40),
+    Action("logs.newer", ("right_square_bracket",), "newer life", "The life after.", ("logs",), footer=39),
+    # the run
+    Action("run.pause", (), "pause the run", "Nobody takes new work.", command="pause"),
+    Action("run.resume", (), "resume the run", "Everybody takes work again.", command="resume"),
+    Action("run.stacks", (), "stacks of all", "Stacks of all units, in one file.", command="stacks"),
+    Action("run.test-alert", (), "test alert", "Sends a test through every sink.", command="test_alert"),
+    Action("run.down", (), "take the run down", "Stops everything and proves it.", command="down"),
+    Action("run.up", (), "bring the run up", "Starts what of its control plane is dead; units are kept."),
+)  # fmt: skip
+
+BY_ID: Mapping[str, Action] = {action.id: action for action in ACTIONS}
+
+
+def of_view(view: str, actions: Iterable[Action] = ACTIONS) -> list[Action]:
+    """What means something in a view, its own actions first."""
+    own = [action for action in actions if view in action.where]
+    return own + [action for action in actions if EVERYWHERE in action.where]
+
+
+def rebound(keys: Mapping[str, tuple[str, ...]], actions: Iterable[Action] = ACTIONS) -> tuple[Action, ...]:
+    """The registry with a person's own keys."""
+    return tuple(replace(action, keys=keys.get(action.id, action.keys)) for action in actions)
+
+
+_SIGNS = {
+    "question_mark": "?",
+    "colon": ":",
+    "slash": "/",
+    "plus": "+",
+    "minus": "-",
+    "equals_sign": "=",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "escape": "esc",
+    "f12": "F12",
+    "ctrl+p": "^p",
+}
+
+
+def sign(key: str) -> str:
+    """A key as it stands on the keyboard."""
+    return _SIGNS.get(key, key)

@@ -1,0 +1,48 @@
+"""Alerts in columns, the gravest first."""
+
+from __future__ import annotations
+
+from agentrl.protocol.rows import AlertRow, AlertState
+from agentrl.words.amounts import moment
+from agentrl.words.rows import GRAVEST
+from tui.model import wording
+from tui.model.ink import Span, Tone, span
+from tui.model.table import Column
+
+SHOWN = (AlertState.FIRING, AlertState.ACKNOWLEDGED, AlertState.RESOLVED)
+_ORDER = {state: place for place, state in enumerate(SHOWN)}
+
+
+def columns() -> tuple[Column[AlertRow], ...]:
+    return (
+        Column("severity", "SEVERITY", 9, lambda row, now: _severity(row), gravity),
+        Column("state", "STATE", 14, lambda row, now: wording.state(row.state.value), lambda row: row.state.value),
+        Column("since", "FOR", 5, lambda row, now: Span(wording.ago(row.since_at, now)), _since, True, 2),
+        Column("id", "ALERT", 26, lambda row, now: span(row.id, Tone.STRONG), lambda row: row.id, rank=1),
+        Column("quiet", "SENT", 14, _sent, lambda row: row.silenced_until_at, rank=3),
+        Column("sentence", "WHAT", 20, lambda row, now: span(row.sentence), lambda row: row.sentence, stretches=True),
+    )
+
+
+def gravity(row: AlertRow) -> tuple[int, int, float]:
+    return (_ORDER.get(row.state, len(_ORDER)), GRAVEST.index(row.severity), row.since_at)
+
+
+def _since(row: AlertRow) -> float:
+    return -row.since_at
+
+
+def _severity(row: AlertRow) -> Span:
+    made = wording.severity(row.severity)
+    return made if row.state is AlertState.FIRING else Span(made.text, Tone.DIM)
+
+
+def _sent(row: AlertRow, now: float) -> Span:
+    if row.silenced_until_at > now:
+        return Span(f"× till {moment(row.silenced_until_at)[-8:-3]}", Tone.DIM)
+    return Span("")
+
+
+def keeps(words: frozenset[str], row: AlertRow) -> bool:
+    shown = f"{row.id} {row.severity.value} {row.state.value} {row.sentence} {row.suggest}".casefold()
+    return all(word in shown for word in words)

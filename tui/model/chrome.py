@@ -1,0 +1,108 @@
+"""The lines around a view: which run, how fresh the view is, the tabs, and the keys that mean something now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.protocol.rows import Severity
+from agentrl.words.amounts import age, since
+from tui.model import actions, wording
+from tui.model.actions import VIEWS, Action, sign
+from tui.model.ink import Line, Span, Tone, cut, span, width_of
+from tui.model.mirror import STALE_S, Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What besides the run's rows the header shows."""
+
+    now: float
+    clock: float
+    next_try_s: float | None = None
+    read_only: bool = False
+    frozen_s: float | None = None
+
+
+def header(mirror: Mirror, at: Circumstances, width: int) -> Line:
+    """The run on the left, the age of what is shown on the right; the right side is never cut."""
+    right = _freshness(mirror, at)
+    room = max(0, width - width_of(right) - 1)
+    return (*cut(_run(mirror, at), room), Span(" "), *right)
+
+
+def _run(mirror: Mirror, at: Circumstances) -> Line:
+    run = mirror.run
+    name = span(f" {run.name if run else mirror.name or 'agentrl'} ", Tone.STRONG)
+    if not mirror.link.connected:
+        since_s = at.clock - mirror.link.since if mirror.link.tries else 0.0
+        if not mirror.link.tries:
+            return (name, Span("connecting", Tone.BUSY))
+        moment = time.strftime("%H:%M:%S", time.localtime(at.now - since_s))
+        retry = f", tried again in {at.next_try_s:.0f} s" if at.next_try_s is not None and at.next_try_s >= 1 else ""
+        lost = Span(f"✗ nobody heard since {moment} ({age(since_s)}){retry}: ", Tone.BAD)
+        return (name, lost, span(mirror.link.why))
+    if run is None:
+        return (name,)
+    parts = [name, wording.state(run.state)]
+    for detail in (
+        "paused" if run.paused else "",
+        run.reason,
+        f"up {since(run.started_at, at.now)}" if run.started_at else "",
+        f"segment {run.segment}" if run.segment else "",
+    ):
+        if detail:
+            parts += [Span(" · ", Tone.DIM), span(detail)]
+    for trouble in (run.journal_full, run.not_listening):
+        if trouble:
+            parts += [Span(" · ", Tone.DIM), span(trouble, Tone.BAD)]
+    return tuple(parts)
+
+
+def _freshness(mirror: Mirror, at: Circumstances) -> Line:
+    parts = list[Span]()
+    if at.read_only:
+        parts.append(Span("read-only ", Tone.WARN))
+    if at.frozen_s is not None:
+        parts.append(Span(f"frozen {wording.brief(at.frozen_s)} ", Tone.WARN))
+    old = mirror.age_s(at.clock)
+    if old is None:
+        parts.append(Span("no data ", Tone.DIM))
+    else:
+        shown = f"{old:.0f} s" if old < 100 else wording.brief(old)
+        parts.append(Span(f"data {shown} old ", Tone.WARN if old > STALE_S else Tone.DIM))
+    parts.append(Span(time.strftime("%H:%M:%S ", time.localtime(at.now)), Tone.DIM))
+    return tuple(parts)
+
+
+def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) -> Line:
+    parts = list[Span]()
+    for number, name in enumerate(VIEWS, 1):
+        here = name == view
+        parts.append(Span(f" {number} ", Tone.ACCENT if here else Tone.DIM))
+        parts.append(Span(f"{name}", Tone.STRONG if here else Tone.PLAIN))
+        if name == "alerts" and (firing := mirror.firing):
+            pages = any(row.severity is Severity.PAGE for row in firing)
+            parts.append(Span(f" {'‼' if pages else '!'}{len(firing)}", Tone.BAD if pages else Tone.WARN))
+    if heading:
+        parts += [Span("  ▸ ", Tone.DIM), span(heading, Tone.STRONG)]
+    if filter_text:
+        parts += [Span("  /", Tone.ACCENT), span(filter_text, Tone.ACCENT)]
+    return cut(parts, width)
+
+
+def footer(possible: Iterable[Action], width: int) -> Line:
+    """The keys that matter most here, as many as there is room for."""
+    ranked = sorted((a for a in possible if a.footer and a.keys), key=lambda a: -a.footer)
+    kept, left = set[str](), width - 1
+    for action in ranked:
+        taken = len(sign(action.keys[0])) + len(action.title) + 3
+        if taken <= left:
+            kept.add(action.id)
+            left -= taken
+    shown = sorted((a for a in ranked if a.id in kept), key=lambda a: (actions.EVERYWHERE in a.where, -a.footer))
+    parts = [Span(" ")]
+    for action in shown:
+        parts += [Span(sign(action.keys[0]), Tone.ACCENT), Span(f" {action.title}  ", Tone.DIM)]
+    return cut(parts, width)

@@ -1,0 +1,205 @@
+"""Everything about one thing, on a page of its own: a unit, an incident, an alert, an operation, a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, UnitRow
+from agentrl.words.amounts import age, duration, moment, size
+from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
+from tui.model import wording
+from tui.model.ink import Line, Span, Tone, span, trend, wrapped
+from tui.model.mirror import Mirror
+
+_TITLE = 14
+
+
+def page(pairs: Iterable[tuple[str, object]], width: int) -> list[Line]:
+    """Titles and values; a long value goes on below itself."""
+    lines = list[Line]()
+    for title, value in pairs:
+        if value in ("", None, 0):
+            continue
+        text = value if isinstance(value, Span) else span(value)
+        for number, part in enumerate(wrapped(text.text, max(20, width - _TITLE))):
+            head = Span((title if number == 0 else "").ljust(_TITLE), Tone.DIM)
+            lines.append((head, Span(part, text.tone)))
+    return lines
+
+
+def _heading(text: str) -> Line:
+    return (Span(text, Tone.ACCENT),)
+
+
+def _told(title: str, lines: Iterable[str]) -> Iterator[Line]:
+    """A list of sentences or of a program's last lines, below a heading."""
+    found = list(lines)
+    if found:
+        yield ()
+        yield _heading(title)
+        yield from ((Span("  "), span(each)) for each in found)
+
+
+def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
+    seen = mirror.trends.get(row.unit)
+    room = max(10, min(60, width - 30))
+    memory = f"{size(row.rss_bytes)}" if row.rss_bytes else ""
+    slope = f", {size(row.rss_slope_bytes_per_h)}/h" if row.rss_slope_bytes_per_h else ""
+    due = f"{row.next_what} in {age(row.next_at - now)}" if row.next_at and row.next_what else ""
+    deadline = f", at most {age(row.phase_deadline_at - now)} more" if row.phase_deadline_at else ""
+    lines = page(
+        (
+            ("state", wording.state(row.state.value)),
+            ("why", row.reason),
+            ("for", age(now - row.since_at) if row.since_at else ""),
+            ("next", due),
+            ("says", row.status),
+            ("phase", f"{row.phase}, for {age(now - row.phase_since_at)}{deadline}" if row.phase else ""),
+            ("progress", f"{row.progress}, last {age(now - row.progress_at)} ago" if row.progress_at else ""),
+            ("life", f"{row.unit}.{row.incarnation}" if row.incarnation else "none yet"),
+            ("died", f"{row.restarts} times, {row.deaths_in_window} lately" if row.restarts else ""),
+            ("last exit", row.last_exit),
+            ("where", f"host {row.host}, pid {row.pid}, {row.processes} processes" if row.pid else row.host),
+            ("weights", f"v{row.weights}" if row.weights is not None else ""),
+            ("wanted", "" if row.desired else "no"),
+            ("paused", "yes" if row.paused else ""),
+            ("cpu", f"{row.cpu_percent:.0f} %  {trend(seen.cpu, room, low=0.0) if seen else ''}" if row.pid else ""),
+            ("memory", f"{memory}{slope}  {trend(row.rss_over_time, room, low=0.0)}" if memory else ""),
+        ),
+        width,
+    )
+    waits = [
+        f"{wait.on}{f' ({wait.what})' if wait.what and wait.what != wait.on else ''}, {age(wait.age_s)}"
+        for wait in row.waits
+    ]
+    lines += _told("waits for", waits)
+    lines += _told("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())))
+    incidents = mirror.incidents(row.unit)[:8]
+    lines += _told("incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents))
+    return lines
+
+
+def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
+    life = f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+    lines = page(
+        (
+            ("what", span(row.what, Tone.STRONG)),
+            ("whose", life),
+            ("when", f"{moment(row.at)}, {age(now - row.at)} ago"),
+            ("exit", row.exit),
+            ("done", row.done),
+            ("host", row.host),
+            ("phase", row.phase),
+            ("said", row.status),
+            ("stacks", row.stacks),
+            ("versions", ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))),
+        ),
+        width,
+    )
+    lines += _told("its last lines", row.tail)
+    lines += _told("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept))
+    return lines
+
+
+def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
+    silenced = row.silenced_until_at > now
+    until = f"until {moment(row.silenced_until_at)}, by {row.silenced_by}" if silenced else ""
+    lines = page(
+        (
+            ("what", span(row.sentence, Tone.STRONG)),
+            ("severity", wording.severity(row.severity)),
+            ("state", wording.state(row.state.value)),
+            ("since", f"{moment(row.since_at)}, {age(now - row.since_at)}"),
+            ("resolved", moment(row.resolved_at)),
+            ("on it", row.acknowledged_by),
+            ("silenced", f"{until}{f': {row.silence_why}' if row.silence_why else ''}" if until else ""),
+            ("cure", span(row.suggest, Tone.ACCENT)),
+        ),
+        width,
+    )
+    lines += _told("evidence", row.evidence)
+    return lines
+
+
+def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
+    took = duration((row.ended_at or now) - row.accepted_at)
+    lines = page(
+        (
+            ("what", span(row.summary or row.command, Tone.STRONG)),
+            ("state", wording.state(row.state.value)),
+            ("why", row.reason),
+            ("who", row.who),
+            ("accepted", moment(row.accepted_at)),
+            ("took" if row.ended_at else "for", took),
+            ("id", row.id),
+        ),
+        width,
+    )
+    lines += _told("waits for", row.waiting_for)
+    lines += _told("result", (f"{name}: {plain_value(value)}" for name, value in row.result.items()))
+    lines += _told("done", row.lines)
+    return lines
+
+
+def of_knob(row: KnobRow, history: Iterable[AuditRow], width: int) -> list[Line]:
+    lines = page(
+        (
+            ("value", span(knob_value(row), Tone.STRONG)),
+            ("what", row.help),
+            ("allowed", allowed(row)),
+            ("default", plain_value(row.default)),
+            ("takes effect", row.boundary),
+            ("scientific", "a change begins a new segment and wants a note" if row.scientific else ""),
+            ("applied by", row.owner or "the coordinator"),
+            ("revision", row.revision),
+        ),
+        width,
+    )
+    told = (f"{moment(e.at)}  {e.who}  {e.what}{f' ({e.note})' if e.note else ''}" for e in reversed(list(history)))
+    lines += _told("changes, the newest first", told)
+    return lines
+
+
+def of_audit(row: AuditRow, width: int) -> list[Line]:
+    pairs = (
+        ("what", span(row.what or row.command, Tone.STRONG)),
+        ("who", row.who),
+        ("when", moment(row.at)),
+        ("note", row.note),
+        ("operation", row.operation),
+    )
+    return page(pairs, width)
+
+
+def of_waits(report: WhyReport, width: int) -> list[Line]:
+    if not report.chains:
+        return [(Span("✓ nobody waits", Tone.GOOD),)]
+    lines = list[Line]()
+    for chain in report.chains:
+        for number, part in enumerate(wrapped(span(chain.sentence).text, width - 2)):
+            lines.append((Span("" if number == 0 else "  "), Span(part, Tone.STRONG)))
+        for link in chain.links:
+            what = f" ({link.what})" if link.what and link.what != link.on else ""
+            late = Span("  overdue", Tone.WARN) if link.overdue else Span("")
+            lines.append((Span("  "), span(f"{link.who} ← {link.on}{what}, {age(link.age_s)}"), late))
+        lines.append((Span("  culprit: ", Tone.DIM), span(f"{chain.culprit}: {chain.because}", Tone.WARN)))
+        lines.append(())
+    return lines
+
+
+def of_row(row: AnyRow, now: float, width: int) -> list[Line]:
+    """The page of whatever happened."""
+    match row:
+        case IncidentRow():
+            return of_incident(row, now, width)
+        case AlertRow():
+            return of_alert(row, now, width)
+        case OperationRow():
+            return of_operation(row, now, width)
+        case AuditRow():
+            return of_audit(row, width)
+        case KnobRow():
+            return of_knob(row, (), width)
+        case _:
+            return [(span(f"{kind_of(row)}: {sentence(row)}"),)]

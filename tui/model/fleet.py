@@ -1,0 +1,122 @@
+"""The fleet in columns: every unit with what is known of it, and groups and hosts in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentrl.protocol.rows import COMPLETED, UnitRow, UnitState
+from agentrl.words.rows import slot_order, story
+from tui.model import wording
+from tui.model.ink import Line, Span, Tone, span, trend
+from tui.model.mirror import Mirror
+from tui.model.table import Column
+
+_URGENCY = {
+    state: place
+    for place, state in enumerate(
+        ("fatal", "lost", "backoff", "suspect", "stopping", "draining", "starting", "pending", "ready", "stopped")
+    )
+}
+HOT_CPU = 90.0
+
+
+def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
+    """Of units; curves come from what this console has seen."""
+
+    def cpu_trend(row: UnitRow, now: float) -> Span:
+        seen = mirror.trends.get(row.unit)
+        return Span(trend(seen.cpu, 10, low=0.0, high=max(100.0, *seen.cpu)) if seen and seen.cpu else "", Tone.DIM)
+
+    def memory_trend(row: UnitRow, now: float) -> Span:
+        seen = mirror.trends.get(row.unit)
+        values = row.rss_over_time or (seen.memory if seen else ())
+        return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
+
+    def by_name(row: UnitRow) -> tuple[str, int, str]:
+        return (row.group, *slot_order(row.unit))
+
+    return (
+        Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
+        Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
+        Column("since", "FOR", 5, lambda row, now: span(wording.ago(row.since_at, now)), _negative_since, True, 3),
+        Column("host", "HOST", 12, lambda row, now: span(row.host), lambda row: row.host, rank=8),
+        Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
+        Column("life", "LIFE", 4, lambda row, now: span(row.incarnation or ""), lambda row: row.incarnation, True, 5),
+        Column("died", "DIED", 4, _died, lambda row: row.restarts, True, 4),
+        Column("cpu", "CPU", 5, _cpu, lambda row: row.cpu_percent, True, 2),
+        Column("cpu-trend", "", 10, cpu_trend, lambda row: row.cpu_percent, rank=7),
+        Column("memory", "MEM", 5, _memory, lambda row: row.rss_bytes, True, 1),
+        Column("memory-trend", "", 10, memory_trend, lambda row: row.rss_slope_bytes_per_h, rank=9),
+        Column("weights", "WTS", 5, _weights, lambda row: -1 if row.weights is None else row.weights, True, 6),
+        Column("what", "WHAT", 26, _what, lambda row: row.status or row.reason, stretches=True),
+    )
+
+
+def _negative_since(row: UnitRow) -> float:
+    return -row.since_at
+
+
+def _state(row: UnitRow, now: float) -> Span:
+    return wording.state(COMPLETED if row.done else row.state.value)
+
+
+def _died(row: UnitRow, now: float) -> Span:
+    return span(row.restarts or "", Tone.WARN if row.deaths_in_window else Tone.PLAIN)
+
+
+def _cpu(row: UnitRow, now: float) -> Span:
+    if not row.pid:
+        return Span("")
+    return Span(f"{row.cpu_percent:.0f}%", Tone.STRONG if row.cpu_percent >= HOT_CPU else Tone.PLAIN)
+
+
+def _memory(row: UnitRow, now: float) -> Span:
+    return Span(wording.small_size(row.rss_bytes) if row.rss_bytes else "")
+
+
+def _weights(row: UnitRow, now: float) -> Span:
+    return Span("" if row.weights is None else f"v{row.weights}")
+
+
+def _what(row: UnitRow, now: float) -> Span:
+    troubled = row.state in (UnitState.FATAL, UnitState.LOST, UnitState.BACKOFF, UnitState.SUSPECT)
+    return span(story(row, now), Tone.PLAIN if troubled else Tone.DIM)
+
+
+def strengths(mirror: Mirror) -> Line:
+    """All groups, desired against actual, on one line; what is not as wanted comes first."""
+    made = [wording.strength(row) for row in mirror.groups]
+    order = {Tone.BAD: 0, Tone.WARN: 1, Tone.BUSY: 2}
+    return _joined(sorted(made, key=lambda part: order.get(part.tone, 3)))
+
+
+def hosts(mirror: Mirror) -> Line:
+    """All hosts on one line: state, load, memory, room on the disk."""
+    parts = list[Span]()
+    for row in mirror.hosts:
+        facts = row.facts
+        memory = f" mem {wording.small_size(row.memory_used_bytes)}/{wording.small_size(facts.memory_bytes)}"
+        disk = f" disk {wording.small_size(row.disk_free_bytes)} free" if row.disk_free_bytes else ""
+        strays = f" {len(row.strays)} strays" if row.strays else ""
+        well = row.state == "up" and not row.disk_full
+        text = f"{row.host} {row.state} cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{disk}{strays}"
+        parts.append(span(f"{text} {row.disk_full}".strip(), Tone.PLAIN if well else Tone.BAD))
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[Span]) -> Line:
+    made = list[Span]()
+    for part in parts:
+        made += [part, Span(" · ", Tone.DIM)]
+    return tuple(made[:-1])
+
+
+def matching(text: str) -> frozenset[str]:
+    """The words of a filter."""
+    return frozenset(text.casefold().split())
+
+
+def keeps(words: frozenset[str], row: UnitRow) -> bool:
+    """Whether every word stands somewhere in what is shown of the unit."""
+    shown = f"{row.unit} {row.state.value} {row.host} {row.role} {row.status} {row.reason} {row.phase}".casefold()
+    return all(word in shown for word in words)

@@ -1,0 +1,128 @@
+"""Lines as the model writes them: text with a meaning, which a widget turns into colours.
+
+Invariants: a span is text for one line that is safe to show; a tone only underlines what the words say already, so
+nothing is lost without colours; widths are terminal cells, not characters.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+from agentrl.words.safe import sanitise
+
+LONGEST = 4096
+"""Characters of one text that are looked at: nobody sees more of it on a line."""
+
+
+class Tone(enum.StrEnum):
+    PLAIN = "plain"
+    DIM = "dim"
+    STRONG = "strong"
+    GOOD = "good"
+    BUSY = "busy"
+    """On its way: it comes or goes because somebody wants it to."""
+    WARN = "warn"
+    BAD = "bad"
+    ACCENT = "accent"
+    """Keys, and what was chosen."""
+
+
+class Span(NamedTuple):
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+Line = tuple[Span, ...]
+
+
+def span(text: object, tone: Tone = Tone.PLAIN) -> Span:
+    """Text that came from a run."""
+    shown = text if isinstance(text, str) else str(text)
+    return Span(sanitise(shown[:LONGEST]), tone)
+
+
+def line(*parts: Span | str) -> Line:
+    return tuple(part if isinstance(part, Span) else Span(part) for part in parts if part)
+
+
+def width_of(spans: Iterable[Span]) -> int:
+    return sum(cell_len(part.text) for part in spans)
+
+
+def fitted(text: str, width: int, *, right: bool = False) -> str:
+    """Exactly so many cells: cut with an ellipsis, or filled up."""
+    if text.isascii():
+        if len(text) <= width:
+            return text.rjust(width) if right else text.ljust(width)
+        return text[: width - 1] + "…" if width > 0 else ""
+    taken = cell_len(text)
+    if taken > width:
+        return set_cell_size(text, max(0, width - 1)) + "…" if width > 0 else ""
+    return " " * (width - taken) + text if right else text + " " * (width - taken)
+
+
+def cut(spans: Sequence[Span], width: int) -> Line:
+    """A line of exactly so many cells."""
+    left, shown = width, list[Span]()
+    for number, part in enumerate(spans):
+        taken = cell_len(part.text)
+        if taken > left or (taken == left and number + 1 < len(spans) and any(s.text for s in spans[number + 1 :])):
+            shown.append(Span(fitted(part.text + " " if taken <= left else part.text, left), part.tone))
+            return tuple(shown)
+        shown.append(part)
+        left -= taken
+    if left:
+        shown.append(Span(" " * left))
+    return tuple(shown)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Words over several lines, for details; a word that is too long is broken."""
+    lines, rest = list[str](), text
+    while cell_len(rest) > width > 0:
+        head = set_cell_size(rest, width)
+        space = head.rfind(" ")
+        kept = head[:space] if space > width // 3 else head.rstrip(" ") or head
+        lines.append(kept)
+        rest = rest[len(kept) :].lstrip(" ")
+        if not kept:
+            break
+    return [*lines, rest]
+
+
+_STEPS = "▁▂▃▄▅▆▇█"
+
+
+def trend(values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None) -> str:
+    """The newest values as a curve of one line, at most `width` cells."""
+    shown = list(values)[-width:] if width > 0 else []
+    if not shown:
+        return ""
+    least = min(shown) if low is None else low
+    most = max(shown) if high is None else high
+    if most <= least:
+        return _STEPS[0] * len(shown)
+    scale = (len(_STEPS) - 1) / (most - least)
+    return "".join(_STEPS[max(0, min(len(_STEPS) - 1, round((value - least) * scale)))] for value in shown)
+
+
+_ASCII = str.maketrans(
+    {
+        **dict(zip(_STEPS, "_.-~=+*#", strict=True)),
+        "…": "~", "·": "|", "–": "-", "—": "-", "→": ">", "←": "<", "↑": "^", "↓": "v", "▲": "^", "▼": "v",
+        "●": "+", "○": "o", "◐": "~", "✖": "X", "✗": "x", "✓": "*", "↻": "@", "■": "#", "▸": ">", "◆": "*",
+        "‼": "!", "×": "x", "│": "|", "─": "-", "≥": ">", "≤": "<", "µ": "u", "█": "#", "░": ".",
+    }
+)  # fmt: skip
+
+
+def as_ascii(text: str) -> str:
+    """The same number of cells in ASCII: signs of ours have a likeness, any other becomes a question mark."""
+    if text.isascii():
+        return text
+    plain = text.translate(_ASCII)
+    return plain if plain.isascii() else "".join(c if c.isascii() else "?" * cell_len(c) for c in plain)

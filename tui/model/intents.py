@@ -1,0 +1,170 @@
+"""What a person wants done: one command of the table with its arguments, fixed at the moment of the key press.
+
+Invariants: an intent names its target by identity and, where a living process is meant, by the incarnation that was
+seen; it knows the command line that does the same; what takes it back is derived from the table of commands and from
+what was seen before.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.protocol import commands
+from agentrl.protocol.commands import COMMANDS, Args, CommandSpec
+from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow
+from agentrl.words.amounts import age
+from agentrl.words.rows import plain_value
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One act, ready to be previewed and sent."""
+
+    command: str
+    args: Args
+    what: str
+    """In a few words: `restart web-0.7`."""
+    cli: tuple[str, ...]
+    """The words behind `agentrl`."""
+    undo: Intent | None = None
+    """What takes it back, where that is known beforehand."""
+
+    @property
+    def spec(self) -> CommandSpec:
+        return COMMANDS[self.command]
+
+    def typed(self, aim: Iterable[str] = ()) -> str:
+        """The equivalent command line."""
+        return line(self.cli, aim)
+
+
+def _life(row: UnitRow) -> str:
+    return f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+
+
+def scale(row: GroupRow, to: int) -> Intent:
+    back = Intent(
+        "scale",
+        commands.Scale(row.name, to=row.desired),
+        f"scale {row.name} to {row.desired}",
+        ("scale", row.name, f"{row.desired}"),
+    )
+    return Intent(
+        "scale", commands.Scale(row.name, to=to), f"scale {row.name} to {to}", ("scale", row.name, f"{to}"), back
+    )
+
+
+def drain(row: UnitRow) -> Intent:
+    return Intent(
+        "drain",
+        commands.DrainUnits(unit=row.unit, incarnation=row.incarnation),
+        f"drain {_life(row)}",
+        ("drain", _life(row)),
+        cancel_drain(row),
+    )
+
+
+def cancel_drain(row: UnitRow) -> Intent:
+    return Intent(
+        "drain",
+        commands.DrainUnits(unit=row.unit, incarnation=row.incarnation, cancel=True),
+        f"work on, {_life(row)}",
+        ("drain", _life(row), "--cancel"),
+    )
+
+
+def drain_host(host: str, *, cancel: bool = False) -> Intent:
+    words = ("drain", "--host", host, *(("--cancel",) if cancel else ()))
+    what = f"take work on host {host} again" if cancel else f"drain host {host}"
+    args = commands.DrainUnits(host=host, cancel=cancel)
+    return Intent("drain", args, what, words, None if cancel else drain_host(host, cancel=True))
+
+
+def restart(row: UnitRow, *, now: bool = False) -> Intent:
+    words = ("restart", _life(row), *(("--now",) if now else ()))
+    args = commands.Restart(row.unit, row.incarnation, now)
+    return Intent("restart", args, f"restart {_life(row)}{' at once' if now else ''}", words)
+
+
+def restart_group(row: GroupRow, *, now: bool = False) -> Intent:
+    words = ("restart", row.name, *(("--now",) if now else ()))
+    return Intent("restart", commands.Restart(row.name, 0, now), f"restart all of {row.name}", words)
+
+
+def stop(row: UnitRow, *, now: bool = False) -> Intent:
+    words = ("stop", _life(row), *(("--now",) if now else ()))
+    back = Intent("restart", commands.Restart(row.unit), f"start {row.unit} again", ("restart", row.unit))
+    what = f"{'kill' if now else 'stop'} {_life(row)}"
+    return Intent("stop", commands.Stop(row.unit, row.incarnation, now), what, words, back)
+
+
+def vouch(row: UnitRow) -> Intent:
+    args = commands.ForceStopped(row.unit, row.incarnation)
+    return Intent("force_stopped", args, f"vouch that {_life(row)} is dead", ("stop", _life(row), "--force"))
+
+
+def pause(target: str) -> Intent:
+    return Intent("pause", commands.Pause(target), f"pause {target}", ("pause", target), resume(target))
+
+
+def resume(target: str) -> Intent:
+    return Intent("resume", commands.Resume(target), f"resume {target}", ("resume", target))
+
+
+def stacks(units: Iterable[str]) -> Intent:
+    named = tuple(units)
+    what = f"stacks of {', '.join(named)}" if named else "stacks of all units"
+    return Intent("stacks", commands.CollectStacks(named), what, ("stacks", *named))
+
+
+def acknowledge(row: AlertRow) -> Intent:
+    return Intent("acknowledge", commands.Acknowledge(row.id), f"acknowledge {row.id}", ("alerts", "ack", row.id))
+
+
+def silence(row: AlertRow, for_s: float, why: str = "") -> Intent:
+    def of(seconds: float, what: str) -> Intent:
+        words = ("alerts", "silence", row.id, "--for", f"{seconds:g}s", *(("--why", why) if why else ()))
+        return Intent("silence", commands.Silence(row.id, seconds, why), what, words)
+
+    back = of(0.0, f"end the silence of {row.id}")
+    there = of(for_s, f"silence {row.id} for {age(for_s)}")
+    return Intent(there.command, there.args, there.what, there.cli, back)
+
+
+def send_test_alert() -> Intent:
+    return Intent("test_alert", commands.SendTestAlert(), "send a test alert", ("alerts", "test"))
+
+
+def tune(row: KnobRow, value: KnobValue, note: str = "") -> Intent:
+    """With the revision that was seen: a change of somebody else meanwhile refuses it."""
+    shown = plain_value(value)
+    words = ("tune", row.name, shown, *(("--note", note) if note else ()))
+    back = Intent(
+        "undo_tune",
+        commands.UndoTune(row.name, row.revision + 1),
+        f"{row.name} back to {plain_value(row.value)}",
+        undo_words(row),
+    )
+    args = commands.Tune(row.name, value, row.revision, note)
+    return Intent("tune", args, f"{row.name}: {plain_value(row.value)} → {shown}", words, back)
+
+
+def undo_words(row: KnobRow) -> tuple[str, ...]:
+    return ("tune", row.name, "--undo")
+
+
+def undo_tune(row: KnobRow) -> Intent:
+    args = commands.UndoTune(row.name, row.revision)
+    return Intent("undo_tune", args, f"take back the last change of {row.name}", undo_words(row))
+
+
+def down(*, now: bool = False) -> Intent:
+    words = ("down", *(("--now",) if now else ()))
+    return Intent("down", commands.Down(now), "take the run down", words)
+
+
+def line(words: Iterable[str], aim: Iterable[str] = ()) -> str:
+    """A command line, aimed at the same run."""
+    return shlex.join(["agentrl", *words, *aim])

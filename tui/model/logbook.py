@@ -1,0 +1,101 @@
+"""Lines of logs, of one unit or of several merged by time, searched and followed.
+
+Invariants: only the newest lines are kept, and how many were dropped is said; a line without a time stands behind the
+line before it; a search never hides lines, a filter does.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import insort
+from dataclasses import dataclass, field
+
+from agentrl.words.logtext import time_of
+from agentrl.words.safe import sanitise_lines
+from tui.model.ink import LONGEST
+
+MOST_LINES = 20_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """One line of a log."""
+
+    at: float
+    """Its own time, or that of the line before it."""
+    number: int
+    source: str = field(compare=False)
+    text: str = field(compare=False)
+    aside: bool = field(compare=False, default=False)
+    """Said by the console, not by the unit."""
+
+
+class Logbook:
+    """All lines that are shown, oldest first."""
+
+    def __init__(self, *, merged: bool = False) -> None:
+        self.merged = merged
+        """Several units are shown: lines are ordered by their times."""
+        self.dropped = 0
+        self.pattern = ""
+        self._lines: list[Entry] = []
+        self._shown: list[Entry] = []
+        self._seek: re.Pattern[str] | None = None
+        self._number = 0
+        self._last: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    def add(self, source: str, texts: list[str], *, aside: bool = False) -> int:
+        """Take lines in; how many of them are shown."""
+        shown_before = len(self._shown)
+        for text in texts:
+            at = time_of(text) if self.merged else None
+            at = self._last.get(source, 0.0) if at is None else at
+            self._last[source] = at
+            self._number += 1
+            safe = sanitise_lines(text[:LONGEST]).replace("\t", "    ")
+            entry = Entry(at if self.merged else 0.0, self._number, source, safe, aside)
+            self._put(self._lines, entry)
+            if self._passes(entry):
+                self._put(self._shown, entry)
+        added = len(self._shown) - shown_before
+        self._shrink()
+        return added
+
+    def only(self, pattern: str) -> str:
+        """Show only lines that match; what is wrong with the pattern, if something is."""
+        try:
+            self._seek = re.compile(pattern, re.IGNORECASE) if pattern else None
+        except re.error as wrong:
+            return f"{pattern}: {wrong}."
+        self.pattern = pattern
+        self._shown = [entry for entry in self._lines if self._passes(entry)]
+        return ""
+
+    def window(self, start: int, count: int) -> list[Entry]:
+        return self._shown[max(0, start) : max(0, start) + count]
+
+    def matches_in(self, text: str) -> list[tuple[int, int]]:
+        """Where the pattern stands in a line."""
+        if self._seek is None:
+            return []
+        return [found.span() for found in self._seek.finditer(text) if found.end() > found.start()]
+
+    def _put(self, lines: list[Entry], entry: Entry) -> None:
+        if self.merged and lines and entry < lines[-1]:
+            insort(lines, entry)
+        else:
+            lines.append(entry)
+
+    def _passes(self, entry: Entry) -> bool:
+        return self._seek is None or entry.aside or self._seek.search(entry.text) is not None
+
+    def _shrink(self) -> None:
+        over = len(self._lines) - MOST_LINES
+        if over > MOST_LINES // 10:
+            gone = set(id(entry) for entry in self._lines[:over])
+            del self._lines[:over]
+            self._shown = [entry for entry in self._shown if id(entry) not in gone]
+            self.dropped += over

@@ -1,0 +1,185 @@
+"""Command lines, as people type them and as alerts suggest them, understood by the console.
+
+Invariants: what is not understood whole does nothing and is answered by a sentence; a target is looked up in what is
+seen, so it carries the incarnation that is seen.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from agentrl.config.knob import knob_of
+from agentrl.errors import AgentrlError, UnknownNameError, UsageError
+from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
+from agentrl.words.amounts import seconds
+from tui.model import intents
+from tui.model.intents import Intent
+from tui.model.mirror import Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A place of the console to go to."""
+
+    view: str
+    subject: str = ""
+    earlier: int = 0
+    """For logs: lives before the present one, or the number of a life."""
+
+
+_VIEWS = {"status": "overview", "why": "why", "events": "events", "runs": "overview"}
+_UNITS = {"drain", "restart", "stop", "logs", "stacks", "pause", "resume"}
+
+
+def understood(text: str, mirror: Mirror) -> Intent | Look:
+    """What a line means. Raises an error with a sentence where it means nothing here."""
+    try:
+        words = shlex.split(text)
+    except ValueError as broken:
+        raise UsageError(f"{text}: {broken}.") from None
+    if words[:1] == ["agentrl"]:
+        del words[0]
+    for option in ("--run", "--key"):
+        if option in words:
+            at = words.index(option)
+            del words[at : at + 2]
+    if not words:
+        raise UsageError(
+            "Nothing was typed.", hint="Try `restart UNIT`, `scale GROUP +1`, `tune KNOB VALUE`, `logs UNIT`."
+        )
+    return _Line(words, mirror).meaning()
+
+
+class _Line:
+    def __init__(self, words: list[str], mirror: Mirror) -> None:
+        self._verb, rest = words[0], words[1:]
+        self._flags = {word for word in rest if word.startswith("--")}
+        self._values = dict[str, str]()
+        for option in ("--note", "--why", "--for"):
+            if option in rest and rest.index(option) + 1 < len(rest):
+                at = rest.index(option)
+                self._values[option] = rest[at + 1]
+                del rest[at : at + 2]
+        self._rest = [word for word in rest if not word.startswith("--")]
+        self._mirror = mirror
+
+    def meaning(self) -> Intent | Look:
+        verb, mirror = self._verb, self._mirror
+        if verb in _VIEWS:
+            return Look(_VIEWS[verb])
+        match verb:
+            case "scale":
+                return self._scale()
+            case "drain" if "--host" in self._flags:
+                return intents.drain_host(self._one("host"), cancel="--cancel" in self._flags)
+            case "drain":
+                unit = self._unit()
+                return intents.cancel_drain(unit) if "--cancel" in self._flags else intents.drain(unit)
+            case "restart":
+                return self._restart()
+            case "stop":
+                unit = self._unit()
+                return intents.vouch(unit) if "--force" in self._flags else intents.stop(unit, now=self._now)
+            case "pause" | "resume":
+                target = self._rest[0] if self._rest else "run"
+                if target != "run" and not mirror.group(target):
+                    self._unit()
+                return intents.pause(target) if verb == "pause" else intents.resume(target)
+            case "stacks":
+                return intents.stacks([self._known(name).unit for name in self._rest])
+            case "logs":
+                return self._logs()
+            case "tune":
+                return self._tune()
+            case "alerts":
+                return self._alerts()
+            case "down":
+                return intents.down(now=self._now)
+        raise UsageError(
+            f"The console has no verb {verb!r}.", hint="`?` lists the keys; any other verb works in a shell."
+        )
+
+    @property
+    def _now(self) -> bool:
+        return "--now" in self._flags
+
+    def _one(self, what: str) -> str:
+        if len(self._rest) != 1:
+            raise UsageError(f"`{self._verb}` wants one {what}.", hint=f"Try `{self._verb} {what.upper()}`.")
+        return self._rest[0]
+
+    def _unit(self) -> UnitRow:
+        return self._known(self._one("unit"))
+
+    def _known(self, name: str) -> UnitRow:
+        plain, dot, life = name.partition(".")
+        row = self._mirror.unit(plain)
+        if row is None:
+            raise UnknownNameError(f"There is no unit named {name}.")
+        if dot and life != str(row.incarnation):
+            raise UnknownNameError(f"{name} is gone: {plain} lives as {plain}.{row.incarnation}.")
+        return row
+
+    def _scale(self) -> Intent:
+        if len(self._rest) != 2:
+            raise UsageError("`scale` wants a group and a number.", hint="Try `scale GROUP 4`, or +1, or -1.")
+        name, count = self._rest
+        row = self._mirror.group(name)
+        if row is None:
+            raise UnknownNameError(f"There is no group named {name}.")
+        body = count.lstrip("+-")
+        if not (body.isascii() and body.isdecimal() and len(body) < 10 and len(count) - len(body) < 2):
+            raise UsageError(f"{count!r} is not a number of units.", hint="Write 4, +1 or -1.")
+        to = int(count) if body == count else row.desired + int(count)
+        if to < 0:
+            raise UsageError(f"{name} has {row.desired} units; it cannot have {to}.")
+        return intents.scale(row, to)
+
+    def _restart(self) -> Intent:
+        group = self._mirror.group(self._one("unit or group"))
+        return intents.restart_group(group, now=self._now) if group else intents.restart(self._unit(), now=self._now)
+
+    def _logs(self) -> Look:
+        name = self._one("unit")
+        plain, dot, life = name.partition(".")
+        if self._mirror.unit(plain) is None:
+            raise UnknownNameError(f"There is no unit named {name}.")
+        if dot and life.isdecimal():
+            return Look("logs", plain, int(life))
+        return Look("logs", plain, -1 if "--previous" in self._flags else 0)
+
+    def _tune(self) -> Intent | Look:
+        if not self._rest:
+            return Look("tuning")
+        row = self._mirror.get(f"knob/{self._rest[0]}")
+        if not isinstance(row, KnobRow):
+            raise UnknownNameError(f"There is no knob named {self._rest[0]}.", hint="5 lists them.")
+        if "--undo" in self._flags:
+            return intents.undo_tune(row)
+        if len(self._rest) == 1:
+            return Look("tuning", row.name)
+        return intents.tune(row, knob_of(row).parse(self._rest[1]), self._values.get("--note", ""))
+
+    def _alerts(self) -> Intent | Look:
+        if not self._rest or self._rest[0] == "list":
+            return Look("alerts")
+        if self._rest[0] == "test":
+            return intents.send_test_alert()
+        named = self._rest[1] if len(self._rest) > 1 else ""
+        row = self._mirror.get(f"alert/{named}")
+        if not isinstance(row, AlertRow):
+            raise UnknownNameError(f"There is no alert {named!r}.", hint="4 lists them.")
+        if self._rest[0] == "ack":
+            return intents.acknowledge(row)
+        if self._rest[0] == "silence":
+            return intents.silence(row, seconds(self._values.get("--for", "1h")), self._values.get("--why", ""))
+        raise UsageError(f"`alerts {self._rest[0]}` means nothing.", hint="Try `alerts ack`, `alerts silence`.")
+
+
+def cure(row: AlertRow, mirror: Mirror) -> Intent | Look | None:
+    """What the command that an alert suggests means here; None where it belongs into a shell."""
+    try:
+        return understood(row.suggest, mirror) if row.suggest else None
+    except AgentrlError:
+        return None

@@ -1,0 +1,88 @@
+"""Short words for narrow columns: states with their signs, ages, shares."""
+
+from __future__ import annotations
+
+from agentrl.protocol.rows import COMPLETED, GroupRow, Severity
+from tui.model.ink import Span, Tone, span
+
+_STATES: dict[str, tuple[str, Tone]] = {
+    "ready": ("●", Tone.GOOD),
+    "running": ("●", Tone.GOOD),
+    "up": ("●", Tone.GOOD),
+    "succeeded": ("✓", Tone.GOOD),
+    COMPLETED: ("✓", Tone.GOOD),
+    "resolved": ("✓", Tone.DIM),
+    "pending": ("○", Tone.BUSY),
+    "starting": ("◐", Tone.BUSY),
+    "accepted": ("○", Tone.BUSY),
+    "draining": ("↓", Tone.BUSY),
+    "stopping": ("↓", Tone.BUSY),
+    "suspect": ("?", Tone.WARN),
+    "silent": ("?", Tone.WARN),
+    "degraded": ("!", Tone.WARN),
+    "backoff": ("↻", Tone.WARN),
+    "acknowledged": ("✓", Tone.WARN),
+    "superseded": ("→", Tone.DIM),
+    "cancelled": ("×", Tone.DIM),
+    "expired": ("×", Tone.WARN),
+    "firing": ("!", Tone.BAD),
+    "failed": ("✖", Tone.BAD),
+    "lost": ("✗", Tone.BAD),
+    "fatal": ("✖", Tone.BAD),
+    "stopped": ("■", Tone.DIM),
+}
+
+
+def state(name: str) -> Span:
+    """A sign and the word: nobody has to tell colours apart."""
+    sign, tone = _STATES.get(name, ("·", Tone.PLAIN))
+    return span(f"{sign} {name}", tone)
+
+
+def severity(level: Severity) -> Span:
+    sign, tone = {
+        Severity.PAGE: ("‼", Tone.BAD),
+        Severity.WARNING: ("!", Tone.WARN),
+        Severity.INFO: ("·", Tone.PLAIN),
+    }[level]
+    return Span(f"{sign} {level.value}", tone)
+
+
+def brief(seconds: float) -> str:
+    """A duration in five cells: `12s`, `4m`, `2h05`, `3d4h`."""
+    whole = max(0, int(seconds))
+    if whole < 100:
+        return f"{whole}s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes < 100:
+        return f"{minutes}m"
+    if hours < 48:
+        return f"{hours}h{minutes % 60:02d}"
+    return f"{days}d{hours % 24}h" if days < 10 else f"{days}d"
+
+
+def ago(at: float, now: float) -> str:
+    """How long ago, in five cells; empty if never."""
+    return brief(now - at) if at else ""
+
+
+def small_size(count: float) -> str:
+    """Bytes in five cells: `712K`, `1.4G`."""
+    for unit in ("B", "K", "M", "G", "T"):
+        if abs(count) < 1000:
+            return f"{count:.3g}{unit}" if count else "0"
+        count /= 1024
+    return f"{count:.3g}P"
+
+
+def strength(row: GroupRow) -> Span:
+    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`."""
+    completed = row.other.get(COMPLETED, 0)
+    others = " ".join(f"{name} {count}" for name, count in row.other.items() if count)
+    paused = " paused" if row.paused else ""
+    whole = row.ready + completed >= row.desired and not {*row.other} - {COMPLETED}
+    coming = {*row.other} - {COMPLETED} <= {"pending", "starting", "draining", "stopping"}
+    tone = Tone.WARN if row.paused else Tone.GOOD if whole else Tone.BUSY if coming else Tone.BAD
+    sign = "" if whole and not row.paused else "↓" if row.paused else "◐" if coming else "!"
+    text = f"{row.name} {row.ready + completed}/{row.desired}{f' {others}' if others else ''}{paused}"
+    return span(f"{sign}{text}", tone)

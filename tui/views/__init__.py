@@ -1,0 +1,1 @@
+"""One view per file: what fills the screen between header and footer."""

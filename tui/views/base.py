@@ -1,0 +1,120 @@
+"""What all views share.
+
+Invariants: a view reads the mirror and asks the application to act; it holds no connection. Its actions are methods
+named after the registry (`unit.restart` is `do_unit_restart`), and nothing else answers keys.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual.containers import Vertical
+
+from tui.model.mirror import Mirror
+from tui.widgets.lines import Painted, Table
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+
+class View(Vertical):
+    """One screenful."""
+
+    DEFAULT_CSS = "View { height: 1fr; } View Lines { height: auto; }"
+    name_in_registry: ClassVar[str]
+
+    @property
+    def console_app(self) -> Console:
+        return cast("Console", self.app)
+
+    @property
+    def mirror(self) -> Mirror:
+        return self.console_app.mirror
+
+    @property
+    def filter_text(self) -> str:
+        return ""
+
+    def heading(self) -> str:
+        """What is shown here, for the header; empty where the tab says it."""
+        return ""
+
+    def take_filter(self, text: str) -> str:
+        """Show only what matches; what is wrong with the filter, if something is."""
+        return ""
+
+    def update(self) -> None:
+        """Take in what is new and paint it. Called a few times a second while the view is seen."""
+        self.repaint()
+
+    def repaint(self, *, all: bool = False) -> None:
+        for widget in self.query(Painted):
+            widget.repaint(all=all)
+
+    def shown(self) -> None:
+        """It has come into sight."""
+        self.update()
+        focusable = [widget for widget in self.query(Painted) if widget.can_focus]
+        if focusable:
+            focusable[0].focus(scroll_visible=False)
+
+    def hidden(self) -> None:
+        """It is not seen any more."""
+
+    def cli_line(self) -> tuple[str, ...]:
+        """The words behind `agentrl` that show the same in a shell."""
+        return ("status",)
+
+
+class TableView(View):
+    """A view with one live table."""
+
+    table: Table[Any]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._filter = ""
+
+    @property
+    def filter_text(self) -> str:
+        return self._filter
+
+    def take_filter(self, text: str) -> str:
+        self._filter = text
+        self.apply_filter(frozenset(text.casefold().split()))
+        self.table.model.aim_first()
+        self.table.repaint()
+        return ""
+
+    def apply_filter(self, words: frozenset[str]) -> None:
+        raise NotImplementedError
+
+    def do_move(self, how: str) -> None:
+        self.table.move(how)
+
+    def do_sort_left(self) -> None:
+        self._sort(-1)
+
+    def do_sort_right(self) -> None:
+        self._sort(1)
+
+    def do_sort_turn(self) -> None:
+        self.table.model.sort(self.table.model.sort_column.name)
+        self.table.repaint()
+
+    def do_export(self) -> None:
+        rows = [self.table.model.get(key) for key in self.table.model.ordered()]
+        self.console_app.export(self.name_in_registry, rows)
+
+    def _sort(self, by: int) -> None:
+        """By the next column that has a title and is in sight."""
+        model = self.table.model
+        names = [column.name for column in self.table.columns_shown() if column.title]
+        at = names.index(model.sort_column.name) if model.sort_column.name in names else 0
+        model.sort(names[(at + by) % len(names)], descending=False)
+        self.table.repaint()
+
+
+def now() -> float:
+    return time.time()

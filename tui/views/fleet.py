@@ -1,0 +1,171 @@
+"""Every unit of the run, and the verbs for it."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+
+from agentrl.protocol.rows import UnitRow, UnitState
+from tui.model import fleet, intents
+from tui.model.ink import Line, Tone, cut
+from tui.model.mirror import Changes
+from tui.model.table import TableModel
+from tui.views.base import TableView, View, now
+from tui.widgets.lines import Lines, Table
+
+
+class UnitVerbs(View):
+    """Verbs on one unit: the one under the cursor, or the one whose page this is."""
+
+    def unit(self) -> UnitRow | None:
+        """The unit that is aimed at, as it was seen last."""
+        raise NotImplementedError
+
+    def _aimed(self) -> UnitRow | None:
+        row = self.unit()
+        if row is None:
+            self.console_app.say(
+                "No unit is aimed at: the one under the cursor is gone. Move to another one.", Tone.WARN
+            )
+        return row
+
+    def do_unit_restart(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.restart(row))
+
+    def do_unit_drain(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.drain(row))
+
+    def do_unit_undrain(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.cancel_drain(row))
+
+    def do_unit_stop(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.stop(row))
+
+    def do_unit_kill(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.stop(row, now=True))
+
+    def do_unit_vouch(self) -> None:
+        if (row := self._aimed()) is not None:
+            if row.state is UnitState.LOST:
+                self.console_app.perform(intents.vouch(row))
+            else:
+                self.console_app.say(f"{row.unit} is {row.state.value}, not lost: there is nothing to vouch for.")
+
+    def do_unit_pause(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.resume(row.unit) if row.paused else intents.pause(row.unit))
+
+    def do_unit_stacks(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.perform(intents.stacks([row.unit]))
+
+    def do_unit_logs(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.open_logs([row.unit])
+
+    def do_unit_previous(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.open_logs([row.unit], -1)
+
+    def do_unit_incident(self) -> None:
+        if (row := self._aimed()) is not None:
+            found = self.mirror.incidents(row.unit)
+            if found:
+                self.console_app.open_row(f"incident/{found[0].id}")
+            else:
+                self.console_app.say(f"{row.unit} never ended unplanned, as far as is remembered.")
+
+
+class Fleet(TableView, UnitVerbs):
+    name_in_registry = "fleet"
+    DEFAULT_CSS = "Fleet > #strengths { height: 1; } Fleet > #hosts { height: 1; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._changes: Changes | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self._strengths, id="strengths")
+        yield Lines(self._hosts, id="hosts")
+        model: TableModel[UnitRow] = TableModel(fleet.columns(self.mirror), "unit")
+        self.table = Table(model, now, empty="no unit yet")
+        yield self.table
+
+    def _strengths(self, width: int, _: int) -> list[Line]:
+        return [cut(fleet.strengths(self.mirror), width)]
+
+    def _hosts(self, width: int, _: int) -> list[Line]:
+        return [cut(fleet.hosts(self.mirror), width)]
+
+    def update(self) -> None:
+        changes = self._changes = self._changes or self.mirror.watch("unit")
+        model: TableModel[UnitRow] = self.table.model
+        began_empty = not model.all_count
+        for key in changes.take():
+            row = self.mirror.get(key)
+            if isinstance(row, UnitRow):
+                model.put(row.unit, row)
+            else:
+                model.drop(key.partition("/")[2])
+        if began_empty and model.cursor is None:
+            model.aim_first()
+        self.repaint()
+
+    def apply_filter(self, words: frozenset[str]) -> None:
+        self.table.model.filter((lambda row: fleet.keeps(words, row)) if words else None)
+
+    def unit(self) -> UnitRow | None:
+        target = self.table.model.target
+        return target[1] if target else None
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("status",)
+
+    # ---- what only the table has ----
+
+    def do_drill(self) -> None:
+        if (row := self._aimed()) is not None:
+            self.console_app.open_unit(row.unit)
+
+    def do_mark(self) -> None:
+        self.table.model.toggle_mark()
+        self.table.move("down")
+
+    def do_unit_more(self) -> None:
+        self._scale(1)
+
+    def do_unit_fewer(self) -> None:
+        self._scale(-1)
+
+    def _scale(self, by: int) -> None:
+        row = self._aimed()
+        group = self.mirror.group(row.group) if row else None
+        if group is not None:
+            if group.desired + by < 0:
+                self.console_app.say(f"{group.name} is wanted with none already.")
+            else:
+                self.console_app.perform(intents.scale(group, group.desired + by))
+
+    def do_group_restart(self) -> None:
+        row = self._aimed()
+        group = self.mirror.group(row.group) if row else None
+        if group is not None:
+            self.console_app.perform(intents.restart_group(group))
+
+    def do_unit_stacks(self) -> None:
+        marked = sorted(self.table.model.marked)
+        if marked:
+            self.console_app.perform(intents.stacks(marked))
+        else:
+            super().do_unit_stacks()
+
+    def do_unit_logs(self) -> None:
+        marked = sorted(self.table.model.marked)
+        if marked:
+            self.console_app.open_logs(marked)
+        else:
+            super().do_unit_logs()

@@ -1,0 +1,192 @@
+"""What units write: followed, searched, and of several units in the order of time.
+
+Invariant: the log is asked for only while it is looked at, and painted as seldom as other data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rich.cells import set_cell_size
+from textual import events
+from textual.app import ComposeResult
+
+from agentrl.errors import AgentrlError
+from tui.model.ink import Line, Span, Tone, cut, fitted
+from tui.model.logbook import Entry, Logbook
+from tui.tail import Tail
+from tui.views.base import View
+from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
+
+POLL_S = 0.4
+SIDEWAYS = 20
+
+
+class LogLines(Painted):
+    """A window on a logbook."""
+
+    can_focus = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Logbook()
+        self.follow = True
+        self.top = 0
+        self._left = 0
+        self._names: dict[str, Tone] = {}
+
+    def take(self, book: Logbook) -> None:
+        self.book, self.top, self.follow, self._left = book, 0, True, 0
+
+    def drawing(self, width: int, height: int) -> list[Drawn]:
+        most = max(0, len(self.book) - height)
+        self.top = most if self.follow else max(0, min(self.top, most))
+        drawn: list[Drawn] = [(self._line(e, width), "") for e in self.book.window(self.top, height)]
+        return drawn or [((Span(" nothing written yet", Tone.DIM),), "")]
+
+    def _line(self, entry: Entry, width: int) -> Line:
+        if entry.aside:
+            return (Span(fitted(f"── {entry.text} ", min(width, len(entry.text) + 4)), Tone.BUSY),)
+        head: tuple[Span, ...] = ()
+        if self.book.merged:
+            head = (Span(fitted(entry.source, 12), Tone.ACCENT), Span(" "))
+        room = max(1, width - (13 if head else 0))
+        text = entry.text[self._left :]
+        shown = set_cell_size(text, room - 1) + "…" if len(text) > room else text
+        return cut((*head, *self._marked(shown)), width)
+
+    def _marked(self, text: str) -> list[Span]:
+        """The parts that the search found stand out."""
+        spans, at = list[Span](), 0
+        for start, end in self.book.matches_in(text):
+            spans += [Span(text[at:start]), Span(text[start:end], Tone.ACCENT)]
+            at = end
+        return [*spans, Span(text[at:])]
+
+    def move(self, how: str) -> None:
+        page = max(1, self.size.height - 2)
+        if how in ("left", "right"):
+            self._left = max(0, self._left + (SIDEWAYS if how == "right" else -SIDEWAYS))
+        else:
+            most = len(self.book)
+            by = {"up": -1, "down": 1, "page-up": -page, "page-down": page, "first": -most, "last": most}[how]
+            self.scroll_lines(by)
+        self.repaint()
+
+    def scroll_lines(self, by: int) -> None:
+        most = max(0, len(self.book) - self.size.height)
+        self.top = max(0, min(most, self.top + by))
+        self.follow = self.top >= most
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.scroll_lines(WHEEL_ROWS)
+        self.repaint()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.scroll_lines(-WHEEL_ROWS)
+        self.repaint()
+
+
+class Logs(View):
+    name_in_registry = "logs"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._tails: list[Tail] = []
+        self._life = 0
+        self._said = ""
+
+    def compose(self) -> ComposeResult:
+        self.lines = LogLines()
+        yield self.lines
+
+    @property
+    def filter_text(self) -> str:
+        return self.lines.book.pattern
+
+    def take_filter(self, text: str) -> str:
+        wrong = self.lines.book.only(text)
+        self.lines.repaint()
+        return wrong
+
+    def heading(self) -> str:
+        names = ", ".join(f"{t.unit}.{t.incarnation}" if t.incarnation else t.unit for t in self._tails)
+        if not names:
+            return "no unit"
+        book = self.lines.book
+        dropped = f", {book.dropped} older ones dropped" if book.dropped else ""
+        return f"{names} · {'following' if self.lines.follow else 'standing'} · {len(book)} lines{dropped}"
+
+    def cli_line(self) -> tuple[str, ...]:
+        if not self._tails:
+            return ("logs",)
+        tail = self._tails[0]
+        name = f"{tail.unit}.{tail.incarnation}" if self._life and tail.incarnation else tail.unit
+        words = ("logs", name, *(() if self._life else ("--follow",)))
+        return (*words, "--grep", self.filter_text) if self.filter_text else words
+
+    def open(self, units: list[str], life: int = 0) -> None:
+        """Other units, or another life: -1 the one before, a number that one."""
+        self._tails = [Tail(unit, life) for unit in units]
+        self._life, self._said = life, ""
+        self.lines.take(Logbook(merged=len(units) > 1))
+        self._begin()
+
+    def shown(self) -> None:
+        super().shown()
+        if not self._tails and (units := self.mirror.units):
+            self.open([units[0].unit])
+        else:
+            self._begin()
+
+    def hidden(self) -> None:
+        self.workers.cancel_node(self)
+
+    def _begin(self) -> None:
+        if self.is_attached and self.display:
+            self.run_worker(self._poll(), name="logs", group="logs", exclusive=True)
+
+    async def _poll(self) -> None:
+        while True:
+            for tail in list(self._tails):
+                try:
+                    found = await tail.news(self.console_app.connection.client)
+                except AgentrlError as error:
+                    if error.message != self._said:
+                        self._said = error.message
+                        self.lines.book.add(tail.unit, [error.message], aside=True)
+                    continue
+                self.lines.book.add(tail.unit, found.asides, aside=True)
+                self.lines.book.add(tail.unit, found.lines)
+            await asyncio.sleep(POLL_S)
+
+    # ---- actions ----
+
+    def do_move(self, how: str) -> None:
+        self.lines.move(how)
+
+    def do_logs_follow(self) -> None:
+        self.lines.follow = not self.lines.follow
+        self.repaint()
+
+    def do_logs_unit(self) -> None:
+        self.console_app.choose_unit(lambda unit: self.open([unit]))
+
+    def do_logs_older(self) -> None:
+        self._to_life(-1)
+
+    def do_logs_newer(self) -> None:
+        self._to_life(1)
+
+    def _to_life(self, by: int) -> None:
+        if len(self._tails) != 1 or not self._tails[0].incarnation:
+            self.console_app.say("Lives are looked at one unit at a time.")
+            return
+        tail = self._tails[0]
+        row = self.mirror.unit(tail.unit)
+        newest = row.incarnation if row else tail.incarnation
+        life = tail.incarnation + by
+        if not 1 <= life <= newest:
+            self.console_app.say(f"{tail.unit}.{tail.incarnation} is its {'first' if by < 0 else 'present'} life.")
+        else:
+            self.open([tail.unit], 0 if life == newest else life)

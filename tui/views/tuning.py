@@ -1,0 +1,89 @@
+"""Every knob, and the way to turn it."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+
+from agentrl.protocol.rows import KnobRow
+from tui.model import intents, knobs
+from tui.model.ink import Line, Span, Tone, cut, span
+from tui.model.mirror import Changes
+from tui.model.table import TableModel
+from tui.views.base import TableView, now
+from tui.widgets.lines import Lines, Table
+
+
+class Tuning(TableView):
+    name_in_registry = "tuning"
+    DEFAULT_CSS = "Tuning > #help { height: 2; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._changes: Changes | None = None
+
+    def compose(self) -> ComposeResult:
+        model: TableModel[KnobRow] = TableModel(knobs.columns(), "name")
+        self.table = Table(model, now, empty="no knob yet")
+        yield self.table
+        yield Lines(self._help, id="help")
+
+    def _help(self, width: int, _: int) -> list[Line]:
+        row = self.knob()
+        if row is None:
+            return []
+        owner = f" It is applied by {row.owner}." if row.owner else ""
+        changed = f"last changed by {row.changed_by}{f' ({row.note})' if row.note else ''}" if row.changed_at else ""
+        scientific = "◆ scientific: a change begins a new segment and wants a note. " if row.scientific else ""
+        return [
+            cut((Span("  "), span(f"{row.help}{owner}")), width),
+            cut((Span("  "), span(scientific, Tone.WARN), span(changed, Tone.DIM)), width),
+        ]
+
+    def update(self) -> None:
+        changes = self._changes = self._changes or self.mirror.watch("knob")
+        model = self.table.model
+        began_empty = not model.all_count
+        for key in changes.take():
+            row = self.mirror.get(key)
+            if isinstance(row, KnobRow):
+                model.put(row.name, row)
+            else:
+                model.drop(key.partition("/")[2])
+        if began_empty and model.cursor is None:
+            model.aim_first()
+        self.repaint()
+
+    def do_move(self, how: str) -> None:
+        super().do_move(how)
+        self.repaint()
+
+    def apply_filter(self, words: frozenset[str]) -> None:
+        self.table.model.filter((lambda row: knobs.keeps(words, row)) if words else None)
+
+    def knob(self) -> KnobRow | None:
+        target = self.table.model.target
+        return target[1] if target else None
+
+    def select(self, name: str) -> None:
+        self.table.model.aim(name)
+        self.repaint()
+
+    def cli_line(self) -> tuple[str, ...]:
+        row = self.knob()
+        return ("tune", row.name) if row else ("tune",)
+
+    def do_drill(self) -> None:
+        row = self.knob()
+        if row is None:
+            self.console_app.say("No knob is aimed at.", Tone.WARN)
+        else:
+            self.console_app.ask_value(row)
+
+    def do_knob_undo(self) -> None:
+        row = self.knob()
+        if row is None:
+            self.console_app.say("No knob is aimed at.", Tone.WARN)
+        elif not row.changed_at:
+            self.console_app.say(f"{row.name} was never changed.")
+        else:
+            self.console_app.perform(intents.undo_tune(row))

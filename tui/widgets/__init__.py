@@ -1,0 +1,1 @@
+"""One widget per file, each with the style that it needs."""

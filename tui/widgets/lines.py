@@ -1,0 +1,154 @@
+"""Drawing line by line: a widget that paints what the model wrote, and the live table on top of it.
+
+Invariants: only lines that differ from what is on the screen are painted again; how many rows there are beside those in
+view costs nothing; a key is answered by a repaint at once, data by the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from textual import events
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.model.ink import Line, Span, Tone
+from tui.model.table import Column, Layout, TableModel, cells, layout, titles
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+R = TypeVar("R")
+Drawn = tuple[Line, str]
+"""A line and the ground that it stands on."""
+
+WHEEL_ROWS = 3
+
+
+class Painted(Widget):
+    """Lines that know how to compare themselves with the screen."""
+
+    DEFAULT_CSS = "Painted { height: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._drawn: list[Drawn] = []
+        self._strips: dict[int, Strip] = {}
+
+    @property
+    def console_app(self) -> Console:
+        return cast("Console", self.app)
+
+    def drawing(self, width: int, height: int) -> Iterable[Drawn]:
+        """What is to be seen now, from the first line."""
+        raise NotImplementedError
+
+    def repaint(self, *, all: bool = False) -> int:
+        """Paint what has changed; how many lines that were."""
+        width, height = self.size
+        if not width or not height or not self.is_mounted:
+            return 0
+        before, drawn = self._drawn, list(self.drawing(width, height))[:height]
+        drawn += [((), "")] * (height - len(drawn))
+        changed = [y for y in range(height) if all or y >= len(before) or before[y] != drawn[y]]
+        self._drawn = drawn
+        for y in changed:
+            self._strips.pop(y, None)
+        if len(changed) == height:
+            self._strips.clear()
+            self.refresh()
+        elif changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
+        return len(changed)
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._strips.get(y)
+        if strip is None:
+            line, ground = self._drawn[y] if y < len(self._drawn) else ((), "")
+            strip = self._strips[y] = self.console_app.paint.strip(line, self.size.width, ground)
+        return strip
+
+    def on_resize(self, _: events.Resize) -> None:
+        self.repaint(all=True)
+
+
+class Lines(Painted):
+    """Lines that a function makes."""
+
+    def __init__(self, make: Callable[[int, int], Iterable[Line]], *, ground: str = "", id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._make = make
+        self._ground = ground
+
+    def drawing(self, width: int, height: int) -> Iterable[Drawn]:
+        return [(line, self._ground) for line in self._make(width, height)]
+
+
+class Table(Painted, Generic[R]):
+    """The rows of a model, with a cursor. Keys reach it through the registry of actions."""
+
+    can_focus = True
+
+    def __init__(self, model: TableModel[R], now: Callable[[], float], *, empty: str, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.model = model
+        self._now = now
+        self._empty = empty
+
+    def drawing(self, width: int, height: int) -> Iterable[Drawn]:
+        model, now = self.model, self._now()
+        model.settle(max(1, height - 1))
+        shown = self._layout(width)
+        yield ((Span("  "), *titles(model, shown)), "bar")
+        for key, row in model.visible():
+            mark = Span("◆ ", Tone.ACCENT) if key in model.marked else Span("  ")
+            if key == model.cursor:
+                yield ((Span("▸ ", Tone.ACCENT) if mark.text == "  " else mark, *cells(row, shown, now)), "cursor")
+            else:
+                yield ((mark, *cells(row, shown, now)), "")
+        if not len(model):
+            yield ((Span(f"  {self._empty if not model.all_count else 'nothing matches the filter'}", Tone.DIM),), "")
+
+    def columns_shown(self) -> list[Column[R]]:
+        return [column for column, _ in self._layout(self.size.width)]
+
+    def _layout(self, width: int) -> Layout[R]:
+        return layout(self.model.columns, width - 2)
+
+    # ---- moving ----
+
+    def move(self, how: str) -> None:
+        """One of the moves of the registry."""
+        page = max(1, self.model.height - 1)
+        match how:
+            case "up":
+                self.model.move(-1)
+            case "down":
+                self.model.move(1)
+            case "page-up":
+                self.model.move(-page)
+            case "page-down":
+                self.model.move(page)
+            case "first":
+                self.model.move_to(0)
+            case "last":
+                self.model.move_to(-1)
+        self.repaint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._scroll(WHEEL_ROWS, event)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._scroll(-WHEEL_ROWS, event)
+
+    def _scroll(self, by: int, event: events.MouseEvent) -> None:
+        event.stop()
+        self.model.scroll(by)
+        self.repaint()
+
+    def on_click(self, event: events.Click) -> None:
+        if event.y > 0 and (key := self.model.key_at(self.model.offset + event.y - 1)) is not None:
+            self.model.aim(key)
+            self.repaint()
