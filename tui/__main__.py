@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
     parser.add_argument("--ascii", action="store_true", help="ASCII signs only")
     parser.add_argument("--no-color", action="store_true")
-    parser.add_argument("--theme", choices=("dark", "light"), default="dark")
+    parser.add_argument("--theme", choices=("dark", "light"), default=None)
     args = parser.parse_args()
     try:
         return _run(args)
@@ -31,23 +31,27 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(
             "The console needs a terminal.", hint="`agentrl status --watch --json` tells a program the same."
         )
-    if args.no_color:
-        os.environ["NO_COLOR"] = "1"
-    colour = not os.environ.pop("NO_COLOR", "")
-    if not colour:
+    colour = not (args.no_color or os.environ.get("NO_COLOR"))
+    if colour:
+        # Set to nothing it means nothing, but Textual asks only whether it is set.
+        os.environ.pop("NO_COLOR", None)
+    else:
         os.environ["NO_COLOR"] = "1"
     from agentrl.client import Client, find
+    from tui import preferences
     from tui.app import Console, Settings
 
+    own = preferences.load(preferences.path())
+
     # A run that does not exist is told before the screen is taken.
-    target = find(args.run, key_file=args.key)
-    del target
+    find(args.run, key_file=args.key)
     aim = ("--key", args.key) if args.key else ("--run", args.run) if args.run else ()
     settings = Settings(
         read_only=args.read_only,
-        ascii_only=args.ascii,
-        theme=f"agentrl-{args.theme}",
+        ascii_only=args.ascii or own.ascii,
+        theme=f"agentrl-{args.theme or own.theme or 'dark'}",
         colour=colour,
+        keys={id: tuple(keys) for id, keys in own.keys.items()},
         aim=aim,
         local=not args.key,
     )

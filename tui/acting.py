@@ -8,6 +8,7 @@ wants the run's name typed; scientific wants a note. The target was fixed at the
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,10 +16,11 @@ import msgspec
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol.commands import Accepted, Tune
 from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.rows import UnitState
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model.ink import Line, Span, Tone, span, wrapped
 from tui.model.intents import Intent
-from tui.model.mirror import STALE_S
+from tui.model.mirror import STALE_S, Mirror
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -74,12 +76,17 @@ class Acting:
         if preview.tier >= Tier.DESTRUCTIVE:
             return intent if await self._typed_name(intent, preview.effect) else None
         if preview.tier is Tier.DISRUPTIVE:
-            question = Question(f"{intent.what}?", consequences(preview.effect), go_on="do it", tone=Tone.WARN)
+            question = Question(
+                f"{intent.what}?", consequences(preview.effect, self._console.mirror), go_on="do it", tone=Tone.WARN
+            )
             return intent if await self._console.push_screen_wait(Form(question)) is not None else None
         return intent
 
     async def _noted(self, intent: Intent, preview: Accepted) -> Intent | None:
-        lines = (*consequences(preview.effect), (Span("It begins a new segment on all curves. Why?", Tone.WARN),))
+        lines = (
+            *consequences(preview.effect, self._console.mirror),
+            (Span("It begins a new segment on all curves. Why?", Tone.WARN),),
+        )
         question = Question(
             f"{intent.what}?",
             lines,
@@ -101,7 +108,7 @@ class Acting:
 
         question = Question(
             f"{intent.what}? It cannot be taken back.",
-            consequences(effect),
+            consequences(effect, self._console.mirror),
             (Field("run", hint=name),),
             check=check,
             tone=Tone.BAD,
@@ -109,19 +116,38 @@ class Acting:
         return await self._console.push_screen_wait(Form(question)) is not None
 
 
-def consequences(effect: Effect, width: int = INNER) -> tuple[Line, ...]:
+def consequences(effect: Effect, mirror: Mirror, width: int = INNER) -> tuple[Line, ...]:
     """What would happen, in numbers first."""
     lines = list[Line]()
-    for count, names, what, tone in (
-        (len(effect.kills), effect.kills, "killed without finishing", Tone.BAD),
-        (len(effect.drains), effect.drains, "finish what is under way and end", Tone.WARN),
-        (len(effect.starts), effect.starts, "started", Tone.BUSY),
+    again = set(effect.restarts)
+    for names, returning, one, many, tone in (
+        (effect.kills, False, "unit is killed", "units are killed", Tone.BAD),
+        (effect.kills, True, "unit is killed and started again", "units are killed and started again", Tone.BAD),
+        (effect.drains, False, "unit finishes its work and ends", "units finish their work and end", Tone.WARN),
+        (effect.drains, True, "unit ends and starts anew", "units end and start anew", Tone.WARN),
+        (effect.starts, False, "unit is started", "units are started", Tone.BUSY),
     ):
-        if count:
-            shown = ", ".join(names[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
-            head = f"{count} {'unit' if count == 1 else 'units'} {what}: "
-            lines += [(span(part, tone),) for part in wrapped(span(f"{head}{shown}").text, width)]
+        chosen = [name for name in names if (name in again) is returning]
+        if chosen:
+            shown = ", ".join(chosen[:_NAMED]) + (f" and {len(chosen) - _NAMED} more" if len(chosen) > _NAMED else "")
+            lines += _told(f"{len(chosen)} {one if len(chosen) == 1 else many}: {shown}", tone, width)
+    for sentence in _strength_meanwhile(effect, mirror):
+        lines += _told(sentence, Tone.PLAIN, width)
     for sentences, tone in ((effect.loses, Tone.BAD), (effect.changes, Tone.PLAIN), (effect.notes, Tone.DIM)):
         for sentence in sentences:
-            lines += [(Span(part, tone),) for part in wrapped(span(sentence).text, width)]
+            lines += _told(sentence, tone, width)
     return tuple(lines or [(Span("It changes nothing.", Tone.DIM),)])
+
+
+def _strength_meanwhile(effect: Effect, mirror: Mirror) -> Iterator[str]:
+    """How many of each group are left at work."""
+    ending = [row for name in (*effect.drains, *effect.kills) if (row := mirror.unit(name)) is not None]
+    for name in sorted({row.group for row in ending}):
+        group = mirror.group(name)
+        if group is not None:
+            fewer = sum(row.group == name and row.state is UnitState.READY for row in ending)
+            yield f"{name}: {group.ready} ready now, {max(0, group.ready - fewer)} then"
+
+
+def _told(sentence: str, tone: Tone, width: int) -> list[Line]:
+    return [(Span(part, tone),) for part in wrapped(span(sentence).text, width)]

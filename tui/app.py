@@ -10,12 +10,16 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
@@ -23,6 +27,7 @@ from textual.containers import Container
 from textual.widgets import Input
 
 from agentrl.client import Client
+from agentrl.config import paths
 from agentrl.errors import AgentrlError
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AlertRow, AnyRow, KnobRow
@@ -35,7 +40,7 @@ from tui.dialogs.keys import Keys
 from tui.dialogs.palette import Choice, Palette
 from tui.model import actions, chrome, details, happenings, intents, knobs, typed
 from tui.model.actions import Action
-from tui.model.ink import Line, Tone
+from tui.model.ink import Line, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Notices
@@ -54,6 +59,7 @@ from tui.widgets.paint import DARK, LIGHT, Paint, themes
 PAINTS_PER_S = 4
 WHY_EVERY_S = 5.0
 MOST_EVENTS = 500
+CRASH_FILE = "console-crash.txt"
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -74,9 +80,10 @@ class Settings:
 
 class Console(App[int]):
     ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = ""
+    TITLE = "agentrl"
     BINDINGS: ClassVar[list[BindingType]] = []
     CSS = """
-    Screen { layout: vertical; background: $background; }
     #head { height: 2; } #views { height: 1fr; } #notice { height: 1; } #keys { height: 1; }
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $panel; }
     #filter:focus { border: none; }
@@ -100,19 +107,26 @@ class Console(App[int]):
         self._pages: list[View] = []
         self._view = "overview"
         self.paint = self._new_paint()
+        self._chrome = (
+            Lines(self._head, ground="bar", id="head"),
+            Lines(self._notice, id="notice"),
+            Lines(self._keys, ground="bar", id="keys"),
+        )
+        kinds: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs)
+        self.views = {kind.name_in_registry: kind(id=kind.name_in_registry) for kind in kinds}
 
     # ---- the screen ----
 
     def compose(self) -> ComposeResult:
-        yield Lines(self._head, ground="bar", id="head")
+        head, notice, keys = self._chrome
+        yield head
         with Container(id="views"):
-            for kind in (Overview, Fleet, Events, Alerts, Tuning, Logs):
-                view = kind(id=kind.name_in_registry)
-                view.display = kind is Overview
+            for view in self.views.values():
+                view.display = view is self.view
                 yield view
         yield Input(placeholder="words to look for; enter keeps the filter, esc ends it", id="filter")
-        yield Lines(self._notice, id="notice")
-        yield Lines(self._keys, ground="bar", id="keys")
+        yield notice
+        yield keys
 
     def on_mount(self) -> None:
         self.set_class(self.settings.ascii_only, "-ascii")
@@ -127,7 +141,7 @@ class Console(App[int]):
     @property
     def view(self) -> View:
         """What fills the screen now."""
-        return self._pages[-1] if self._pages else self.query_one(f"#{self._view}", View)
+        return self._pages[-1] if self._pages else self.views[self._view]
 
     @property
     def read_only(self) -> bool:
@@ -158,8 +172,8 @@ class Console(App[int]):
             self.view.update()
 
     def paint_chrome(self) -> None:
-        for name in ("#head", "#notice", "#keys"):
-            self.screen_stack[0].query_one(name, Lines).repaint()
+        for widget in self._chrome:
+            widget.repaint()
 
     def repaint_all(self) -> None:
         """With other colours."""
@@ -183,7 +197,11 @@ class Console(App[int]):
         return [chrome.header(self.mirror, at, width), tabs]
 
     def _notice(self, width: int, _: int) -> list[Line]:
-        return [self.notices.line(self.mirror, time.monotonic())]
+        link = self.mirror.link
+        told = self.notices.line(self.mirror, time.monotonic())
+        if not told and link.tries and not link.connected:
+            told = (span(f"{link.why} {link.hint}", Tone.WARN),)
+        return [told]
 
     def _keys(self, width: int, _: int) -> list[Line]:
         return [chrome.footer(self._possible(), width)]
@@ -248,7 +266,7 @@ class Console(App[int]):
     def do_go(self, name: str) -> None:
         self._close_pages()
         if name != self._view:
-            before = self.query_one(f"#{self._view}", View)
+            before = self.views[self._view]
             before.display = False
             before.hidden()
             self._view = name
@@ -265,8 +283,8 @@ class Console(App[int]):
                 self.do_why()
             case _:
                 self.do_go(look.view)
-                if look.view == "tuning" and look.subject:
-                    self.query_one("#tuning", Tuning).select(look.subject)
+                if isinstance(self.view, Tuning) and look.subject:
+                    self.view.select(look.subject)
 
     def open_page(self, page: View) -> None:
         """Over what is seen now; escape leads back."""
@@ -312,7 +330,9 @@ class Console(App[int]):
         self.open_page(UnitPage(name))
 
     def open_logs(self, units: Sequence[str], life: int = 0) -> None:
-        self.query_one("#logs", Logs).open(list(units), life)
+        logs = self.views["logs"]
+        assert isinstance(logs, Logs)
+        logs.open(list(units), life)
         self.do_go("logs")
 
     def do_why(self) -> None:
@@ -427,7 +447,9 @@ class Console(App[int]):
             value, _ = knobs.meant(row, values[0])
             intent = intents.tune(row, value, values[1].strip())
             found = await self.connection.client.preview(intent.command, intent.args)
-            told = "; ".join("".join(part.text for part in line) for line in consequences(found.effect, 400))
+            told = "; ".join(
+                "".join(part.text for part in line) for line in consequences(found.effect, self.mirror, 400)
+            )
             return f"{found.tier.name.lower()}: {told}"
 
         lines = details.of_knob(row, history[-3:], 72)
@@ -480,8 +502,6 @@ class Console(App[int]):
         if not self.settings.local or not self.mirror.name or self.read_only:
             self.say("It is brought up on its own host: agentrl up --run NAME.", Tone.WARN)
             return
-        import sys
-
         self.say(f"agentrl up --run {self.mirror.name}", Tone.BUSY)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "agentrl", "up", "--run", self.mirror.name, "--yes",
@@ -491,6 +511,17 @@ class Console(App[int]):
         self.connection.try_now()
         last = said.decode(errors="replace").strip().splitlines()[-1:] or ["done"]
         self.say(f"up: {last[0]}", Tone.GOOD if process.returncode == 0 else Tone.BAD)
+
+    def _fatal_error(self) -> None:
+        """A fault of ours: the whole story goes to a file, a sentence to the terminal."""
+        path = paths.home() / CRASH_FILE
+        try:
+            path.write_text(traceback.format_exc())
+            told = f"The console broke off by a fault of its own; {path} has the whole story. The run goes on."
+        except OSError:
+            told = f"The console broke off by a fault of its own: {traceback.format_exc()}"
+        self._exit_renderables.append(Text(told))
+        self._close_messages_no_wait()
 
     # ---- the rest ----
 
@@ -519,8 +550,6 @@ class Console(App[int]):
         self.say(f"The picture is {path}")
 
     def export(self, name: str, rows: Iterable[Any]) -> None:
-        import msgspec
-
         path = Path.cwd() / f"{self.mirror.name or 'run'}-{name}-{time.strftime('%H%M%S')}.json"
         body = [json.loads(msgspec.json.encode(row)) for row in rows]
         try:

@@ -31,6 +31,7 @@ from agentrl.cli import (
     status,
     tasks,
     training,
+    tui,
     tune,
     units,
     up,
@@ -66,7 +67,7 @@ def root(
 
 # The order of the help: what one needs first comes first.
 for group_of_verbs in (
-    *(up, down, status, units, tune, logs, events, alerts, insight),
+    *(up, down, status, tui, units, tune, logs, events, alerts, insight),
     *(tasks, records, training, checks, jobs),
     *(house, keys, settings, completion),
 ):

@@ -181,8 +181,9 @@ class Client(CommandMethods):
         """All rows, then every change, for ever. A row that is None is gone.
 
         Between them stand markers: RESET before each snapshot (the first, and one after every loss), CAUGHT_UP after
-        it, SILENT when the coordinator is not heard. A consumer that keeps a dict of rows clears it at RESET. `on_heard`
-        is called at every sign of life of the feed, also where nothing changed.
+        it, SILENT when the coordinator is not heard. A consumer that keeps a dict of rows clears it at RESET.
+
+        `on_heard` is called at every sign of life of the feed, also where nothing changed.
         """
         wanted = frozenset(kinds)
         async with FeedTail(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as tail:

@@ -22,6 +22,7 @@ BENCHMARKS = {
     "adopt": "tests.benchmarks.adopting",
     "feed": "tests.benchmarks.feeding",
     "router": "tests.benchmarks.routing",
+    "console": "tests.benchmarks.console",
     "peers": "tests.benchmarks.crowd",
     "storage": "tests.benchmarks.storage",
     "records": "tests.benchmarks.claiming",

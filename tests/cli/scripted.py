@@ -45,6 +45,7 @@ class Scripted:
         self.effects: dict[str, Effect] = {}
         self.received: list[tuple[str, Args, bool]] = []
         """Name, arguments and whether it was only a preview."""
+        self.permission = messages.Permission.ADMIN
         self.ends_as = rows.OperationState.SUCCEEDED
         self.listen: dict[str, str] = {}
         self._seq = 0
@@ -61,8 +62,13 @@ class Scripted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        self._thread.join(10)
+        self.end()
+
+    def end(self) -> None:
+        """It dies, without a word. May be said twice."""
+        if self._thread.is_alive():
+            self._stop()
+            self._thread.join(10)
 
     def sent(self, name: str) -> list[Args]:
         """What was really asked for, previews left out."""
@@ -113,13 +119,16 @@ class Scripted:
         message = wire.decode_to_coordinator(frame)
         match message:
             case messages.ClientHello():
-                self._reply(peer, messages.Welcome("one", self.uuid, "demo", time.monotonic()))
+                self._reply(peer, self._welcome())
             case messages.Request(name="snapshot"):
                 for key, row in self.rows.items():
                     self._reply(peer, messages.SnapshotRow(message.id, key, wire.raw(row)))
                 self._reply(peer, messages.SnapshotEnd(message.id, "one", self._seq))
             case messages.Request():
                 self._reply(peer, self._answered(message))
+
+    def _welcome(self) -> messages.Welcome:
+        return messages.Welcome("one", self.uuid, "demo", time.monotonic(), permission=self.permission)
 
     def _reply(self, peer: Peer, message: messages.ToClient) -> None:
         self._hub.send(peer, wire.encode(message))

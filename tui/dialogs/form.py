@@ -56,6 +56,7 @@ def _constant(line: Line) -> Callable[[int, int], list[Line]]:
 class Form(ModalScreen[Values | None]):
     """Answers with the fields' values, or None if it was left."""
 
+    AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
     Form { align: center middle; background: $background 60%; }
     Form > #box { width: 76; max-width: 100%; height: auto; max-height: 100%; border: round $primary; padding: 0 1;

@@ -51,6 +51,7 @@ class Matches(Painted):
 class Palette(ModalScreen[str | None]):
     """Answers with the id of what was chosen, or with a line that begins with a colon: what was typed."""
 
+    AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
     Palette { align: center top; background: $background 60%; }
     Palette > #box { width: 84; max-width: 100%; height: auto; border: round $primary; padding: 0 1;

@@ -19,7 +19,7 @@ def columns() -> tuple[Column[AlertRow], ...]:
         Column("state", "STATE", 14, lambda row, now: wording.state(row.state.value), lambda row: row.state.value),
         Column("since", "FOR", 5, lambda row, now: Span(wording.ago(row.since_at, now)), _since, True, 2),
         Column("id", "ALERT", 26, lambda row, now: span(row.id, Tone.STRONG), lambda row: row.id, rank=1),
-        Column("quiet", "SENT", 14, _sent, lambda row: row.silenced_until_at, rank=3),
+        Column("quiet", "SENT", 14, _sent, lambda row: row.silenced_until_at, rank=3, optional=True),
         Column("sentence", "WHAT", 20, lambda row, now: span(row.sentence), lambda row: row.sentence, stretches=True),
     )
 

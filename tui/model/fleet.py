@@ -47,7 +47,16 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         Column("cpu-trend", "", 10, cpu_trend, lambda row: row.cpu_percent, rank=7),
         Column("memory", "MEM", 5, _memory, lambda row: row.rss_bytes, True, 1),
         Column("memory-trend", "", 10, memory_trend, lambda row: row.rss_slope_bytes_per_h, rank=9),
-        Column("weights", "WTS", 5, _weights, lambda row: -1 if row.weights is None else row.weights, True, 6),
+        Column(
+            "weights",
+            "WTS",
+            5,
+            _weights,
+            lambda row: -1 if row.weights is None else row.weights,
+            True,
+            6,
+            optional=True,
+        ),
         Column("what", "WHAT", 26, _what, lambda row: row.status or row.reason, stretches=True),
     )
 

@@ -15,10 +15,10 @@ KINDS = ("operation", "incident", "knob", "alert", "audit")
 def columns() -> tuple[Column[AnyRow], ...]:
     return (
         Column("at", "WHEN", 8, lambda row, now: span(moment(when(row))[-8:], Tone.DIM), when),
-        Column("ago", "AGO", 5, lambda row, now: Span(wording.ago(when(row), now), Tone.DIM), when, True, 3),
+        Column("ago", "AGO", 5, lambda row, now: Span(wording.ago(when(row), now), Tone.DIM), when, True, 4),
         Column("kind", "KIND", 10, lambda row, now: _kind(row), kind_of, rank=1),
         Column("subject", "WHOSE", 16, lambda row, now: span(subject(row), Tone.STRONG), subject, rank=2),
-        Column("state", "STATE", 14, lambda row, now: _state(row), lambda row: _state(row).text, rank=4),
+        Column("state", "STATE", 12, lambda row, now: _state(row), lambda row: _state(row).text, rank=3),
         Column("what", "WHAT", 24, lambda row, now: span(what(row), _tone(row)), what, stretches=True),
     )
 

@@ -84,20 +84,28 @@ def wrapped(text: str, width: int) -> list[str]:
     """Words over several lines, for details; a word that is too long is broken."""
     lines, rest = list[str](), text
     while cell_len(rest) > width > 0:
-        head = set_cell_size(rest, width)
-        space = head.rfind(" ")
-        kept = head[:space] if space > width // 3 else head.rstrip(" ") or head
-        lines.append(kept)
-        rest = rest[len(kept) :].lstrip(" ")
-        if not kept:
-            break
+        fits = _fitting(rest, width)
+        space = rest.rfind(" ", 0, fits + 1)
+        end = space if space > fits // 3 else fits
+        lines.append(rest[:end])
+        rest = rest[end:].lstrip(" ")
     return [*lines, rest]
+
+
+def _fitting(text: str, width: int) -> int:
+    """How many characters fit; at least one, so that whoever cuts comes to an end."""
+    taken = 0
+    for place, sign in enumerate(text):
+        taken += cell_len(sign)
+        if taken > width:
+            return max(1, place)
+    return len(text)
 
 
 _STEPS = "▁▂▃▄▅▆▇█"
 
 
-def trend(values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None) -> str:
+def trend(values: Iterable[float], width: int, *, low: float | None = None, high: float | None = None) -> str:
     """The newest values as a curve of one line, at most `width` cells."""
     shown = list(values)[-width:] if width > 0 else []
     if not shown:

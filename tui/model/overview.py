@@ -92,7 +92,7 @@ def _learning(mirror: Mirror, width: int) -> list[Line]:
 
 def _moving(mirror: Mirror, now: float) -> list[Line]:
     """When units that count their work last did some; the one that stands longest is named."""
-    moving = [row for row in mirror.units if row.progress and row.progress_at and row.state is UnitState.READY]
+    moving = [row for row in mirror.of(UnitRow) if row.progress and row.progress_at and row.state is UnitState.READY]
     if not moving:
         return []
     newest, oldest = max(row.progress_at for row in moving), min(moving, key=lambda row: row.progress_at)
@@ -118,7 +118,7 @@ def _bottleneck(why: WhyReport | None) -> list[Line]:
 
 def _fleet(mirror: Mirror) -> list[Line]:
     strengths = fleet.strengths(mirror)
-    bad = [row for row in mirror.units if row.desired and not row.done and row.state in _TROUBLED]
+    bad = [row for row in mirror.of(UnitRow) if row.desired and not row.done and row.state in _TROUBLED]
     if not bad:
         return [strengths] if strengths else []
     worst = min(bad, key=lambda row: (_TROUBLED.index(row.state), row.since_at))
@@ -138,16 +138,9 @@ def _machine(mirror: Mirror, width: int) -> list[Line]:
     cpu = sum(row.cpu_percent for row in mirror.of(UnitRow))
     memory = sum(row.rss_bytes for row in mirror.of(UnitRow))
     run = [Span("units use ", Tone.DIM), Span(f"cpu {cpu:.0f}% mem {wording.small_size(memory)}", Tone.PLAIN)]
-    if width >= _CURVE_FROM and (curve := _whole_cpu(mirror)):
-        run += [Span("  "), Span(trend(curve, min(60, width // 4), low=0.0), Tone.ACCENT)]
+    if width >= _CURVE_FROM and mirror.load:
+        run += [Span("  "), Span(trend(mirror.load, min(60, width // 4), low=0.0), Tone.ACCENT)]
     return [shown, tuple(run)]
-
-
-def _whole_cpu(mirror: Mirror) -> list[float]:
-    """What all units together used, lately."""
-    series = [trend.cpu for trend in mirror.trends.values()]
-    length = max((len(each) for each in series), default=0)
-    return [sum(each[place] for each in series if len(each) >= -place) for place in range(-length, 0)]
 
 
 def _under_way(mirror: Mirror, now: float) -> list[Line]:

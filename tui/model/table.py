@@ -35,6 +35,8 @@ class Column(Generic[R]):
     """Where room is short, the columns of the highest rank are left out."""
     stretches: bool = False
     """Takes what room is left."""
+    optional: bool = False
+    """Takes no room until it has something to show."""
 
 
 Layout = tuple[tuple[Column[R], int], ...]
@@ -264,9 +266,9 @@ def titles(model: TableModel[R], shown: Layout[R]) -> Line:
         sorts = column is model.sort_column
         if sorts:
             title = f"{title}{'▼' if model.descending else '▲'}"
-        cells.append(Span(fitted(title, width, right=column.right), Tone.STRONG if sorts else Tone.DIM))
-        cells.append(Span(" " * GAP))
-    return tuple(cells[:-1])
+        tone = Tone.STRONG if sorts else Tone.DIM
+        cells.append(Span(fitted(title, width, right=column.right) + " " * GAP, tone))
+    return _without_last_gap(cells)
 
 
 def cells(row: R, shown: Layout[R], now: float) -> Line:
@@ -274,6 +276,10 @@ def cells(row: R, shown: Layout[R], now: float) -> Line:
     made = list[Span]()
     for column, width in shown:
         text, tone = column.show(row, now)
-        made.append(Span(fitted(text, width, right=column.right), tone))
-        made.append(Span(" " * GAP))
-    return tuple(made[:-1])
+        made.append(Span(fitted(text, width, right=column.right) + " " * GAP, tone))
+    return _without_last_gap(made)
+
+
+def _without_last_gap(spans: list[Span]) -> Line:
+    *others, last = spans
+    return (*others, Span(last.text[:-GAP], last.tone))

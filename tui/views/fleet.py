@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 
 from agentrl.protocol.rows import UnitRow, UnitState
 from tui.model import fleet, intents
-from tui.model.ink import Line, Tone, cut
+from tui.model.ink import Line, Span, Tone, cut
 from tui.model.mirror import Changes
 from tui.model.table import TableModel
 from tui.views.base import TableView, View, now
@@ -96,10 +96,10 @@ class Fleet(TableView, UnitVerbs):
         yield self.table
 
     def _strengths(self, width: int, _: int) -> list[Line]:
-        return [cut(fleet.strengths(self.mirror), width)]
+        return [cut((Span(" "), *fleet.strengths(self.mirror)), width)]
 
     def _hosts(self, width: int, _: int) -> list[Line]:
-        return [cut(fleet.hosts(self.mirror), width)]
+        return [cut((Span(" "), *fleet.hosts(self.mirror)), width)]
 
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch("unit")

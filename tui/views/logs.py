@@ -10,6 +10,7 @@ import asyncio
 from rich.cells import set_cell_size
 from textual import events
 from textual.app import ComposeResult
+from textual.worker import Worker
 
 from agentrl.errors import AgentrlError
 from tui.model.ink import Line, Span, Tone, cut, fitted
@@ -95,6 +96,7 @@ class Logs(View):
         self._tails: list[Tail] = []
         self._life = 0
         self._said = ""
+        self._polling: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         self.lines = LogLines()
@@ -140,11 +142,14 @@ class Logs(View):
             self._begin()
 
     def hidden(self) -> None:
-        self.workers.cancel_node(self)
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
 
     def _begin(self) -> None:
-        if self.is_attached and self.display:
-            self.run_worker(self._poll(), name="logs", group="logs", exclusive=True)
+        idle = self._polling is None or self._polling.is_finished
+        if idle and self.is_attached and self.display:
+            self._polling = self.run_worker(self._poll(), name="logs", group="logs")
 
     async def _poll(self) -> None:
         while True:

@@ -32,7 +32,7 @@ class Scroll(Painted):
         self._count = len(lines)
         self._top = max(0, min(self._top, len(lines) - height))
         shown = lines[self._top : self._top + height]
-        drawn: list[Drawn] = [((Span(" "), *line), "") for line in shown]
+        drawn: list[Drawn] = [(cut((Span(" "), *line), width), "") for line in shown]
         below = len(lines) - self._top - height
         if below > 0:
             drawn[-1] = (cut((Span(f" ↓ {below + 1} more lines", Tone.DIM),), width), "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from rich.cells import cell_len
 from textual import events
 from textual.geometry import Region
 from textual.strip import Strip
@@ -60,7 +61,9 @@ class Painted(Widget):
             self._strips.clear()
             self.refresh()
         elif changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            known = len(before) if not all else 0
+            parts = ((y, _changed_part(before[y] if y < known else None, drawn[y], width)) for y in changed)
+            self.refresh(*(Region(x, y, taken, 1) for y, (x, taken) in parts))
         return len(changed)
 
     def render_line(self, y: int) -> Strip:
@@ -72,6 +75,21 @@ class Painted(Widget):
 
     def on_resize(self, _: events.Resize) -> None:
         self.repaint(all=True)
+
+
+def _changed_part(before: Drawn | None, now: Drawn, width: int) -> tuple[int, int]:
+    """Column and width of the part of a line that has changed: a terminal far away gets no more than that."""
+    if before is None or before[1] != now[1] or len(before[0]) != len(now[0]):
+        return 0, width
+    at, start, end = 0, width, 0
+    for old, new in zip(before[0], now[0], strict=True):
+        taken = cell_len(new.text)
+        if old != new:
+            if cell_len(old.text) != taken:
+                return 0, width
+            start, end = min(start, at), at + taken
+        at += taken
+    return start, max(0, end - start)
 
 
 class Lines(Painted):
@@ -96,10 +114,13 @@ class Table(Painted, Generic[R]):
         self.model = model
         self._now = now
         self._empty = empty
+        self._needed: set[str] = set()
+        """Optional columns that had something to show."""
 
     def drawing(self, width: int, height: int) -> Iterable[Drawn]:
         model, now = self.model, self._now()
         model.settle(max(1, height - 1))
+        self._look_for_needed(now)
         shown = self._layout(width)
         yield ((Span("  "), *titles(model, shown)), "bar")
         for key, row in model.visible():
@@ -115,7 +136,14 @@ class Table(Painted, Generic[R]):
         return [column for column, _ in self._layout(self.size.width)]
 
     def _layout(self, width: int) -> Layout[R]:
-        return layout(self.model.columns, width - 2)
+        shown = [column for column in self.model.columns if not column.optional or column.name in self._needed]
+        return layout(shown, width - 2)
+
+    def _look_for_needed(self, now: float) -> None:
+        missing = [each for each in self.model.columns if each.optional and each.name not in self._needed]
+        if missing:
+            rows = self.model.visible()
+            self._needed |= {each.name for each in missing if any(each.show(row, now).text for _, row in rows)}
 
     # ---- moving ----
 

@@ -1,7 +1,7 @@
 """From tones to colours.
 
 Invariants: colours are told apart by people who see fewer of them (after Okabe and Ito), on dark and on light; without
-colours the same is said by bold, underline and reverse; what is not heard of any more is dim altogether.
+colours the same is said by bold, dim and reverse; what is not heard of any more is dim altogether.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WITHOUT_COLOUR = {
     Tone.DIM: Style(dim=True),
     Tone.STRONG: Style(bold=True),
     Tone.WARN: Style(bold=True),
-    Tone.BAD: Style(bold=True, underline=True),
+    Tone.BAD: Style(bold=True),
     Tone.ACCENT: Style(bold=True),
 }
 
@@ -97,7 +97,7 @@ class Paint:
         segments = [
             Segment(as_ascii(text) if self._ascii else text, self._styles[tone, ground]) for text, tone in line if text
         ]
-        return Strip(segments).adjust_cell_length(width, self._styles[Tone.PLAIN, ground])
+        return Strip(segments).adjust_cell_length(width, self._styles[Tone.PLAIN, ground]).simplify()
 
 
 def _coloured(theme: str, tone: Tone, ground: str, dimmed: bool) -> Style:

@@ -1,0 +1,196 @@
+"""The console as a person has it: a real run, a real terminal under tmux, real keys."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ExitCode
+from tests.e2e.running import PYTHON, Run, running
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal:
+    """A shell in tmux."""
+
+    def __init__(self, run: Run, width: int = 100, height: int = 30) -> None:
+        self._socket = f"t{uuid.uuid4().hex[:8]}"
+        self._environ = {**run.environ, "PYTHONPATH": str(ROOT), "TERM": "screen-256color"}
+        self._environ.pop("NO_COLOR")
+        self._tmux("new-session", "-d", "-x", str(width), "-y", str(height), "-c", str(run.file.parent), "sh")
+
+    def run(self, *words: str) -> None:
+        """Type a command line, and what tells its end."""
+        # In two parts, so that the typed line is not taken for the end.
+        self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded $?; stty -a | tr -d '\\n'", "Enter")
+
+    def keys(self, *keys: str) -> None:
+        self._tmux("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        self._tmux("send-keys", "-l", text)
+
+    def seen(self) -> str:
+        return self._tmux("capture-pane", "-p")
+
+    def shows(self, *texts: str, within_s: float = 60.0) -> str:
+        def there() -> str:
+            seen = self.seen()
+            missing = [text for text in texts if text not in seen]
+            assert not missing, f"{missing} not in:\n{seen}"
+            return seen
+
+        return eventually(there, within_s=within_s)
+
+    def pid(self, what: str) -> int:
+        """The process in the foreground whose command line has these words."""
+        shell = self._tmux("display-message", "-p", "#{pane_pid}").strip()
+        found = subprocess.run(
+            ["pgrep", "-P", shell, "-f", what], capture_output=True, text=True, check=True, timeout=10
+        )
+        return int(found.stdout.split()[0])
+
+    def close(self) -> None:
+        self._tmux("kill-server")
+
+    def _tmux(self, *words: str) -> str:
+        command = ["tmux", "-L", self._socket, "-f", "/dev/null", *words]
+        done = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    for made in running(tmp_path_factory.mktemp("console"), f"t-{uuid.uuid4().hex[:8]}"):
+        made.unit("pool", "pool", "--tasks", "2")
+        made.sidecar("web", ["sh", "-c", "echo first words; exec sleep 1000"], count=2)
+        made.up()
+        yield made
+
+
+@pytest.fixture
+def terminal(run: Run) -> Iterator[Terminal]:
+    made = Terminal(run)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def console(run: Run, *options: str) -> tuple[str, ...]:
+    return (PYTHON, "-m", "agentrl", "tui", "--run", run.name, *options)
+
+
+def sane(terminal: Terminal, code: int) -> None:
+    """Back in the shell, which echoes and is not in the other screen."""
+    seen = terminal.shows(f"ended {code}", " echo ")
+    assert "-echo " not in seen
+    assert " icanon" in seen
+
+
+def test_an_evening_with_a_run(run: Run, terminal: Terminal) -> None:
+    """Scale up and back, turn a knob after a look, follow a log, kill a unit, find out about it, restart it, go."""
+    terminal.run(*console(run))
+    terminal.shows("Needs you", "pool 1/1", "web 2/2", "● running")
+
+    terminal.keys("2", "End")
+    terminal.shows("web-1", "● ready")
+    terminal.keys("+")
+    terminal.shows("scale web to 3: done", "web 3/3")
+    run.wait_state("web-2", "ready")
+    terminal.keys("u")
+    terminal.shows("web: 3 ready now, 2 then")
+    terminal.keys("Enter")
+    terminal.shows("scale web to 2: done", "web 2/2")
+    eventually(lambda: "web-2" not in run.units())
+
+    terminal.keys("5", "/")
+    terminal.type("pool.work_s")
+    terminal.keys("Enter")
+    terminal.shows("/pool.work_s", "KNOB▲")
+    terminal.keys("Enter")
+    terminal.shows("Type a value")
+    terminal.type("0.05")
+    terminal.shows("reversible: ")
+    (before,) = run.client.knobs("pool.work_s")
+    terminal.keys("Enter")
+    eventually(lambda: run.client.knobs("pool.work_s")[0].value == 0.05)
+    terminal.shows("takes it back")
+    terminal.keys("u")
+    eventually(lambda: run.client.knobs("pool.work_s")[0].value == before.value)
+
+    terminal.keys("2", "End", "l")
+    terminal.shows("web-1.1", "first words", "following")
+    os.kill(run.unit_row("web-1").pid, signal.SIGKILL)
+    run.wait_incarnation("web-1", 1)
+    terminal.shows("web-1.1 ended; this is web-1.2")
+    terminal.keys("2", "i")
+    terminal.shows("incident web-1.1", "signal 9", "first words")
+    terminal.keys("Escape")
+    terminal.shows("UNIT▲")
+    terminal.keys("r")
+    terminal.shows("restart web-1.2?")
+    terminal.keys("Enter")
+    run.wait_incarnation("web-1", 2)
+    terminal.shows("restart web-1.2: done")
+
+    terminal.keys("q")
+    sane(terminal, 0)
+    assert run.run_row().state == "running"
+
+
+def test_the_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> None:
+    terminal.run(*console(run))
+    terminal.shows("● running", "web 2/2")
+    terminal.keys("2", "End")
+    terminal.shows("▸ web-1")
+    for pid in (run.agent_pid(), run.coordinator_pid()):
+        os.kill(pid, signal.SIGKILL)
+    terminal.shows("nobody heard since", "web-1")
+    terminal.keys("r")
+    terminal.shows("older than 5 s")
+    terminal.keys(":")
+    terminal.type("bring the run up")
+    terminal.keys("Enter")
+    seen = terminal.shows("● running", "old ")
+    assert "nobody heard" not in seen
+    terminal.shows("▸ web-1")
+    terminal.keys("q")
+    sane(terminal, 0)
+
+
+@pytest.mark.parametrize("how", ["TERM", "HUP"])
+def test_a_signal_leaves_the_terminal_as_it_was(run: Run, terminal: Terminal, how: str) -> None:
+    terminal.run(*console(run, "--ascii", "--read-only"))
+    terminal.shows("Needs you", "read-only", "+ running")
+    os.kill(terminal.pid("tui"), getattr(signal, f"SIG{how}"))
+    sane(terminal, 128 + signal.SIGTERM)
+
+
+def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, terminal: Terminal) -> None:
+    fault = (
+        "import sys, tui.model.overview as o, tui.__main__ as m; o.blocks = None; sys.argv[1:] = sys.argv[1:]; m.main()"
+    )
+    terminal.run(PYTHON, "-c", f"import sys; sys.exit(exec({fault!r}))", "--run", run.name)
+    terminal.shows("broke off by a fault of its own", "The run goes on.")
+    assert "TypeError" in (run.home / "console-crash.txt").read_text()
+    assert "Traceback" not in terminal.seen()
+    terminal.shows(" echo ")
+
+
+def test_without_a_terminal_it_names_what_to_use_instead(run: Run) -> None:
+    done = run.raw("tui")
+    assert done.returncode == ExitCode.USAGE
+    assert "status --watch --json" in done.stderr
+    code, document = run.cli("tui", check=False)
+    assert code == ExitCode.USAGE
+    assert "--json" in document["error"]["message"]

@@ -1,0 +1,67 @@
+"""The registry of actions: one meaning per key, a handler for each, every command of the table within reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.protocol.commands import COMMANDS
+from tui.app import Console
+from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
+from tui.views.alerts import Alerts
+from tui.views.base import View
+from tui.views.events import Events
+from tui.views.fleet import Fleet
+from tui.views.logs import Logs
+from tui.views.overview import Overview
+from tui.views.page import AlertPage, UnitPage
+from tui.views.tuning import Tuning
+
+KINDS: dict[str, type[View]] = {
+    kind.name_in_registry: kind
+    for kind in (Overview, Fleet, Events, Alerts, Tuning, Logs, UnitPage, AlertPage)
+}  # fmt: skip
+ELSEWHERE = {"apply": "agentrl up", "add_key": "agentrl keys new", "revoke_key": "agentrl keys revoke"}
+"""Commands that want a file or a secret: they stay in the shell."""
+
+
+@pytest.mark.parametrize("view", KINDS)
+def test_within_a_view_no_key_means_two_things(view: str) -> None:
+    taken: dict[str, str] = {}
+    for action in (*of_view(view), *of_view("table")):
+        for key in action.keys:
+            assert taken.setdefault(key, action.id) == action.id, key
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.id)
+def test_every_action_does_something_wherever_it_is_offered(action: Action) -> None:
+    group, _, name = action.id.partition(".")
+    for where in action.where:
+        if group == "go":
+            assert name in VIEWS
+        elif group == "move":
+            assert where in ("table", "logs")
+        else:
+            method = f"do_{action.id.replace('.', '_').replace('-', '_')}"
+            owner = Console if where == EVERYWHERE else KINDS[where]
+            assert callable(getattr(owner, method, None) or getattr(Console, method, None)), f"{method} in {where}"
+    assert action.help.endswith(".")
+    assert not action.command or COMMANDS[action.command].mutates
+
+
+def test_every_command_that_changes_something_is_within_reach() -> None:
+    reached = {action.command for action in ACTIONS} | {"undo_tune", "tune"}
+    assert {name for name, spec in COMMANDS.items() if spec.mutates} - reached == set(ELSEWHERE)
+
+
+def test_a_person_may_have_other_keys() -> None:
+    changed = rebound({"unit.restart": ("F5",)})
+    assert next(action for action in changed if action.id == "unit.restart").keys == ("F5",)
+
+
+def test_the_reference_in_the_docs_is_the_registry() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
+    for action in ACTIONS:
+        keys = " ".join(f"`{sign(key)}`" for key in action.keys) or "`:`"
+        assert f"| {keys} | {action.title} | {action.help} |" in text, action.id

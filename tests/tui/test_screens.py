@@ -1,0 +1,147 @@
+"""Every view at three sizes, in good and in bad times: nothing wraps, nothing hostile gets through, and what matters
+is there.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
+from tests.waiting import aeventually
+from tui.app import Settings
+from tui.widgets.paint import LIGHT
+
+VIEWS = {"1": "overview", "2": "fleet", "3": "events", "4": "alerts", "5": "tuning", "6": "logs"}
+ESSENTIAL = {
+    "overview": (
+        "Needs you",
+        "[a] ‼ page",
+        "judge-0 is fatal",
+        "[c]",
+        "and 1 more",
+        "Fleet",
+        "!judge 0/1 fatal 1",
+        "web 3/3",
+    ),
+    "fleet": ("UNIT▲", "web-2", "● ready", "✖ fatal", "far up cpu"),
+    "events": ("judge-0.6", "incident", "✓ succeeded", "pool.work_s"),
+    "alerts": ("‼ page", "bad:judge-0", "! firing", "c agentrl restart judge-0", "exit 1"),
+    "tuning": ("pool.work_s", "2 s", "trainer.rate", "next version ◆"),
+    "logs": ("judge-0.7", "following"),
+}
+
+
+def whole(screen: Screen, width: int, height: int) -> None:
+    """The picture has exactly the size of the terminal, and nothing in it but text."""
+    lines = screen.lines
+    assert len(lines) == height
+    for line in lines:
+        assert cell_len(line) == width, line
+        assert not any(unicodedata.category(sign) in ("Cc", "Cs") or sign in "\u202e\u200b" for sign in line), line
+
+
+@pytest.mark.parametrize("times", ["normal", "empty", "overflowing", "light ascii"])
+async def test_every_view_at_every_size(coordinator: Scripted, times: str) -> None:
+    if times != "empty":
+        long = f" {HOSTILE}" if times == "overflowing" else ""
+        populate(coordinator, units=400 if times == "overflowing" else 3, long=long)
+    settings = Settings(ascii_only=times == "light ascii", theme=LIGHT) if times == "light ascii" else None
+    async with opened(coordinator.state_dir, SIZES[0], settings) as screen:
+        for size in SIZES:
+            await screen.resize(*size)
+            for key, view in VIEWS.items():
+                await screen.press(key)
+                await aeventually(lambda view=view: screen.app.view.name_in_registry == view)
+                if times == "normal":
+                    await screen.shows(*ESSENTIAL[view])
+                whole(screen, *size)
+                assert times != "light ascii" or screen.text.isascii()
+                for keys in (["enter"], ["question_mark"], ["colon"]) if size == SIZES[0] else ():
+                    await screen.press(*keys)
+                    whole(screen, *size)
+                    await screen.press("escape", "escape")
+        assert "demo" in screen.lines[0]
+
+
+async def test_a_lost_coordinator_dims_the_screen_and_says_since_when(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir, (100, 30)) as screen:
+        await screen.press("2", "down")
+        await screen.shows("web-1")
+        before = screen.app.paint
+        coordinator.end()
+        await screen.shows("✗ nobody heard since", "The coordinator is silent", "web-2")
+        assert screen.app.paint is not before
+        for key in VIEWS:
+            await screen.press(key)
+            whole(screen, 100, 30)
+        await screen.press("2", "r")
+        await screen.shows("older than 5 s")
+
+
+async def test_who_was_never_there_is_said_too(coordinator: Scripted) -> None:
+    (coordinator.state_dir / "coordinator.json").unlink()
+    async with opened(coordinator.state_dir, (80, 24), connected=False) as screen:
+        await screen.shows("The run demo is not up", "no data")
+        whole(screen, 80, 24)
+
+
+async def test_the_filter_keeps_what_has_the_words_and_escape_ends_it(coordinator: Scripted) -> None:
+    populate(coordinator, units=30)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("2", "slash")
+        await screen.type("fatal")
+        await screen.press("enter")
+        await screen.shows("/fatal", "judge-0")
+        assert "web-2" not in screen.text
+        assert screen.app.view.filter_text == "fatal"
+        await screen.press("escape")
+        await screen.shows("web-2")
+
+
+async def test_pages_lead_back_to_where_they_were_opened(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("2", "end", "enter")
+        await screen.shows("web-2.7", "host far, pid 402", "judge")
+        await screen.press("escape", "home", "i")
+        await screen.shows("judge-0.6 died", "last words")
+        await screen.press("escape")
+        await screen.shows("UNIT▲")
+        await screen.press("1", "a")
+        await screen.shows("agentrl restart judge-0", "evidence")
+
+
+async def test_the_palette_does_what_is_chosen_and_what_is_typed(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("ctrl+p")
+        await screen.type("tuni")
+        await screen.press("enter")
+        await screen.shows("KNOB▲")
+        await screen.press("colon")
+        await screen.type("scale web +1")
+        await screen.press("enter")
+        await aeventually(lambda: coordinator.sent("scale"))
+        await screen.press("colon")
+        await screen.type("restart nobody")
+        await screen.press("enter")
+        await screen.shows("There is no unit named nobody.")
+
+
+async def test_frozen_pictures_stand_and_the_data_goes_on(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("2", "z")
+        await screen.shows("frozen")
+        row = coordinator.rows["unit/web-1"]
+        coordinator.publish("unit/web-1", msgspec.structs.replace(row, status="something else"))
+        await aeventually(lambda: screen.app.mirror.unit("web-1").status == "something else")  # type: ignore[union-attr]
+        assert "something else" not in screen.text
+        await screen.press("z")
+        await screen.shows("something else")

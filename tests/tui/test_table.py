@@ -1,0 +1,177 @@
+"""The live table: whatever happens to the rows, an act hits the row that a person aimed at, or none."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from tui.model.ink import Span, width_of
+from tui.model.table import Column, TableModel, cells, layout, titles
+
+COLUMNS: tuple[Column[tuple[str, int]], ...] = (
+    Column("name", "NAME", 8, lambda row, now: Span(row[0]), lambda row: row[0]),
+    Column("load", "LOAD", 5, lambda row, now: Span(str(row[1])), lambda row: row[1], right=True, rank=2),
+    Column("rest", "REST", 10, lambda row, now: Span("x"), lambda row: row[1] % 3, rank=1, stretches=True),
+)
+NAMES = st.sampled_from([f"unit-{n}" for n in range(12)])
+LOADS = st.integers(0, 6)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Rows come, go and change places between any two keys."""
+
+    keys = Bundle("keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: TableModel[tuple[str, int]] = TableModel(COLUMNS, "load")
+        self.model.settle(4)
+        self.rows: dict[str, tuple[str, int]] = {}
+        self.least = 0
+        self.aimed: str | None = None
+        """The row on which a person put the cursor."""
+
+    # ---- the run ----
+
+    @rule(name=NAMES, load=LOADS)
+    def put(self, name: str, load: int) -> None:
+        self.rows[name] = (name, load)
+        line = self._line_of_cursor()
+        self.model.put(name, (name, load))
+        self._settled(line)
+
+    @rule(name=NAMES)
+    def drop(self, name: str) -> None:
+        self.rows.pop(name, None)
+        self.model.drop(name)
+        self.model.settle(4)
+
+    @rule(rows=st.dictionaries(NAMES, LOADS, max_size=8))
+    def replace(self, rows: dict[str, int]) -> None:
+        """A new snapshot."""
+        self.rows = {name: (name, load) for name, load in rows.items()}
+        self.model.replace(self.rows)
+        self.model.settle(4)
+
+    # ---- the person ----
+
+    @rule(by=st.integers(-5, 5).filter(bool))
+    def move(self, by: int) -> None:
+        self.model.move(by)
+        self._aim()
+
+    @rule(place=st.integers(-3, 12))
+    def move_to(self, place: int) -> None:
+        self.model.move_to(place)
+        self._aim()
+
+    @rule(by=st.integers(-4, 4))
+    def scroll(self, by: int) -> None:
+        self.model.scroll(by)
+
+    @rule(column=st.sampled_from(["name", "load", "rest"]))
+    def sort(self, column: str) -> None:
+        self.model.sort(column)
+        self.model.settle(4)
+
+    @rule(least=LOADS)
+    def filter(self, least: int) -> None:
+        self.least = least
+        self.model.filter(lambda row: row[1] >= least)
+        self.model.settle(4)
+
+    @rule()
+    def mark(self) -> None:
+        before, target = set(self.model.marked), self.model.target
+        self.model.toggle_mark()
+        assert before ^ self.model.marked == ({target[0]} if target else set())
+
+    # ---- what holds ----
+
+    @invariant()
+    def an_act_hits_what_was_aimed_at_or_nothing(self) -> None:
+        target = self.model.target
+        if target is not None:
+            name, row = target
+            assert name == self.aimed
+            assert row == self.rows[name]
+            assert row[1] >= self.least
+        elif self.aimed is not None:
+            assert self.aimed not in self._passing()
+
+    @invariant()
+    def the_rows_are_those_that_pass_in_the_order_of_the_column(self) -> None:
+        sort = self.model.sort_column.sort
+        expected = sorted(self._passing(), key=lambda name: (sort(self.rows[name]), name))
+        assert self.model.ordered() == (expected[::-1] if self.model.descending else expected)
+        assert [self.model.place_of(name) for name in self.model.ordered()] == list(range(len(expected)))
+
+    @invariant()
+    def the_view_lies_within_the_rows(self) -> None:
+        assert 0 <= self.model.offset <= max(0, len(self.model) - self.model.height)
+        shown = [name for name, _ in self.model.visible()]
+        assert shown == self.model.ordered()[self.model.offset : self.model.offset + 4]
+
+    @invariant()
+    def what_is_marked_is_there(self) -> None:
+        assert self.model.marked <= self.rows.keys()
+
+    def _aim(self) -> None:
+        self.aimed = self.model.cursor if len(self.model) else self.aimed
+
+    def _passing(self) -> set[str]:
+        return {name for name, row in self.rows.items() if row[1] >= self.least}
+
+    def _line_of_cursor(self) -> int | None:
+        place = self.model.place_of(self.model.cursor) if self.model.cursor else None
+        line = None if place is None else place - self.model.offset
+        return line if line is not None and 0 <= line < 4 else None
+
+    def _settled(self, line: int | None) -> None:
+        """The row under the cursor stays on its line, unless the rows end there."""
+        self.model.settle(4)
+        after = self._line_of_cursor()
+        at_an_end = self.model.offset in (0, max(0, len(self.model) - 4))
+        assert line is None or after is None or after == line or at_an_end
+
+
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_row_that_comes_back_is_aimed_at_again() -> None:
+    model = TableModel(COLUMNS, "name")
+    model.replace({"a": ("a", 1), "b": ("b", 1)})
+    model.aim("b")
+    model.replace({})
+    assert model.target is None
+    model.replace({"b": ("b", 2), "c": ("c", 1)})
+    assert model.target == ("b", ("b", 2))
+
+
+def test_after_the_end_of_its_row_the_cursor_goes_to_a_neighbour_only_by_a_key() -> None:
+    model = TableModel(COLUMNS, "name")
+    model.replace({name: (name, 0) for name in "abcd"})
+    model.settle(10)
+    model.aim("b")
+    model.drop("b")
+    assert model.target is None
+    model.move(1)
+    assert model.cursor == "c"
+    model.aim("b")
+    assert model.cursor == "c", "what is not there cannot be aimed at"
+
+
+@given(width=st.integers(1, 200))
+def test_a_row_is_exactly_as_wide_as_the_table(width: int) -> None:
+    shown = layout(COLUMNS, width)
+    assert shown
+    model = TableModel(COLUMNS, "name")
+    if width >= sum(column.width for column in COLUMNS) + 4:
+        assert len(shown) == 3
+        assert width_of(cells(("unit-1", 3), shown, 0.0)) == width
+        assert width_of(titles(model, shown)) == width
+    else:
+        assert width_of(cells(("unit-1", 3), shown, 0.0)) <= max(width, 1)
+        assert "load" not in {column.name for column, _ in shown} or len(shown) == 3

@@ -1,0 +1,62 @@
+"""A person's own theme and keys, from `~/.config/agentrl/console.yaml`.
+
+Invariant: a file that is wrong is named with what is wrong in it before the screen is taken, and never half used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentrl.errors import ConfigError
+from tui.model.actions import BY_ID, of_view, rebound
+
+
+class Preferences(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    theme: Literal["dark", "light"] | None = None
+    ascii: bool = False
+    keys: dict[str, list[str]] = {}
+    """Keys by the id of their action, such as `unit.restart: [f5]`."""
+
+
+def path(environ: Mapping[str, str] | None = None) -> Path:
+    env = os.environ if environ is None else environ
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME", "/"), ".config")
+    return Path(base) / "agentrl" / "console.yaml"
+
+
+def load(file: Path) -> Preferences:
+    """What the file says; the usual where there is none. Raises ConfigError."""
+    try:
+        body: Any = yaml.safe_load(file.read_text())
+        made = Preferences.model_validate(body or {})
+    except FileNotFoundError:
+        return Preferences()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as broken:
+        raise ConfigError(f"{file} cannot be read: {broken}.") from broken
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{file}: {where}: {first['msg']}.", hint="It knows theme, ascii and keys.") from wrong
+    _check_keys(file, made)
+    return made
+
+
+def _check_keys(file: Path, made: Preferences) -> None:
+    for id in made.keys:
+        if id not in BY_ID:
+            raise ConfigError(f"{file}: there is no action {id!r}.", hint="docs/console.md lists them.")
+    actions = rebound({id: tuple(keys) for id, keys in made.keys.items()})
+    for view in {where for action in actions for where in action.where}:
+        taken: dict[str, str] = {}
+        for action in of_view(view, actions):
+            for key in action.keys:
+                if taken.setdefault(key, action.id) != action.id:
+                    raise ConfigError(f"{file}: the key {key} means both {taken[key]} and {action.id} in {view}.")
