@@ -40,7 +40,7 @@ from tui.dialogs.keys import Keys
 from tui.dialogs.palette import Choice, Palette
 from tui.model import actions, chrome, details, happenings, intents, knobs, typed
 from tui.model.actions import Action
-from tui.model.ink import Line, Tone, span
+from tui.model.ink import Line, Span, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Notices
@@ -201,7 +201,7 @@ class Console(App[int]):
         told = self.notices.line(self.mirror, time.monotonic())
         if not told and link.tries and not link.connected:
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
-        return [told]
+        return [(Span(" "), *told)]
 
     def _keys(self, width: int, _: int) -> list[Line]:
         return [chrome.footer(self._possible(), width)]
@@ -347,7 +347,8 @@ class Console(App[int]):
         field = self.query_one("#filter", Input)
         field.value = self.view.filter_text
         field.display = True
-        field.focus()
+        # At once: what is typed next belongs to the filter, not to the verbs of the view.
+        self.screen.set_focus(field, scroll_visible=False)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter" and event.input.display:

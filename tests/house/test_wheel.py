@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=60,
     ).stdout.splitlines()
     for name in listed:
-        if name.startswith(("agentrl/", "daemons/", "assets/")) or "/" not in name:
+        if name.startswith(("agentrl/", "daemons/", "tui/", "assets/")) or "/" not in name:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             if (CHECKOUT / name).is_file():
                 (source / name).write_bytes((CHECKOUT / name).read_bytes())

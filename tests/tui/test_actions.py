@@ -22,8 +22,16 @@ KINDS: dict[str, type[View]] = {
     kind.name_in_registry: kind
     for kind in (Overview, Fleet, Events, Alerts, Tuning, Logs, UnitPage, AlertPage)
 }  # fmt: skip
-ELSEWHERE = {"apply": "agentrl up", "add_key": "agentrl keys new", "revoke_key": "agentrl keys revoke"}
-"""Commands that want a file or a secret: they stay in the shell."""
+ELSEWHERE = {
+    "apply": "agentrl up",
+    "add_key": "agentrl keys new",
+    "revoke_key": "agentrl keys revoke",
+    "add_tasks": "agentrl tasks add",
+    "requeue_tasks": "agentrl tasks requeue",
+    "pin_checkpoint": "agentrl checkpoints pin",
+    "unpin_checkpoint": "agentrl checkpoints unpin",
+}
+"""Commands that want a file, a secret or a list of ids: they stay in the shell."""
 
 
 @pytest.mark.parametrize("view", KINDS)

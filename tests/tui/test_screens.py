@@ -32,7 +32,7 @@ ESSENTIAL = {
     "events": ("judge-0.6", "incident", "✓ succeeded", "pool.work_s"),
     "alerts": ("‼ page", "bad:judge-0", "! firing", "c agentrl restart judge-0", "exit 1"),
     "tuning": ("pool.work_s", "2 s", "trainer.rate", "next version ◆"),
-    "logs": ("judge-0.7", "following"),
+    "logs": ("── judge-0.7",),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, UnitRow
 from agentrl.words.amounts import age, duration, moment, size
 from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
@@ -41,6 +42,11 @@ def _told(title: str, lines: Iterable[str]) -> Iterator[Line]:
         yield from ((Span("  "), span(each)) for each in found)
 
 
+def _wait(wait: Wait) -> str:
+    what = f" ({wait.what})" if wait.what and wait.what != wait.on else ""
+    return f"{f'{wait.who} ← ' if wait.who else ''}{wait.on}{what}, {age(wait.age_s)}"
+
+
 def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
     seen = mirror.trends.get(row.unit)
     room = max(10, min(60, width - 30))
@@ -61,7 +67,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
             ("died", f"{row.restarts} times, {row.deaths_in_window} lately" if row.restarts else ""),
             ("last exit", row.last_exit),
             ("where", f"host {row.host}, pid {row.pid}, {row.processes} processes" if row.pid else row.host),
-            ("weights", f"v{row.weights}" if row.weights is not None else ""),
+            ("weights", row.serving or (f"v{row.weights}" if row.weights is not None else "")),
             ("wanted", "" if row.desired else "no"),
             ("paused", "yes" if row.paused else ""),
             ("cpu", f"{row.cpu_percent:.0f} %  {trend(seen.cpu, room, low=0.0) if seen else ''}" if row.pid else ""),
@@ -69,10 +75,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    waits = [
-        f"{wait.on}{f' ({wait.what})' if wait.what and wait.what != wait.on else ''}, {age(wait.age_s)}"
-        for wait in row.waits
-    ]
+    waits = (_wait(wait) for wait in row.waits)
     lines += _told("waits for", waits)
     lines += _told("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())))
     incidents = mirror.incidents(row.unit)[:8]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentrl.protocol.rows import COMPLETED, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, PulseRow, UnitRow, UnitState
+from agentrl.words.amounts import age
 from agentrl.words.rows import slot_order, story
 from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span, trend
@@ -32,6 +33,18 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         values = row.rss_over_time or (seen.memory if seen else ())
         return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
 
+    def use_of(row: UnitRow) -> float | None:
+        pulse = mirror.get("pulse")
+        return pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
+
+    def busy(row: UnitRow, now: float) -> Span:
+        use = use_of(row)
+        return Span("" if use is None else f"{use:.0%}")
+
+    def by_use(row: UnitRow) -> float:
+        use = use_of(row)
+        return -1.0 if use is None else use
+
     def by_name(row: UnitRow) -> tuple[str, int, str]:
         return (row.group, *slot_order(row.unit))
 
@@ -57,6 +70,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
             6,
             optional=True,
         ),
+        Column("busy", "BUSY", 5, busy, by_use, True, 6, optional=True),
         Column("what", "WHAT", 26, _what, lambda row: row.status or row.reason, stretches=True),
     )
 
@@ -84,7 +98,7 @@ def _memory(row: UnitRow, now: float) -> Span:
 
 
 def _weights(row: UnitRow, now: float) -> Span:
-    return Span("" if row.weights is None else f"v{row.weights}")
+    return span(row.serving or ("" if row.weights is None else f"v{row.weights}"))
 
 
 def _what(row: UnitRow, now: float) -> Span:
@@ -106,9 +120,11 @@ def hosts(mirror: Mirror) -> Line:
         facts = row.facts
         memory = f" mem {wording.small_size(row.memory_used_bytes)}/{wording.small_size(facts.memory_bytes)}"
         disk = f" disk {wording.small_size(row.disk_free_bytes)} free" if row.disk_free_bytes else ""
+        fills = f" full in {age(row.disk_full_in_s)}" if row.disk_full_in_s is not None else ""
         strays = f" {len(row.strays)} strays" if row.strays else ""
-        well = row.state == "up" and not row.disk_full
-        text = f"{row.host} {row.state} cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{disk}{strays}"
+        well = row.state == "up" and not row.disk_full and not fills
+        measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{disk}{fills}"
+        text = f"{row.host} {row.state} {measured}{strays}"
         parts.append(span(f"{text} {row.disk_full}".strip(), Tone.PLAIN if well else Tone.BAD))
     return _joined(parts)
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.protocol import commands
-from agentrl.protocol.commands import COMMANDS, Args, CommandSpec
+from agentrl.protocol.base import Args
+from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow
 from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value

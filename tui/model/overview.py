@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from agentrl.protocol.commands import WhyReport
-from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, UnitRow, UnitState
+from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow, UnitState
 from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value, sentence, when
 from tui.model import fleet, wording
@@ -31,7 +31,7 @@ def blocks(mirror: Mirror, why: WhyReport | None, now: float, width: int) -> lis
         ("Needs you", _needs_you(mirror, now)),
         ("Learning", _learning(mirror, width)),
         ("Moving", _moving(mirror, now)),
-        ("Bottleneck", _bottleneck(why)),
+        ("Bottleneck", _bottleneck(mirror, why, now)),
         ("Fleet", _fleet(mirror)),
         ("Machine", _machine(mirror, width)),
         ("Under way", _under_way(mirror, now)),
@@ -104,13 +104,29 @@ def _moving(mirror: Mirror, now: float) -> list[Line]:
     return [tuple(line)]
 
 
-def _bottleneck(why: WhyReport | None) -> list[Line]:
+def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float) -> list[Line]:
+    """One sentence on what holds the others up; without a data plane, the chains of who waits for whom."""
+    pulse = mirror.get("pulse")
+    if isinstance(pulse, PulseRow) and pulse.sentence:
+        since = f", for {age(now - pulse.since_at)}" if pulse.bottleneck and pulse.since_at else ""
+        return [(span(pulse.sentence), Span(since, Tone.DIM)), *_tools(pulse)]
     if why is None or not why.chains:
         return []
     lines: list[Line] = [(span(chain.sentence),) for chain in why.chains[:MOST_LINES]]
     if (more := len(why.chains) - len(lines)) > 0:
         lines[-1] = (*lines[-1], Span(f" and {more} more", Tone.DIM))
     return lines
+
+
+def _tools(pulse: PulseRow) -> list[Line]:
+    """The tools that take most of the time."""
+    parts = list[Span]()
+    for tool in pulse.tools[:4]:
+        failing = f" fails {tool.failures:.0%}" if tool.failures >= 0.005 else ""
+        rate = f" {tool.calls_per_s:.1f}/s"
+        parts.append(span(f"{tool.name}{rate} p95 {tool.p95_s:.2g} s", Tone.PLAIN))
+        parts.append(Span(f"{failing}  ", Tone.WARN if failing else Tone.DIM))
+    return [tuple(parts)] if parts else []
 
 
 # ---- the fleet ----

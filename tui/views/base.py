@@ -57,7 +57,7 @@ class View(Vertical):
         self.update()
         focusable = [widget for widget in self.query(Painted) if widget.can_focus]
         if focusable:
-            focusable[0].focus(scroll_visible=False)
+            self.screen.set_focus(focusable[0], scroll_visible=False)
 
     def hidden(self) -> None:
         """It is not seen any more."""
