@@ -49,6 +49,7 @@ from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
 from tui.views.fleet import Fleet
+from tui.views.lists import Records, Training
 from tui.views.logs import Logs
 from tui.views.overview import Overview
 from tui.views.page import AlertPage, Page, RowPage, UnitPage
@@ -112,7 +113,7 @@ class Console(App[int]):
             Lines(self._notice, id="notice"),
             Lines(self._keys, ground="bar", id="keys"),
         )
-        kinds: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs)
+        kinds: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training)
         self.views = {kind.name_in_registry: kind(id=kind.name_in_registry) for kind in kinds}
 
     # ---- the screen ----
@@ -351,7 +352,7 @@ class Console(App[int]):
         self.screen.set_focus(field, scroll_visible=False)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        if event.input.id == "filter" and event.input.display:
+        if event.input.id == "filter" and event.input.display and self.view.filters_at_once:
             wrong = self.view.take_filter(event.value)
             if wrong:
                 self.say(wrong, Tone.WARN)
@@ -359,6 +360,8 @@ class Console(App[int]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input.id == "filter":
+            if not self.view.filters_at_once:
+                self.view.take_filter(event.value.strip())
             self._end_filter(keep=True)
 
     def _end_filter(self, *, keep: bool) -> None:

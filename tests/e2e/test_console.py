@@ -31,7 +31,8 @@ class Terminal:
     def run(self, *words: str) -> None:
         """Type a command line, and what tells its end."""
         # In two parts, so that the typed line is not taken for the end.
-        self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded $?; stty -a | tr -d '\\n'", "Enter")
+        settings = "stty -a | grep -oE -- '[ -](echo|icanon) '"
+        self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded $?; {settings}", "Enter")
 
     def keys(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
@@ -92,9 +93,8 @@ def console(run: Run, *options: str) -> tuple[str, ...]:
 
 def sane(terminal: Terminal, code: int) -> None:
     """Back in the shell, which echoes and is not in the other screen."""
-    seen = terminal.shows(f"ended {code}", " echo ")
-    assert "-echo " not in seen
-    assert " icanon" in seen
+    seen = terminal.shows(f"ended {code}", "\n echo", "\n icanon")
+    assert "-echo" not in seen
 
 
 def test_an_evening_with_a_run(run: Run, terminal: Terminal) -> None:
@@ -184,7 +184,7 @@ def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, termi
     terminal.shows("broke off by a fault of its own", "The run goes on.")
     assert "TypeError" in (run.home / "console-crash.txt").read_text()
     assert "Traceback" not in terminal.seen()
-    terminal.shows(" echo ")
+    terminal.shows("\n echo", "\n icanon")
 
 
 def test_without_a_terminal_it_names_what_to_use_instead(run: Run) -> None:

@@ -13,15 +13,15 @@ from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
 from tui.views.fleet import Fleet
+from tui.views.lists import RecordPage, Records, ToolErrors, Training
 from tui.views.logs import Logs
 from tui.views.overview import Overview
 from tui.views.page import AlertPage, UnitPage
 from tui.views.tuning import Tuning
 
-KINDS: dict[str, type[View]] = {
-    kind.name_in_registry: kind
-    for kind in (Overview, Fleet, Events, Alerts, Tuning, Logs, UnitPage, AlertPage)
-}  # fmt: skip
+SCREENS = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training)
+PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage)
+KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
 ELSEWHERE = {
     "apply": "agentrl up",
     "add_key": "agentrl keys new",

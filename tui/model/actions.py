@@ -13,8 +13,8 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import Permission
 
 EVERYWHERE = ""
-TABLES = ("fleet", "events", "alerts", "tuning")
-VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs")
+TABLES = ("fleet", "events", "alerts", "tuning", "records", "training", "tool-errors")
+VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training")
 """The screens in the order of their digits."""
 
 
@@ -50,6 +50,8 @@ ACTIONS: tuple[Action, ...] = (
     _go(4, "alerts", "What is wrong, since when, and the command that cures it."),
     _go(5, "tuning", "Every knob: value, range, who changed it; preview, history, undo."),
     _go(6, "logs", "What units write, followed and searched."),
+    _go(7, "records", "Trajectories, the newest first; those under way with the call that they wait for."),
+    _go(8, "training", "Steps of the trainer, with their metrics and records."),
     Action("help", ("question_mark",), "help", "All keys of this screen.", footer=60),
     Action("palette", ("colon", "ctrl+p"), "command", "Any action by its name, or a command line.", footer=45),
     Action("back", ("escape",), "back", "One step back: closes, or ends a filter."),
@@ -109,6 +111,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("move.last", ("end", "G"), "last", "The last row.", ("table",)),
     Action("move.left", ("left",), "left", "The beginning of long lines.", ("logs",)),
     Action("move.right", ("right",), "right", "More of long lines.", ("logs",)),
+    # the data plane
+    Action("records.errors", ("e",), "tool errors", "What tool calls did wrong, by kind.", ("records",), footer=58),
+    Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record",), footer=58),
+    Action("record.again", ("r",), "again", "Asks for it once more.", ("record",), footer=57),
     # the run
     Action("run.pause", (), "pause the run", "Nobody takes new work.", command="pause"),
     Action("run.resume", (), "resume the run", "Everybody takes work again.", command="resume"),

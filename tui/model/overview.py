@@ -6,10 +6,28 @@ without data is not shown; lines are cut, never wrapped; what is cut first stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow, UnitState
+from agentrl.telemetry.learning import (
+    ACCEPTED,
+    ENTROPY_KEPT,
+    ESS,
+    EVALUATION,
+    GRADIENT_OVER_MEDIAN,
+    INFRASTRUCTURE,
+    LENGTH_JUMP,
+    MISMATCH_OVER_LIMIT,
+    REWARD,
+    TRUNCATION,
+    TRUNCATION_RISE,
+    VALID,
+    WEIGHT_STD,
+    ZERO_VARIANCE_LATELY,
+)
+from agentrl.telemetry.metrics import Metric
 from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value, sentence, when
 from tui.model import fleet, wording
@@ -19,6 +37,7 @@ from tui.model.mirror import Mirror
 CURE_KEYS = ("a", "b", "c")
 MOST_LINES = 2
 _TITLE = 12
+_STEP = Metric("step", "", "Steps of the trainer.")
 _CURVE_FROM = 110
 """Columns from which there is room for curves."""
 RECENT_S = 3600.0
@@ -29,9 +48,11 @@ def blocks(mirror: Mirror, why: WhyReport | None, now: float, width: int) -> lis
     made = list[Line]()
     for title, lines in (
         ("Needs you", _needs_you(mirror, now)),
-        ("Learning", _learning(mirror, width)),
+        ("Learning", _learning(mirror)),
         ("Moving", _moving(mirror, now)),
         ("Bottleneck", _bottleneck(mirror, why, now)),
+        ("Data", _data(mirror)),
+        ("Policy", _policy(mirror)),
         ("Fleet", _fleet(mirror)),
         ("Machine", _machine(mirror, width)),
         ("Under way", _under_way(mirror, now)),
@@ -74,20 +95,44 @@ def alert_line(row: AlertRow, now: float, key: str) -> Line:
 # ---- the data plane, as far as its units report it ----
 
 
-def _metric(mirror: Mirror, role: str, name: str) -> float | None:
-    values = [row.metrics[name] for row in mirror.of(UnitRow) if row.role == role and name in row.metrics]
-    return values[0] if values else None
+def _learning(mirror: Mirror) -> list[Line]:
+    return _measured(mirror, ((EVALUATION, "evaluation"), (REWARD, "train reward"), (_STEP, "step")))
 
 
-def _learning(mirror: Mirror, width: int) -> list[Line]:
-    """What the trainer reports of itself."""
+def _data(mirror: Mirror) -> list[Line]:
+    shares = ((VALID, "valid"), (INFRASTRUCTURE, "infrastructure"), (TRUNCATION, "truncated"))
+    return _measured(mirror, (*shares, (ZERO_VARIANCE_LATELY, "zero variance"), (TRUNCATION_RISE, "truncated more")))
+
+
+def _policy(mirror: Mirror) -> list[Line]:
+    drift = ((MISMATCH_OVER_LIMIT, "mismatch/limit"), (ESS, "ess"), (WEIGHT_STD, "weight std"), (ACCEPTED, "accepted"))
+    shape = ((ENTROPY_KEPT, "entropy kept"), (GRADIENT_OVER_MEDIAN, "gradient/median"), (LENGTH_JUMP, "length"))
+    return [*_measured(mirror, drift), *_measured(mirror, shape)]
+
+
+def _measured(mirror: Mirror, chosen: Iterable[tuple[Metric, str]]) -> list[Line]:
+    """What the trainer reports, with the normal band of what has left it."""
+    values: dict[str, float] = {}
+    for row in mirror.of(UnitRow):
+        if row.role == "trainer":
+            values |= row.metrics
     parts = list[Span]()
-    for name, title in (("evaluation", "evaluation"), ("reward", "train reward"), ("step", "step")):
-        value = _metric(mirror, "trainer", name)
-        if value is not None:
-            shown = f"{value:.0f}" if name == "step" else f"{value:.3f}"
-            parts += [Span(f"{title} ", Tone.DIM), Span(shown, Tone.STRONG), Span("  ")]
+    for metric, title in chosen:
+        value = values.get(metric.name)
+        if value is None or not math.isfinite(value):
+            continue
+        well = metric.is_normal(value)
+        band = f" ! normal {_band(metric)}" if not well else ""
+        shown = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+        parts += [Span(f"{title} ", Tone.DIM), Span(f"{shown}{band}  ", Tone.STRONG if well else Tone.WARN)]
     return [tuple(parts)] if parts else []
+
+
+def _band(metric: Metric) -> str:
+    low, high = metric.normal or (-math.inf, math.inf)
+    if math.isfinite(low) and math.isfinite(high):
+        return f"{low:g}–{high:g}"
+    return f"≥ {low:g}" if math.isfinite(low) else f"≤ {high:g}"
 
 
 def _moving(mirror: Mirror, now: float) -> list[Line]:

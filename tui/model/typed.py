@@ -28,8 +28,7 @@ class Look:
     """For logs: lives before the present one, or the number of a life."""
 
 
-_VIEWS = {"status": "overview", "why": "why", "events": "events", "runs": "overview"}
-_UNITS = {"drain", "restart", "stop", "logs", "stacks", "pause", "resume"}
+_VIEWS = {"status": "overview", "why": "why", "events": "events", "records": "records", "steps": "training"}
 
 
 def understood(text: str, mirror: Mirror) -> Intent | Look:

@@ -23,6 +23,8 @@ class View(Vertical):
 
     DEFAULT_CSS = "View { height: 1fr; } View Lines { height: auto; }"
     name_in_registry: ClassVar[str]
+    filters_at_once: ClassVar[bool] = True
+    """Rows are chosen while the filter is typed, not when it is finished."""
 
     @property
     def console_app(self) -> Console:

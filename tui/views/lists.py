@@ -1,0 +1,249 @@
+"""Lists of the data plane, which the steward answers: asked for anew while they are looked at.
+
+Invariants: only what is seen is asked for, and never faster than it is answered; a filter is in the language of
+`agentrl records list --filter`, and goes to the steward whole; where nobody answers, that is said in place of rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.worker import Worker
+
+from agentrl.client import Client
+from agentrl.errors import AgentrlError
+from agentrl.protocol.data import RecordStory, ToolErrorGroup
+from tui.model import trajectories
+from tui.model.ink import Line, Span, Tone
+from tui.model.table import Column, TableModel
+from tui.views.base import TableView, now
+from tui.views.page import Page
+from tui.widgets.lines import Table
+
+ASK_EVERY_S = 2.0
+FIRST = 200
+MORE = 200
+MOST = 1000
+ANSWER_S = 20.0
+
+
+class AskedList(TableView):
+    """A table whose rows are answers."""
+
+    filters_at_once: ClassVar[bool] = False
+    what: ClassVar[str]
+    first_sort: ClassVar[str] = "order"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._asking: Worker[None] | None = None
+        self._said = "asking"
+        self._wanted = FIRST
+        self._more = False
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        raise NotImplementedError
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        """The rows by key, and in `_more` whether there are more of them."""
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        self.table = Table(TableModel(self.columns(), self.first_sort), now, empty=f"no {self.what}")
+        yield self.table
+
+    def heading(self) -> str:
+        more = ", more below" if self._more else ""
+        return self._said or f"{self.table.model.all_count} {self.what}{more}"
+
+    def shown(self) -> None:
+        super().shown()
+        self._restart()
+
+    def hidden(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _restart(self) -> None:
+        self.hidden()
+        self._asking = self.run_worker(self._ask_on(), name=self.what, group=f"ask-{self.what}")
+
+    async def _ask_on(self) -> None:
+        while True:
+            try:
+                found = await self.ask(self.console_app.connection.client)
+            except AgentrlError as error:
+                self._said = str(error)
+            else:
+                self._said = ""
+                self.table.model.replace(found)
+                self.table.model.aim_first()
+            await asyncio.sleep(ASK_EVERY_S)
+
+    def apply_filter(self, words: frozenset[str]) -> None:
+        """The steward does it."""
+        self._wanted = FIRST
+        self._restart()
+
+    def do_move(self, how: str) -> None:
+        super().do_move(how)
+        model = self.table.model
+        last = model.cursor is not None and model.place_of(model.cursor) == len(model) - 1
+        if last and self._more and self._wanted < MOST:
+            self._wanted += MORE
+            self._restart()
+
+    def _target(self) -> Any | None:
+        target = self.table.model.target
+        if target is None:
+            self.console_app.say("Nothing is aimed at.", Tone.WARN)
+        return target[1] if target else None
+
+
+class Records(AskedList):
+    """Attempts, the newest first."""
+
+    name_in_registry = "records"
+    what = "records"
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return trajectories.record_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        page = await client.list_records(
+            filter=self.filter_text, sort="-created_at", limit=self._wanted, deadline_s=ANSWER_S
+        )
+        self._more = bool(page.after)
+        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("records", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def do_drill(self) -> None:
+        if (row := self._target()) is not None:
+            self.console_app.open_page(RecordPage(str(row["id"])))
+
+    def do_records_errors(self) -> None:
+        self.console_app.open_page(ToolErrors())
+
+
+class Training(AskedList):
+    """Steps, the newest first."""
+
+    name_in_registry = "training"
+    what = "steps"
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return trajectories.step_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        page = await client.list_steps(
+            filter=self.filter_text, sort="-leased_at", limit=self._wanted, deadline_s=ANSWER_S
+        )
+        self._more = bool(page.after)
+        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("steps", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def do_drill(self) -> None:
+        if (row := self._target()) is not None:
+            self.console_app.open_page(StepPage(str(row["id"])))
+
+
+class ToolErrors(AskedList):
+    """What tool calls did wrong, by kind; enter opens the trajectory of a sample."""
+
+    name_in_registry = "tool-errors"
+    what = "kinds of tool errors"
+    first_sort = "count"
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self.table.model.sort("count", descending=True)
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return trajectories.error_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        found: list[ToolErrorGroup] = await client.tool_errors(filter=self.filter_text, deadline_s=ANSWER_S)
+        return {f"{each.server}.{each.tool} {each.status} {each.error_class} {each.message}": each for each in found}
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("tools", "errors")
+
+    def do_drill(self) -> None:
+        group: ToolErrorGroup | None = self._target()
+        if group is not None and group.samples:
+            self.console_app.open_page(RecordPage(group.samples[0].record))
+
+
+class AskedPage(Page):
+    """A page that is asked for once."""
+
+    def __init__(self, title: str, cli: tuple[str, ...]) -> None:
+        super().__init__(title, self._lines, cli)
+        self._answer: Any = None
+        self._said = "asking"
+
+    def shown(self) -> None:
+        super().shown()
+        self.run_worker(self._ask(), name=self.heading(), group="page")
+
+    async def _ask(self) -> None:
+        try:
+            self._answer = await self.ask(self.console_app.connection.client)
+        except AgentrlError as error:
+            self._said = str(error)
+        self.repaint()
+
+    async def ask(self, client: Client) -> Any:
+        raise NotImplementedError
+
+    def _lines(self, width: int) -> list[Line]:
+        return [(Span(self._said, Tone.DIM),)] if self._answer is None else self.told(width)
+
+    def told(self, width: int) -> list[Line]:
+        raise NotImplementedError
+
+
+class RecordPage(AskedPage):
+    """One attempt, turn by turn."""
+
+    name_in_registry = "record"
+
+    def __init__(self, record: str) -> None:
+        super().__init__(record, ("records", "show", record))
+        self._record = record
+        self._unfolded = False
+
+    async def ask(self, client: Client) -> RecordStory:
+        story: RecordStory = await client.show_record(self._record, deadline_s=ANSWER_S)
+        return story
+
+    def told(self, width: int) -> list[Line]:
+        return trajectories.of_record(self._answer, width, unfolded=self._unfolded)
+
+    def do_record_unfold(self) -> None:
+        self._unfolded = not self._unfolded
+        self.repaint()
+
+    def do_record_again(self) -> None:
+        self.run_worker(self._ask(), name=self._record, group="page")
+
+
+class StepPage(AskedPage):
+    """One step, with its metrics and records."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(step, ("steps", "show", step))
+        self._step = step
+
+    async def ask(self, client: Client) -> Any:
+        return await client.show_step(self._step, deadline_s=ANSWER_S)
+
+    def told(self, width: int) -> list[Line]:
+        return trajectories.of_step(self._answer, width)
