@@ -6,7 +6,6 @@ run's name, typed or given.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -93,6 +92,8 @@ def _typed(cli: Cli, name: str, effect: str) -> bool:
 
 
 async def _wiping(state_dir: Path, run_dir: Path, *arguments: str) -> dict[str, Any]:
+    import asyncio
+
     # The database belongs to a room that the command line does not know, so a program of that room does it.
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentrl.store.wiping", "--state-dir", str(state_dir), "--run-dir", str(run_dir)),
