@@ -25,8 +25,8 @@ from tests.chaos.storm import LostError, Storm
 ENDS_WITHIN_S = 45.0
 """A lease is renewed every ten seconds, and a trainer may be in the middle of a step."""
 COMES_WITHIN_S = 150.0
-RIVAL = "import sys; sys.argv[0] = 'rival'; from daemons.steward import main, run_unit; run_unit(main)"
-"""A steward of another unit: a second life of the same one would end the first."""
+RIVAL = "import sys; sys.argv = sys.argv[1:]; from daemons.steward import main, run_unit; run_unit(main)"
+"""A steward of a unit that has the name of its last argument: a second life of the same one would end the first."""
 HELD = ["running", "finished", "unscored"]
 
 
@@ -88,10 +88,11 @@ def two_stewards(storm: Storm) -> None:
         "AGENTRL_RUN_DIR": str(arena.dir),
         "AGENTRL_STATE_DIR": str(arena.state_dir),
     }
+    name = f"rival{storm.blows.get('two stewards', 0)}"
     with (arena.file.parent / "rival-steward.log").open("ab") as log:
-        rival = subprocess.Popen([sys.executable, "-c", RIVAL], env=environ, stdout=log, stderr=log)
+        rival = subprocess.Popen([sys.executable, "-c", RIVAL, name], env=environ, stdout=log, stderr=log)
     try:
-        alive = {"role": "steward", "expired": False, "unit": "rival-0"}
+        alive = {"role": "steward", "expired": False, "unit": f"{name}-0"}
         storm.until(lambda: arena.books.count("Owner", alive) > 0, "a second steward", within_s=COMES_WITHIN_S)
         storm.say(f"a second steward keeps house (pid {rival.pid})")
         committed = arena.books.committed()
