@@ -29,6 +29,8 @@ SHOWN_S = 4.0
 FROZEN_AT_MOST_S = 15.0
 """Nobody gives the store up as soon as that."""
 
+KEEPERS = (Role.COORDINATOR, Role.AGENT)
+"""Each restarts the other."""
 Blow = Callable[[Storm], None]
 
 
@@ -36,10 +38,19 @@ def killed(*roles: Role) -> Blow:
     """At any moment; several at the same one."""
 
     def strike(storm: Storm) -> None:
+        if set(KEEPERS) & set(roles):
+            storm.calm(*KEEPERS)
         for role in roles:
             storm.kill(storm.anybody(role))
 
     return strike
+
+
+def both_keepers_killed(storm: Storm) -> None:
+    """Coordinator and host agent at once: everybody works on, and somebody has to take the run up again."""
+    killed(*KEEPERS)(storm)
+    storm.say("  up again")
+    storm.arena.begin()
 
 
 def stopped(role: Role, seconds: float) -> Blow:
@@ -214,7 +225,7 @@ MORE: dict[str, Blow] = {
     "sampler and toolbox at once": killed(Role.SAMPLER, Role.TOOLBOX),
     "mongod and trainer at once": killed(Role.MONGOD, Role.TRAINER),
     "mongod and steward at once": killed(Role.MONGOD, Role.STEWARD),
-    "coordinator and agent at once": killed(Role.COORDINATOR, Role.AGENT),
+    "coordinator and agent at once": both_keepers_killed,
     "agent and sampler at once": killed(Role.AGENT, Role.SAMPLER),
     "freeze mongod": stopped(Role.MONGOD, 4.0),
     "freeze a tool server": stopped(Role.TOOL_SERVER, 3.0),

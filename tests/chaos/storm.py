@@ -124,9 +124,13 @@ class Storm:
             time.sleep(every_s)
         self.look()
 
-    def calm(self) -> None:
-        """Until everybody is back."""
-        self.until(lambda: not self.pending, "everybody back", within_s=2 * BACK_WITHIN_S)
+    def calm(self, *roles: Role) -> None:
+        """Until everybody is back, or everybody of these roles."""
+        self.until(
+            lambda: not any(one.role in (roles or Role) for one in self.pending),
+            "everybody back",
+            within_s=2 * BACK_WITHIN_S,
+        )
 
     def steps(self, number: int, *, within_s: float) -> None:
         """Until so many steps stand."""
@@ -156,10 +160,14 @@ class Storm:
             case Role.MONGOD:
                 return lambda: self._another(victim) and self.arena.books.answers()
             case Role.COORDINATOR:
-                return lambda: _pid_in(self.arena.state_dir / "coordinator.json") not in (0, victim.pid)
+                return lambda: self._is_written(self.arena.state_dir / "coordinator.json", victim)
             case Role.AGENT:
                 (file,) = self.arena.state_dir.glob("hosts/*/agent.json")
-                return lambda: _pid_in(file) not in (0, victim.pid)
+                return lambda: self._is_written(file, victim)
+
+    def _is_written(self, file: Path, victim: Process) -> bool:
+        """Another one, who is there, has said where it is."""
+        return any(one.pid == _pid_in(file) for one in self.arena.who(victim.role) if one.pid != victim.pid)
 
     def _another(self, victim: Process) -> bool:
         return any(one.pid != victim.pid for one in self.arena.who(victim.role))
