@@ -48,8 +48,9 @@ class StoredPublications:
         return _announced(await self._documents.find_one("Publication", wanted, sort=[("_id", -1)]))
 
     async def pinned(self) -> Announced | None:
-        """A version whose evaluation is wanted, or that open evaluation tasks name; the oldest, asked for first."""
-        loadable = {"status": {"$in": ["announced", "current", "retained"]}}
+        """A version whose evaluation is wanted, or that open evaluation tasks name; the oldest, asked for first.
+        Also one that was overtaken before an engine served it."""
+        loadable = {"status": {"$in": ["announced", "current", "retained", "skipped"]}}
         wanted = {**loadable, "evaluation": {"$in": ["wanted", "queued"]}}
         asked = await self._documents.find_one("Publication", wanted, sort=[("_id", 1)])
         if asked is not None:

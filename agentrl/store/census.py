@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.store.database import Database
+from agentrl.store.documents import TRAINS
 
 CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL)
 MOST_RECORDS = 2000
@@ -38,8 +39,10 @@ async def of_trained(database: Database, records: Sequence[str]) -> dict[str, fl
 
 
 async def since(database: Database, then: datetime | None) -> dict[str, float]:
-    """Of the attempts that ended since then: outcomes, and the share of infrastructure failures for each tool."""
-    ended = {"finished_at": {"$type": "date"} if then is None else {"$gt": then}}
+    """Of the attempts for training that ended since then: outcomes, and for each tool the share of infrastructure
+    failures."""
+    when = {"$type": "date"} if then is None else {"$gt": then}
+    ended = {"finished_at": when, "purpose": {"$in": list(TRAINS)}}
     found = await database.find(
         "Record", ended, sort=[("finished_at", -1)], limit=MOST_RECORDS, projection=["outcome", "outcome_class"]
     )

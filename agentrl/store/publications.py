@@ -89,12 +89,19 @@ async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = 
     alive = {"kind": "engine", "state": {"$in": PRESENT}}
     for service in await database.find("Service", alive, projection=["version", "versions_loaded"]):
         held |= {version for version in (*service["versions_loaded"], service["version"]) if version is not None}
-    pinning = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}
-    held |= set(await database.distinct("Task", "version", pinning))
+    held |= await evaluated(database)
     kept = {"status": "complete"}
     held |= set(await database.distinct("Checkpoint", "version", kept))
     found = await database.find("Publication", {"status": S.RETAINED}, sort=[("_id", -1)])
     return [load(Publication, document) for document in found[keep:] if document["_id"] not in held]
+
+
+async def evaluated(database: Database) -> set[int]:
+    """Versions whose evaluation is asked for, or not at its end: their files are needed, whatever became of them."""
+    asked = {"evaluation": {"$in": ["wanted", "queued"]}}
+    found = await database.find("Publication", asked, projection=["_id"])
+    open_tasks = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}
+    return {int(one["_id"]) for one in found} | set(await database.distinct("Task", "version", open_tasks))
 
 
 async def delete(database: Database, version: int, actor: Actor = Actor.TRAINER) -> bool:

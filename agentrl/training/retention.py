@@ -22,7 +22,8 @@ async def tidy_weights(database: Database, run_dir: Path, newest: int, *, keep: 
     for one in await publications.superfluous(database, keep=keep):
         await publications.delete(database, one.id)
     there = await asyncio.to_thread(_versions_on_disk, run_dir)
-    old = [version for version in there if version <= newest - keep]
+    evaluated = await publications.evaluated(database)
+    old = [version for version in there if version <= newest - keep and version not in evaluated]
     unwanted = {"_id": {"$in": old}, "status": {"$in": _UNWANTED}}
     for document in await database.find("Publication", unwanted, projection=["_id"]) if old else ():
         await asyncio.to_thread(publication.remove_weights, run_dir, int(document["_id"]))

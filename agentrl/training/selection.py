@@ -18,7 +18,7 @@ from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situatio
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.store import steps, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import DBRecordData
+from agentrl.store.documents import TRAINS, DBRecordData
 from agentrl.store.steps import Ready
 from agentrl.training.knobs import Plan
 from agentrl.training.suspicion import Suspicion
@@ -92,7 +92,7 @@ def staleness(data: DBRecordData, place: Place) -> int:
 
 
 class Validity(NamedTuple):
-    """Of the attempts that ended lately."""
+    """Of the attempts for training that ended lately."""
 
     share: float | None
     """Those that did not fail for infrastructure; None if too few ended."""
@@ -104,11 +104,11 @@ async def validity(database: Database) -> Validity:
     """When most episodes fail, those that are left are a selection and no sample.
 
     What is older than a while counts no more: a hold stops admission, so nothing else would ever end it. What failed
-    on an open breaker says nothing that the breaker does not say.
+    on an open breaker says nothing that the breaker does not say, and what trains nothing is no part of the selection.
     """
     ended = await database.find(
         "Record",
-        {"finished_at": {"$type": "date"}},
+        {"finished_at": {"$type": "date"}, "purpose": {"$in": list(TRAINS)}},
         sort=[("finished_at", -1)],
         limit=RECENT_RECORDS,
         projection=["outcome_class", "finished_at", "free"],

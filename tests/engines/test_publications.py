@@ -183,6 +183,21 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await engine.close()
 
 
+async def test_an_evaluation_of_a_version_that_was_overtaken_before_it_was_served_is_served(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine = EmbeddedEngine(slots=4, context=64)
+    engine.start()
+    puller = puller_of(engine, store, run_dir)
+    await publish(database, first, evaluation="wanted")
+    await publish(database, second)
+    await puller.look()
+    assert (await document(database, 1))["status"] == "skipped"
+    await puller.look_for_pins()
+    assert (await engine.load()).versions_loaded == (1, 2)
+    await engine.close()
+
+
 async def test_an_engine_that_starts_after_a_bad_version_serves_the_one_before(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from agentrl.policies.states import Actor
-from agentrl.store import claims, evaluations, groups, lineages, tasks
+from agentrl.store import census, claims, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, to_bson
-from agentrl.training import selection
+from agentrl.training import retention, selection
 from tests.store.flow import RULE, admit, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
 from tests.waiting import aeventually
@@ -71,11 +71,17 @@ async def test_frozen_weights_are_published_and_evaluated_once_and_nothing_is_tr
     assert lineage.plan["hold"] == "", "samplers work on"
 
 
-async def ended(db: Database, classes: list[str]) -> None:
+async def ended(db: Database, classes: list[str], purpose: str = "train") -> None:
     now = datetime.now(UTC)
     records = [
         Record(
-            id=f"r{at}", task="t", seat=at, status="failed", outcome_class=kind, finished_at=now + timedelta(seconds=at)
+            id=f"{purpose}{at}",
+            task=purpose,
+            seat=at,
+            purpose=purpose,
+            status="failed",
+            outcome_class=kind,
+            finished_at=now + timedelta(seconds=at),
         )
         for at, kind in enumerate(classes)
     ]
@@ -98,3 +104,30 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await db.delete_many("Record", {})
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 150)
     assert await selection.validity(db) == (0.75, ""), "only recent ones count"
+
+
+async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:
+    await ended(db, ["policy"] * 60)
+    await ended(db, ["infrastructure"] * 150, purpose="eval")
+    assert await selection.validity(db) == (1.0, "")
+    told = await census.since(db, None)
+    assert (told["attempts"], told["infrastructure_share"]) == (60, 0)
+
+
+async def test_weights_that_an_evaluation_waits_for_stay_also_when_they_were_overtaken(
+    db: Database, tmp_path: Path
+) -> None:
+    for version in range(1, 5):
+        taken = await publications.take_number(db, parent=version - 1 or None, lineage="a", step=version)
+        (tmp_path / taken.path).mkdir(parents=True)
+        await publications.announce(db, version, "a", {})
+        if version == 2:
+            await evaluations.want(db, version)
+
+    async def left() -> list[int]:
+        await retention.tidy_weights(db, tmp_path, 4, keep=2)
+        return [version for version in range(1, 5) if (tmp_path / publications.path_of(version)).exists()]
+
+    assert await left() == [2, 3, 4]
+    await evaluations.finish(db, 2)
+    assert await left() == [3, 4]
