@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from agentrl.errors import DiskError
+from agentrl.errors import DiskError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.groups import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
@@ -24,7 +25,7 @@ from agentrl.rollout.together import Together
 from agentrl.store import chunks, claims, groups, tasks, trajectories
 from agentrl.store.claims import Claim, Ending, Scored
 from agentrl.store.database import Database, StoreError
-from agentrl.store.documents import DBRecordData, Record, load_if
+from agentrl.store.documents import DBRecordData, Record, Task, load_if
 from agentrl.store.owners import Lease
 from agentrl.tokens import pairs
 from agentrl.tokens import spans as span_lists
@@ -58,6 +59,22 @@ def structure(
     )
 
 
+async def _judged(made: Callable[[], AgentLoop], texts: Sequence[str], task: Task) -> float:
+    """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline."""
+    try:
+        score = float(await made().evaluate_record(texts, task))
+    except UnscoredError:
+        raise
+    except UnknownNameError as unknown:
+        raise UnscoredError(str(unknown)) from unknown
+    except Exception as broken:
+        log.exception("the agent loop %s cannot score an answer to %s", task.agent_name, task.id)
+        raise UnscoredError(f"The agent loop {task.agent_name}: {type(broken).__name__}: {broken}.") from broken
+    if not math.isfinite(score):
+        raise UnscoredError(f"The agent loop {task.agent_name} answered {score}, which is no score.")
+    return score
+
+
 class Endings:
     """Ends episodes in the name of one owner."""
 
@@ -72,7 +89,7 @@ class Endings:
     ) -> bool:
         """By the policy's doing; everything that was generated is durable. False if the scorer cannot say now."""
         record = claim.record
-        judging = asyncio.ensure_future(loop.evaluate_record(texts, claim.task))
+        judging = asyncio.ensure_future(_judged(lambda: loop, texts, claim.task))
         try:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
             if judging.done() and judging.exception() is None:
@@ -113,11 +130,8 @@ class Endings:
         # If it is another's by now, so much the better.
         await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
 
-    async def score(self, loop: AgentLoop, claim: Claim, texts: Sequence[str], data: DBRecordData) -> bool:
-        """False if the scorer cannot say now."""
-        return await self._score(loop.evaluate_record(texts, claim.task), claim, data)
-
     async def _score(self, judged: Awaitable[float], claim: Claim, data: DBRecordData) -> bool:
+        """False if the scorer cannot say now."""
         record, task = claim.record, claim.task
         try:
             score = await judged
@@ -137,7 +151,6 @@ class Endings:
         if claim is None:
             return True  # somebody else's, or of a round that is over
         record = claim.record
-        loop = loops.loop_named(claim.task.agent_name)()
         calls = (await trajectories.calls_of(self._database, [record.id]))[record.id]
         stored = trajectories.stored_calls(calls)
         prompts = span_lists.full_prompts(stored)
@@ -146,7 +159,9 @@ class Endings:
         data = structure(record, tree, runs, OutcomeClass(record.outcome_class))
         turns = await trajectories.turns_of(self._database, record.id)
         texts = [await chunks.whole(self._database, turn.id, "text") or turn.text for turn in turns]
-        if await self.score(loop, claim, texts, data):
+        if await self._score(
+            _judged(lambda: loops.loop_named(claim.task.agent_name)(), texts, claim.task), claim, data
+        ):
             return True
         if await self._is_overdue(record):
             why = f"it could not be scored within {UNSCORED_AT_MOST_S:g} s"

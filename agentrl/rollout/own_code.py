@@ -1,7 +1,7 @@
 """Agent loops and scorers of a run's own: Python files that its configuration names.
 
-Invariant: what cannot be imported, or is named by an environment and registered by nobody, is a mistake of the
-configuration, said with its file before an episode begins.
+Invariant: what cannot be imported, or is named by an environment or a row and registered by nobody, is a mistake of the
+configuration, said with its place before an episode begins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.rollout import loops, scorers
+from agentrl.store import datasets
 
 
 def load(config: RunConfig) -> None:
@@ -21,15 +22,23 @@ def load(config: RunConfig) -> None:
     for number, path in enumerate(config.rollout.code):
         _run(Path(path), f"agentrl_own_{number}")
     for name, environment in config.environments.items():
-        try:
-            loops.loop_named(environment.agent)
-            scorers.scorer_named(environment.scorer)
-        except UnknownNameError as unknown:
-            files = ", ".join(config.rollout.code) or "no files"
-            raise ConfigError(
-                f"environments.{name}: {unknown.message}",
-                hint=f"{unknown.hint} Besides what is shipped, `rollout.code` is looked through: {files}.",
-            ) from unknown
+        _see(config, f"environments.{name}", environment.agent, environment.scorer)
+        for place in filter(None, (environment.dataset, environment.evaluation)):
+            # On another host than the steward's the file may not be there; the steward reads it in any case.
+            for row in datasets.read(place) if Path(place).exists() else ():
+                _see(config, row.where, row.agent_name or environment.agent, row.scorer or environment.scorer)
+
+
+def _see(config: RunConfig, where: str, agent: str, scorer: str) -> None:
+    try:
+        loops.loop_named(agent)
+        scorers.scorer_named(scorer)
+    except UnknownNameError as unknown:
+        files = ", ".join(config.rollout.code) or "no files"
+        raise ConfigError(
+            f"{where}: {unknown.message}",
+            hint=f"{unknown.hint} Besides what is shipped, `rollout.code` is looked through: {files}.",
+        ) from unknown
 
 
 def _run(path: Path, module: str) -> None:

@@ -52,16 +52,18 @@ def scorer_named(name: str) -> Scorer:
 
 async def score(name: str, answer: str | None, task: Task) -> float:
     """Raises UnscoredError if the scorer cannot say, whatever the reason."""
-    scorer = scorer_named(name)
     if answer is None:
         return 0.0
     try:
+        scorer = scorer_named(name)
         async with asyncio.timeout(SCORE_WITHIN_S):
             value = float(await scorer(answer, task.answer, task))
     except TimeoutError:
         raise UnscoredError(f"The scorer {name} did not answer within {SCORE_WITHIN_S:g} s.") from None
     except UnscoredError:
         raise
+    except UnknownNameError as unknown:
+        raise UnscoredError(str(unknown)) from unknown
     except Exception as broken:
         # The boundary to code of users: what it raises is its inability to say.
         log.exception("the scorer %s failed on an answer to %s", name, task.id)

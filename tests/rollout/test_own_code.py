@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -68,6 +69,23 @@ def test_what_is_wrong_is_said_before_an_episode_begins(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         own_code.load(configured(tmp_path, code, **environment))
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"scorer": "exakt"}, r"train\.jsonl line 2: There is no scorer 'exakt'"),
+        ({"agent_name": "nobody"}, r"train\.jsonl line 2: There is no agent loop 'nobody'"),
+    ],
+)
+def test_a_name_in_a_row_that_nobody_registered_is_said_with_its_line(
+    tmp_path: Path, row: dict[str, str], sentence: str
+) -> None:
+    rows = [{"query": "1 + 1?", "answer": "2", "scorer": "math"}, {"query": "2 + 2?", "answer": "4", **row}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = configured(tmp_path, "", agent="tool_agent", scorer="exact")
+    with pytest.raises(ConfigError, match=sentence):
+        own_code.load(config)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import RecordStatus
+from agentrl.rollout.loops import register_loop
 from agentrl.rollout.scorers import UnscoredError, register_scorer
+from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.steward import expiry
 from agentrl.store import claims, owners, tasks
 from agentrl.store.claims import Ending
@@ -307,6 +309,56 @@ async def test_a_judge_that_is_away_is_asked_again_and_nothing_is_generated_agai
     assert (scored.score, scored.outcome) == (0.7, "answered")
     assert len(engine.heard) == 1
     assert len(await stage.data()) == 1
+
+
+@register_loop("cannot_say")
+class CannotSay(ToolAgent):
+    async def evaluate_record(self, texts: Any, task: Any) -> float:
+        raise KeyError("no such row")
+
+
+@register_loop("says_rubbish")
+class SaysRubbish(ToolAgent):
+    async def evaluate_record(self, texts: Any, task: Any) -> float:
+        return float("nan")
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ({"scorer": "nobody"}, "There is no scorer 'nobody'"),
+        ({"agent_name": "cannot_say"}, "KeyError: 'no such row'"),
+        ({"agent_name": "says_rubbish"}, "nan, which is no score"),
+    ],
+    ids=["unknown scorer", "a loop that raises", "no number"],
+)
+async def test_whoever_cannot_score_leaves_the_record_unscored_until_its_deadline(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], why: str
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
+    await stage.engine(lambda heard: "<answer>pear</answer>")
+    await stage.task(n=1, **named)
+    async with stage.sampler():
+        record = await stage.one()
+        assert (record.status, record.score) == ("unscored", None)
+        assert why in record.error
+        monkeypatch.setattr("agentrl.rollout.ending.UNSCORED_AT_MOST_S", 0.0)
+        ended = await aeventually(lambda: stage.all(Record, status="unscorable"), what="it is given up")
+    assert ended[0].outcome_class == "unscored"
+
+
+async def test_what_ended_under_a_loop_that_is_not_known_any_more_is_given_up_too(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
+    Judge.away = True
+    await stage.engine(lambda heard: "<answer>pear</answer>")
+    task = await stage.task(n=1, scorer="judge")
+    async with stage.sampler():
+        await stage.one()
+        await stage.db.update_one("Task", {"_id": task.id}, {"$set": {"agent_name": "nobody"}})
+        monkeypatch.setattr("agentrl.rollout.ending.UNSCORED_AT_MOST_S", 0.0)
+        await aeventually(lambda: stage.all(Record, status="unscorable"), what="it is given up")
 
 
 async def _scored(stage: Stage) -> Record | None:
