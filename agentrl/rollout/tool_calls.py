@@ -88,6 +88,8 @@ class ToolCalls:
         self._parked = parked
         self._session = recorder.record.id
         self._reserved = False
+        self._opened = 0
+        """How often the session was made: a toolbox knows nothing of what was asked before in another one."""
         self._leaving = asyncio.Event()
         self._asked = recorder.has_tool_calls
         """Whether the session has state that later calls build on."""
@@ -172,19 +174,35 @@ class ToolCalls:
         asked_as = before[0].id if before else document.id
         if place is None:
             return self._refuse(document, f"There is no tool {call.name}. {self._known()}"), document.id
-        return await self._ask(document, asked_as, place, call.arguments), document.id
+        ask = self._asking(asked_as, place, call.arguments, asked_in=0 if before else None)
+        return await self._ask(document, place, ask), document.id
 
-    async def _ask(self, document: ToolCall, asked_as: str, place: tuple[str, str], arguments: dict[str, Any]) -> str:
+    def _asking(
+        self, asked_as: str, place: tuple[str, str], arguments: dict[str, Any], *, asked_in: int | None
+    ) -> Callable[[Toolbox], Awaitable[ToolAnswer]]:
+        """One that may be repeated. `asked_in` is the session in which the call may have begun to run."""
+
         async def ask(box: Toolbox) -> ToolAnswer:
-            try:
-                return await box.call(self._session, asked_as, *place, arguments, timeout_s=self._tool_s)
-            except ToolRefusedError as refused:
-                if refused.kind != "session_lost" or not self._stateless:
-                    raise
-            # The toolbox was replaced, and nothing of this session was kept in it.
-            await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
-            return await box.call(self._session, asked_as, *place, arguments, timeout_s=self._tool_s)
+            nonlocal asked_in
+            reopened = False
+            while asked_in in (None, self._opened):
+                try:
+                    return await box.call(self._session, asked_as, *place, arguments, timeout_s=self._tool_s)
+                except ToolRefusedError as refused:
+                    if refused.kind in ("gone", "failed"):
+                        asked_in = self._opened
+                    if refused.kind != "session_lost" or not self._stateless or reopened:
+                        raise
+                # The toolbox was replaced, and nothing of this session was kept in it.
+                await self._open(box)
+                reopened = True
+            raise EndedError(Outcome.TOOL_SERVER_FAILED, "its toolbox is gone, and nobody knows whether it ran")
 
+        return ask
+
+    async def _ask(
+        self, document: ToolCall, place: tuple[str, str], ask: Callable[[Toolbox], Awaitable[ToolAnswer]]
+    ) -> str:
         self._asked = True
         if document.status == ToolCallStatus.REQUESTED:
             self._recorder.tool_runs(document)
@@ -231,10 +249,15 @@ class ToolCalls:
         return tools
 
     async def _reserve(self, box: Toolbox) -> None:
-        created = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
+        created = await self._open(box)
         self._reserved = True
         if created and self._asked and not self._stateless:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, "the state that the tools kept for this episode is gone")
+
+    async def _open(self, box: Toolbox) -> bool:
+        created = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
+        self._opened += created
+        return created
 
     async def _patiently(self, what: str, act: Callable[[Toolbox], Awaitable[T]]) -> T:
         """Until the toolbox takes it. Waiting for a breaker or a free place parks the episode."""

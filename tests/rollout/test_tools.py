@@ -205,6 +205,46 @@ async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
     ]
 
 
+class Replaced(Moody):
+    """A toolbox that is gone after these refusals; the one in its place knows nothing of the session."""
+
+    def __init__(self, *kinds: Any) -> None:
+        super().__init__("", 0)
+        self.kinds = list(kinds)
+        self.ran = 0
+
+    async def call(self, *place: Any, **options: Any) -> ToolAnswer:
+        if self.kinds:
+            raise ToolRefusedError(self.kinds.pop(0), "not now", retry_after_s=0.1)
+        self.ran += 1
+        return ToolAnswer(status="ok", content="pear")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "outcome", "ran"),
+    [
+        (["session_lost"], "answered", 1),
+        (["quota", "session_lost"], "answered", 1),
+        (["gone", "session_lost"], "tool_server_failed", 0),
+    ],
+    ids=["never sent", "never taken", "maybe run"],
+)
+async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kinds: list[str], outcome: str, ran: int
+) -> None:
+    """Also where sessions have no state: what a tool does outside may not bear being done twice."""
+    toolbox = Replaced(*kinds)
+    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
+    stage.config = configuration(**unruly_tools(session="shared"))
+    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["unruly"])
+    await stage.engine(first(calls("echo(text='pear')")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, toolbox.ran) == (outcome, ran), record.error
+    assert [call.status for call in await stage.tool_calls()] == ["ok" if ran else "lost"]
+
+
 def test_tools_of_the_same_name_are_told_apart_by_their_server() -> None:
     tools = [OfferedTool(server=server, name=name) for server, name in (("a", "x"), ("b", "x"), ("b", "y"), ("c", "z"))]
     offered = offer(tools, ["a", "b"])
