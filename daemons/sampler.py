@@ -36,9 +36,12 @@ from agentrl.toolbox import answers
 from agentrl.toolbox.client import Tools
 from agentrl.unit import Unit, run_unit
 
+log = logging.getLogger("sampler")
 LOOK_EVERY_S = 0.5
 STANDS_AT_MOST_S = 120.0
 """The loop turns several times a second; a sampler that stands this long hangs."""
+START_AT_MOST_S = 600.0
+"""Datasets may be large."""
 FIRST_WEIGHTS_WITHIN_S = 3600.0
 """A trainer may warm up before it publishes."""
 
@@ -48,7 +51,8 @@ async def main(unit: Unit) -> None:
         raise ConfigError("A sampler needs the state directory of its run.", hint="Start it with `agentrl up`.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     config = access.configuration(unit.run_dir)
-    own_code.load(config)
+    with unit.phase("reading code and datasets", at_most_s=START_AT_MOST_S):
+        own_code.load(config)
     knobs = SamplerKnobs(unit, config.rollout)
     token = http_token(unit.state_dir)
     database = access.open_database(config, unit.state_dir)
@@ -59,6 +63,8 @@ async def main(unit: Unit) -> None:
         unit.ready()
         words = await _first_words(unit, database, lease)
         if words is not None:
+            if words.difference:
+                log.warning("%s", words.difference)
             await fleet.look()
             stands = Stands(unit)
             sampler = Sampler(

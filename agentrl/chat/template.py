@@ -85,11 +85,15 @@ class Template:
         """What ends an assistant's turn in this template."""
         return (self._control[self.markup.end],)
 
-    def first(self, system: str, tools: Sequence[ToolSpec], query: str) -> list[int]:
-        """The first prompt: instructions, tools, the query, and the opening of the assistant's turn."""
+    def first(
+        self, system: str, tools: Sequence[ToolSpec], query: str, *, earlier: Sequence[tuple[str, str]] = ()
+    ) -> list[int]:
+        """The first prompt: instructions, tools, roles and texts from before, the query, and the opening of the
+        assistant's turn."""
         instructions = "\n".join(part for part in (system, self._render_tools(tools)) if part)
         parts = [
             *(self._message("system", instructions) if instructions else ()),
+            *(part for role, text in earlier for part in self._message(role, text)),
             *self._message("user", query),
             *self._opening("assistant"),
         ]

@@ -6,7 +6,7 @@ stays text; decoding keeps control tokens unless asked to drop them, because the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
@@ -57,10 +57,6 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of plain text; nothing is added, and no control token comes out of it."""
         return list(self._inner.encode(text, add_special_tokens=False).ids)
-
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Like `encode`, for many."""
-        return [list(one.ids) for one in self._inner.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, drop_control: bool = False) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=drop_control))

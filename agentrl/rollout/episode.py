@@ -88,8 +88,10 @@ class Episode:
         return len(self.texts)
 
     def first_prompt(self) -> list[int]:
-        """System prompt, tools and query, up to where the assistant begins."""
-        return self.template.first(self.environment.system, self.tools, self.task.query)
+        """System prompt, tools, what was said before, and the query, up to where the assistant begins."""
+        said = [(one.role, one.content) for one in self.task.earlier]
+        system = said.pop(0)[1] if said and said[0][0] == "system" else self.environment.system
+        return self.template.first(system, self.tools, self.task.query, earlier=said)
 
     async def model(self, prompt: Sequence[int]) -> Reply:
         """The next turn. The episode ends here if there may be none."""

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from agentrl.chat import own_template
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.errors import ConfigError
@@ -20,6 +21,8 @@ class Speech(NamedTuple):
     template: Template
     vocabulary: int
     """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
+    difference: str
+    """Where the model's own chat template writes otherwise, as a sentence; empty if it does not."""
 
 
 async def published(database: Database, run_dir: Path) -> Speech | None:
@@ -35,4 +38,5 @@ def read(directory: Path) -> Speech:
     except (OSError, ValueError, AttributeError, TypeError) as broken:
         raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
     tokenizer = Tokenizer(directory)
-    return Speech(Template(tokenizer), max(declared, tokenizer.size))
+    template = Template(tokenizer)
+    return Speech(template, max(declared, tokenizer.size), own_template.difference(template, directory))

@@ -189,6 +189,7 @@ def _task(
         purpose="train" if version is None else "eval",
         version=version,
         query=row.query,
+        earlier=list(row.earlier),
         answer=row.answer,
         scorer=row.scorer or environment.scorer,
         answer_schema=row.answer_schema or environment.answer_schema,

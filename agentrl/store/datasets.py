@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import ConfigError
+from agentrl.store.documents import Said
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "id": ("id", "task_id", "uid", "uuid"),
@@ -43,6 +44,8 @@ class DatasetError(ConfigError):
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     query: str
+    earlier: tuple[Said, ...] = ()
+    """Of a conversation: its instructions, and what was said before the query."""
     answer: str = ""
     id: str = ""
     scorer: str = ""
@@ -92,8 +95,8 @@ def leaks(train: Iterable[Row], held_out: Iterable[Row]) -> list[Leak]:
 
 def repeated(rows: Iterable[Row], known: Iterable[Row]) -> list[tuple[Row, Row]]:
     """The rows whose prompt is among those that are known, each with the one that has it."""
-    by_prompt = {_same(row.query): row for row in known}
-    return [(row, by_prompt[_same(row.query)]) for row in rows if _same(row.query) in by_prompt]
+    by_prompt = {_same(row): row for row in known}
+    return [(row, by_prompt[_same(row)]) for row in rows if _same(row) in by_prompt]
 
 
 def order(rows: int, *, shuffle: int, epoch: int) -> list[int]:
@@ -107,7 +110,8 @@ def digest(rows: Iterable[Row]) -> str:
     """Says whether these are the same rows in the same order."""
     hashed = hashlib.blake2b(digest_size=16)
     for row in rows:
-        hashed.update(msgspec.json.encode([row.id, row.query, row.answer, row.split], order="sorted"))
+        said = [row.id, row.query, row.answer, row.split, *row.earlier]
+        hashed.update(msgspec.json.encode(said, order="sorted"))
     return hashed.hexdigest()
 
 
@@ -226,14 +230,15 @@ def _row(plain: Any, where: str, split: str) -> Row:
         raise DatasetError(f"{where} is no object but {_kind(plain)}.")
     fields = {str(name): value for name, value in plain.items() if value is not None}
     taken = {field: _first(fields, names) for field, names in ALIASES.items()}
-    query = _query(fields, taken["query"], where)
+    query, earlier = _query(fields, taken["query"], where)
     said = str(fields.get(taken["split"] or "", "")).lower()
     if said and said not in SPLITS:
         raise DatasetError(f"{where} is in the split {said!r}; known are: {', '.join(SPLITS)}.")
-    # Messages carry more than the question, so they stay whole beside it.
+    # Messages may say more than texts, so they stay whole beside them.
     used = {name for name in taken.values() if name is not None and name != "messages"}
     return Row(
         query=query,
+        earlier=earlier,
         answer=_text(fields.get(taken["answer"] or "")),
         id=_text(fields.get(taken["id"] or "")),
         scorer=_name(fields, taken["scorer"], where),
@@ -249,25 +254,36 @@ def _first(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((name for name in names if name in fields), None)
 
 
-def _query(fields: Mapping[str, Any], name: str | None, where: str) -> str:
+def _query(fields: Mapping[str, Any], name: str | None, where: str) -> tuple[str, tuple[Said, ...]]:
     if name is None:
         raise DatasetError(f"{where} has no query: one of {', '.join(ALIASES['query'])} is needed.")
     value = fields[name]
+    earlier: tuple[Said, ...] = ()
     if isinstance(value, list):
-        value = _last_question(value, name, where)
+        said = _conversation(value, name, where)
+        value, earlier = said[-1].content, said[:-1]
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{where}: {name} must be a text that is not empty, and is {_kind(value)}.")
-    return value
+    return value, earlier
 
 
-def _last_question(messages: list[Any], name: str, where: str) -> Any:
-    """Of a conversation what the user said last."""
-    for message in reversed(messages):
+def _conversation(messages: list[Any], name: str, where: str) -> tuple[Said, ...]:
+    """Up to what the user said last; an answer that follows is not the model's to read."""
+    for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
             raise DatasetError(f"{where}: {name} must be a text or messages with role and content.")
-        if message["role"] == "user":
-            return message.get("content")
-    raise DatasetError(f"{where}: {name} has no message of the user.")
+    last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if last is None:
+        raise DatasetError(f"{where}: {name} has no message of the user.")
+    for place, message in enumerate(messages[: last + 1]):
+        if message["role"] not in (("system", "user", "assistant") if place == 0 else ("user", "assistant")):
+            raise DatasetError(
+                f"{where}: {name} may have one message of the system, the first; others are of the user or of the "
+                f"assistant, and number {place + 1} is of {message['role']!r}."
+            )
+        if not isinstance(message.get("content"), str) or message.get("tool_calls"):
+            raise DatasetError(f"{where}: {name} must be of texts, and number {place + 1} is not.")
+    return tuple(Said(message["role"], message["content"]) for message in messages[: last + 1])
 
 
 def _name(fields: Mapping[str, Any], name: str | None, where: str) -> str:
@@ -293,9 +309,10 @@ def _refuse_repeated_ids(rows: Iterable[Row]) -> None:
             raise DatasetError(f"{row.where} has the id {row.id!r}, which {first} has already.")
 
 
-def _same(query: str) -> str:
-    """Prompts that differ only in spaces are the same."""
-    return " ".join(query.split())
+def _same(row: Row) -> tuple[str, ...]:
+    """Prompts that differ only in spaces, or in their instructions, are the same."""
+    before = (said.content for said in row.earlier if said.role != "system")
+    return tuple(" ".join(text.split()) for text in (*before, row.query))
 
 
 def _kind(value: Any) -> str:

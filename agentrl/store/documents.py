@@ -60,6 +60,9 @@ class Task(Named):
     sampling: dict[str, Any] = {}
     """Frozen at admission."""
     query: str = ""
+    earlier: list[Said] = []
+    """Of a conversation: its instructions, instead of those of the environment, and what was said before the
+    query."""
     answer: str = ""
     scorer: str = ""
     answer_schema: str = ""
@@ -90,6 +93,13 @@ class Task(Named):
     """Of an evaluation: the version that it pins."""
     pruned: bool = False
     """Calls, turns and tool calls of its records were removed."""
+
+
+class Said(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: str
+    content: str
 
 
 class Baseline(msgspec.Struct):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from agentrl.chat.building import CONTROL_TOKENS, TAGS, build_tokenizer
+from agentrl.chat.own_template import difference
 from agentrl.chat.template import CHATML, Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tools import ToolSpec
@@ -54,7 +57,6 @@ def test_digits_and_tags_are_single_tokens(tokenizer: Tokenizer) -> None:
     for tag in TAGS:
         assert len(tokenizer.encode(tag)) == 1
     assert 300 <= tokenizer.size <= 380
-    assert tokenizer.encode_all(["pear 1", ""]) == [tokenizer.encode("pear 1"), []]
 
 
 def test_a_conversation_reads_as_it_was_meant(tokenizer: Tokenizer) -> None:
@@ -72,6 +74,13 @@ def test_a_conversation_reads_as_it_was_meant(tokenizer: Tokenizer) -> None:
 
 def test_without_instructions_there_is_no_system_message(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(Template(tokenizer).first("", [], "Hi")) == "<|user|>Hi<|end|><|assistant|>"
+
+
+def test_what_was_said_before_the_query_stands_before_it(tokenizer: Tokenizer) -> None:
+    ids = Template(tokenizer).first("Sell.", [], "And two?", earlier=[("user", "One?"), ("assistant", "3")])
+    assert tokenizer.decode(ids) == (
+        "<|system|>Sell.<|end|><|user|>One?<|end|><|assistant|>3<|end|><|user|>And two?<|end|><|assistant|>"
+    )
 
 
 def test_an_output_that_was_cut_off_is_closed_by_the_environment(tokenizer: Tokenizer) -> None:
@@ -102,6 +111,50 @@ def test_chatml_is_found_by_its_tokens_and_written_as_its_models_know_it(chatml:
         "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+QWEN = """{%- if tools %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '\\n\\n' }}
+    {{- "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n" }}
+    {{- "You are provided with function signatures within <tools></tools> XML tags:\\n<tools>" }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within " }}
+    {{- "<tool_call></tool_call> XML tags:\\n<tool_call>\\n" }}
+    {{- '{\"name\": <function-name>, \"arguments\": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages[1:] %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+
+def test_a_model_whose_own_template_agrees_or_is_not_there_is_not_spoken_of(chatml: Tokenizer, tmp_path: Path) -> None:
+    assert difference(Template(chatml), tmp_path) == ""
+    (tmp_path / "chat_template.jinja").write_text(QWEN)
+    assert difference(Template(chatml), tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("{{ bos_token }}" + QWEN, r"writes a conversation otherwise than chatml, .* '<s><\|im_start\|>"),
+        (QWEN.replace("# Tools", "# Functions"), "writes a conversation with tools otherwise"),
+        (QWEN + "<think>", r"<think>' there, "),
+        ("{{ raise_exception('no tools') }}", "cannot be asked: ValueError: no tools"),
+        ("{% if %}", "cannot be asked: TemplateSyntaxError"),
+    ],
+    ids=["beginning", "tools", "end", "refuses", "broken"],
+)
+def test_a_model_whose_own_template_writes_otherwise_is_told_of(
+    chatml: Tokenizer, tmp_path: Path, own: str, says: str
+) -> None:
+    described = {"chat_template": [{"name": "default", "template": own}], "bos_token": {"content": "<s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+    assert re.search(says, difference(Template(chatml), tmp_path))
 
 
 def test_a_tokenizer_of_an_unknown_family_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -107,6 +108,19 @@ def test_aliases(tmp_path: Path, plain: dict[str, Any], query: str, answer: str)
     assert (row.query, row.answer) == (query, answer)
 
 
+def test_a_conversation_is_kept_up_to_what_the_user_said_last(tmp_path: Path) -> None:
+    roles = ("system", "user", "assistant", "user", "assistant")
+    messages = [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles)]
+    [row] = read(jsonl(tmp_path, [{"prompt": messages}]))
+    assert row.query == "user 3"
+    assert [(said.role, said.content) for said in row.earlier] == [
+        (role, f"{role} {n}") for n, role in enumerate(roles)
+    ][:3]
+    other = msgspec.structs.replace(row, earlier=row.earlier[:2])
+    assert datasets.digest([row]) != datasets.digest([other])
+    assert not datasets.leaks([row], [other]), "the same last words of another conversation"
+
+
 def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
     said = {"question": "q", "scorer": "math", "answer_schema": "boxed", "agent": "single_turn_agent", "split": "test"}
     [row] = read(jsonl(tmp_path, [said | {"level": 3, "prompt": "p"}]))
@@ -123,6 +137,14 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
         ('{"query": "  "}\n', "line 1: query must be a text that is not empty, and is an empty text"),
         ('{"query": 5}\n', "line 1: query must be a text that is not empty, and is a number"),
         ('{"messages": [{"role": "system", "content": "x"}]}\n', "line 1: messages has no message of the user"),
+        (
+            '{"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}]}\n',
+            "line 1: messages may have .* number 1 is of 'tool'",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": ["x"]}, {"role": "user", "content": "y"}]}\n',
+            "line 1: messages must be of texts, and number 1 is not",
+        ),
         ('{"messages": ["x"]}\n', "line 1: messages must be a text or messages"),
         ('{"query": "q", "scorer": 4}\n', "line 1: scorer must be a name, and is a number"),
         ('{"query": "q", "split": "tset"}\n', "line 1 is in the split 'tset'"),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.policies.states import HOLDS_SEAT, RecordStatus
 from agentrl.protocol.danger import Effect
@@ -22,6 +24,7 @@ from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import checkpoints, datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
+from agentrl.store.documents import Said
 
 SHOWN = 5
 
@@ -118,10 +121,18 @@ class Changes:
         """Prompts that are trained on already, or held out, with the first places where they stand."""
         source = self._sources[environment]
         mine = {"_id": epochs.ids_under(f"{environment}/{ADDED}/")}
-        added = await self._database.find("Task", mine, projection=["query", "epoch"])
+        added = await self._database.find("Task", mine, projection=["query", "earlier", "epoch"])
         digest = datasets.digest(rows)
         own = await epochs.number_of(self._database, environment, digest)
-        before = [Row(query=task["query"], where=task["_id"]) for task in added if task.get("epoch") != own]
+        before = [
+            Row(
+                query=task["query"],
+                earlier=msgspec.convert(task.get("earlier", []), tuple[Said, ...]),
+                where=task["_id"],
+            )
+            for task in added
+            if task.get("epoch") != own
+        ]
         told = []
         for what, known in (
             ("are trained on already", [*source.train, *before]),
