@@ -66,13 +66,6 @@ class FilterError(UsageError):
         self.position = position
         self.problem = problem
 
-    def pointed(self) -> str:
-        """The text with a mark under the place, for a terminal."""
-        before = self.text[: self.position]
-        line = before.rpartition("\n")[2]
-        whole = line + self.text[self.position :].partition("\n")[0]
-        return f"{whole}\n{' ' * len(line)}^ {self.problem}"
-
 
 @dataclass(frozen=True, slots=True)
 class _Token:

@@ -88,9 +88,3 @@ class Decay:
         # The floor times the cap is 1 but for rounding.
         width = max(self.cap * faded, 1.0)
         return 1.0 - self.epsilon * width, 1.0 + (self.epsilon + self.extra) * width
-
-
-def outside(ratio: float, advantage: float, bounds: tuple[float, float]) -> bool:
-    """Whether a pair is masked: it would be pushed further in the direction in which it is too far already."""
-    lower, upper = bounds
-    return (ratio > upper and advantage > 0) or (ratio < lower and advantage < 0)

@@ -31,7 +31,7 @@ class Outcome(enum.StrEnum):
     """It stopped without an answer in the form that was asked for."""
     MALFORMED_CALL = "malformed_call"
     REFUSED = "refused"
-    """The policy declined."""
+    """The policy declined. No loop that is shipped can tell; one of a run's own may."""
     TOOL_FAILURE = "tool_failure"
     """A crash or timeout that the tool declares to be the policy's."""
     # A limit set for the policy.
@@ -49,7 +49,6 @@ class Outcome(enum.StrEnum):
     numbers."""
     TOOL_SERVER_FAILED = "tool_server_failed"
     TOOL_TIMEOUT = "tool_timeout"
-    SANDBOX_FAILED = "sandbox_failed"
     STORE_FAILED = "store_failed"
     EPISODE_TIMEOUT = "episode_timeout"
     """Its deadline passed: time measures the machines, not the policy."""
@@ -81,7 +80,6 @@ CLASS_OF: Mapping[Outcome, OutcomeClass] = {
             Outcome.ENGINE_RUBBISH,
             Outcome.TOOL_SERVER_FAILED,
             Outcome.TOOL_TIMEOUT,
-            Outcome.SANDBOX_FAILED,
             Outcome.STORE_FAILED,
             Outcome.EPISODE_TIMEOUT,
             Outcome.LOOP_FAILED,
@@ -129,13 +127,8 @@ def tool_fault(
     *,
     timeout_means: Blame = "infrastructure",
     crash_means: Blame = "infrastructure",
-    alike_on_fresh_session: bool = False,
 ) -> Fault:
-    """Whose doing it was that a tool call ended like this.
-
-    A call that fails alike on a fresh session is the policy's: something about the call itself kills the tool. A lost
-    toolbox or sampler says nothing about the call, whatever came of it elsewhere.
-    """
+    """Whose doing it was that a tool call ended like this. A lost toolbox or sampler says nothing about the call."""
     fault: Fault = ""
     match ToolCallStatus(status):
         case ToolCallStatus.TOOL_ERROR:
@@ -143,9 +136,9 @@ def tool_fault(
         case ToolCallStatus.REFUSED:
             fault = "infrastructure" if reason == "quota" else "policy"
         case ToolCallStatus.TIMEOUT:
-            fault = "policy" if alike_on_fresh_session else timeout_means
+            fault = timeout_means
         case ToolCallStatus.LOST if reason == "server":
-            fault = "policy" if alike_on_fresh_session else crash_means
+            fault = crash_means
         case ToolCallStatus.LOST:
             fault = "infrastructure"
     return fault
@@ -154,13 +147,6 @@ def tool_fault(
 def may_redraw(redraws: int, *, breaker_open: bool = False, max_redraws: int = MAX_REDRAWS) -> bool:
     """Whether a seat whose attempt failed gets another. An attempt that met an open breaker costs none."""
     return breaker_open or redraws < max_redraws
-
-
-def overlong_penalty(tokens: int, *, limit: int, buffer: int) -> float:
-    """To be added to the score: 0 until the last `buffer` tokens before the limit, then falling to -1 at the limit."""
-    if not 0 < buffer <= limit:
-        raise ValueError(f"the buffer must be between 1 and the limit {limit}, not {buffer}")
-    return -min(max(tokens - (limit - buffer), 0) / buffer, 1.0)
 
 
 def valid_share(counts: Mapping[OutcomeClass, int]) -> float | None:

@@ -6,7 +6,7 @@ and not after a count; token data is never part of a row, only its size.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -63,18 +63,6 @@ async def page(
     found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
     return Page(rows, rows[-1]["id"] if len(found) > limit else None)
-
-
-async def count(database: Database, kind: str, *, filter: str = "") -> int:
-    return await database.count(kind, await _asked(database, kind, filter, (), None))
-
-
-async def export(database: Database, kind: str, *, filter: str = "", sort: str = "") -> AsyncIterator[Plain]:
-    """All rows, one by one."""
-    keys = parse_sort(sort, _fields(kind))
-    asked = await _asked(database, kind, filter, keys, None)
-    async for document in database.stream(kind, asked, sort=to_mongo_sort(keys), projection=LEFT_OUT):
-        yield shown(document)
 
 
 async def _asked(

@@ -216,10 +216,6 @@ async def leased(database: Database) -> list[Step]:
     return [load(Step, step) for step in await database.find("Step", {"status": StepStatus.LEASED})]
 
 
-async def last_committed(database: Database) -> Step | None:
-    return load_if(Step, await database.find_one("Step", {"status": StepStatus.COMMITTED}, sort=[("step", -1)]))
-
-
 class Died(NamedTuple):
     """A Step that its trainer ended with."""
 

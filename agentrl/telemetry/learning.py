@@ -1,7 +1,8 @@
 """The metrics of learning that alarms look at: what each means, and the band in which a healthy run stays. Pure.
 
 Invariants: a name stands here once, and is the name in Step documents, in curves and among the trainer's unit metrics;
-a band is the one of `algorithms` (mismatch is a bug, drift is the policy moving away from what it was sampled from).
+a band that is left says either that something is broken (mismatch) or that the policy moved away from what it was
+sampled from (drift).
 """
 
 from __future__ import annotations

@@ -123,14 +123,6 @@ def test_a_query_that_means_nothing_is_refused_with_the_place(query: str, positi
     assert refused.value.exit_code is ExitCode.USAGE
 
 
-def test_the_place_is_pointed_at_in_its_line() -> None:
-    with pytest.raises(FilterError) as refused:
-        parse("turns=3 and\n  statsu=failed and\n  score=1", RECORDS)
-    line, mark = refused.value.pointed().splitlines()
-    assert line == "  statsu=failed and"
-    assert mark.startswith("  ^ there is no field 'statsu'")
-
-
 def test_a_stranger_gets_the_list_of_fields() -> None:
     with pytest.raises(FilterError, match="Fields are: id, environment"):
         parse("zzz=1", TASKS)

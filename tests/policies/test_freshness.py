@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.policies.freshness import Decay, Freshness, outside, voided
+from agentrl.policies.freshness import Decay, Freshness, voided
 
 
 def test_the_oldest_that_trains() -> None:
@@ -56,13 +56,3 @@ def test_bounds_only_close_with_age(rate: float, cap: float, age: float, more: f
     (lower, upper), (later_lower, later_upper) = decay.bounds(0, age), decay.bounds(0, age + more)
     assert 0 < lower <= later_lower <= 1 <= later_upper <= upper
     assert later_lower == pytest.approx(0.8) or later_lower < 0.8
-
-
-def test_only_what_is_pushed_further_out_is_masked() -> None:
-    bounds = (0.8, 1.3)
-    assert outside(1.4, +1.0, bounds)
-    assert outside(0.7, -1.0, bounds)
-    assert not outside(1.4, -1.0, bounds)
-    assert not outside(0.7, +1.0, bounds)
-    assert not outside(1.3, +1.0, bounds)
-    assert not outside(9.0, 0.0, bounds)

@@ -37,40 +37,31 @@ def test_what_follows_from_a_class(kind: OutcomeClass, baseline: bool, trains: b
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "declared", "alike", "fault"),
+    ("status", "reason", "declared", "fault"),
     [
-        ("ok", "", {}, False, ""),
-        ("cancelled", "", {}, False, ""),
-        ("tool_error", "", {}, False, "policy"),
-        ("refused", "malformed", {}, False, "policy"),
-        ("refused", "blocked", {}, False, "policy"),
-        ("refused", "quota", {}, False, "infrastructure"),
-        ("timeout", "", {}, False, "infrastructure"),
-        ("timeout", "", {"timeout_means": "policy"}, False, "policy"),
-        ("timeout", "", {}, True, "policy"),
-        ("lost", "server", {}, False, "infrastructure"),
-        ("lost", "server", {"crash_means": "policy"}, False, "policy"),
-        ("lost", "server", {}, True, "policy"),
-        ("lost", "toolbox", {"crash_means": "policy"}, True, "infrastructure"),
-        ("lost", "sampler", {}, False, "infrastructure"),
+        ("ok", "", {}, ""),
+        ("cancelled", "", {}, ""),
+        ("tool_error", "", {}, "policy"),
+        ("refused", "malformed", {}, "policy"),
+        ("refused", "blocked", {}, "policy"),
+        ("refused", "quota", {}, "infrastructure"),
+        ("timeout", "", {}, "infrastructure"),
+        ("timeout", "", {"timeout_means": "policy"}, "policy"),
+        ("lost", "server", {}, "infrastructure"),
+        ("lost", "server", {"crash_means": "policy"}, "policy"),
+        ("lost", "toolbox", {"crash_means": "policy"}, "infrastructure"),
+        ("lost", "sampler", {}, "infrastructure"),
     ],
 )
 def test_whose_doing_a_failed_call_was(
-    status: str, reason: str, declared: dict[str, outcomes.Blame], alike: bool, fault: str
+    status: str, reason: str, declared: dict[str, outcomes.Blame], fault: str
 ) -> None:
-    assert outcomes.tool_fault(status, reason, alike_on_fresh_session=alike, **declared) == fault
+    assert outcomes.tool_fault(status, reason, **declared) == fault
 
 
 def test_a_seat_is_redrawn_twice_and_an_open_breaker_costs_nothing() -> None:
     assert [outcomes.may_redraw(redraws) for redraws in range(4)] == [True, True, False, False]
     assert outcomes.may_redraw(9, breaker_open=True)
-
-
-def test_the_penalty_for_length_rises_in_the_last_stretch() -> None:
-    penalties = [outcomes.overlong_penalty(tokens, limit=100, buffer=20) for tokens in (0, 80, 90, 100, 120)]
-    assert penalties == [0, 0, -0.5, -1, -1]
-    with pytest.raises(ValueError, match="buffer"):
-        outcomes.overlong_penalty(1, limit=10, buffer=0)
 
 
 def test_training_holds_when_too_few_attempts_are_valid() -> None:

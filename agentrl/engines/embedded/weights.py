@@ -12,19 +12,11 @@ import safetensors
 import torch
 from safetensors.torch import load as load_tensors
 
-from agentrl.engines.embedded.architecture import Architecture, parse_architecture
+from agentrl.engines.embedded.architecture import parse_architecture
 from agentrl.engines.embedded.model import Model, assemble, score
 from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE, Agreement, Manifest, compare, read_verified
 from agentrl.engines.protocol import WeightsRefusedError
 from agentrl.errors import ConfigError
-
-
-def read_architecture(directory: Path) -> Architecture:
-    file = directory / CONFIG_FILE
-    try:
-        return parse_architecture(file.read_bytes(), file)
-    except OSError as broken:
-        raise ConfigError(f"{file} cannot be read: {broken.strerror}.") from broken
 
 
 def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Model, Agreement]:
