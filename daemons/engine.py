@@ -42,7 +42,7 @@ async def main(unit: Unit) -> None:
         async with _engine(config, unit.state_dir) as kept:
             puller = Puller(
                 kept.engine,
-                StoredPublications(database),
+                StoredPublications(database, load_within_s=config.engines.load_s),
                 ServiceReport(id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=kept.url),
                 run_dir=unit.run_dir,
                 beside=kept.beside,

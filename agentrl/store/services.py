@@ -6,6 +6,7 @@ by the server's clock; addresses of the gone are kept as history, never as a cho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentrl.store.database import Database
@@ -29,6 +30,12 @@ async def alive(database: Database, kind: str, *, state: str = "serving") -> lis
     """Those that may be called now."""
     fresh = {"kind": kind, "state": state, "$expr": {"$gt": ["$seen_at", from_now(-SILENT_S)]}}
     return [load(Service, document) for document in await database.find("Service", fresh, sort=[("_id", 1)])]
+
+
+async def seen(database: Database, kind: str, states: Sequence[str]) -> list[Service]:
+    """Those that told this of themselves, and are not forgotten."""
+    there = {"kind": kind, "state": {"$in": list(states)}, "$expr": {"$gt": ["$seen_at", from_now(-FORGOTTEN_S)]}}
+    return [load(Service, document) for document in await database.find("Service", there, sort=[("_id", 1)])]
 
 
 async def unusable_servers(database: Database) -> dict[str, str]:
