@@ -20,7 +20,7 @@ from agentrl.engines.client import HttpEngine
 from agentrl.engines.protocol import Engine
 from agentrl.engines.routing import Candidate, Router
 from agentrl.rollout.ports import Toolbox
-from agentrl.store import services
+from agentrl.store import lineages, services
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
 
@@ -54,7 +54,8 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
-        """`toolbox` makes the client of an address; an engine is `max_lag` versions behind the newest at most."""
+        """`toolbox` makes the client of an address; an engine is `max_lag` versions of the open lineage behind the
+        newest at most."""
         self._database = database
         self._token = token
         self._make_toolbox = toolbox
@@ -62,6 +63,8 @@ class Fleet:
         self._clock = clock
         self._router = Router(chance or random.Random(), silent_after_s=SILENT_AFTER_S)
         self._candidates: list[Candidate] = []
+        self._first_version = 0
+        """Of the open lineage: by number alone, what an abandoned one ended with would be hardly behind."""
         self._toolboxes: list[Service] = []
         self._signs: dict[str, tuple[datetime | None, float]] = {}
         """The last sign of life of each, and when this process first saw it."""
@@ -75,7 +78,7 @@ class Fleet:
     def engine(self, affinity: str, version: int | None = None, avoid: Collection[str] = ()) -> Candidate | None:
         """Where a call of this conversation goes; None if nobody can take it now."""
         newest = self.newest_version
-        oldest = None if newest is None else newest - self._max_lag
+        oldest = None if newest is None else max(newest - self._max_lag, self._first_version)
         return self._router.choose(
             self._candidates, affinity, self._clock(), version=version, oldest=oldest, avoid=avoid
         )
@@ -138,8 +141,10 @@ class Fleet:
     async def look(self) -> None:
         engines = await services.alive(self._database, "engine")
         toolboxes = await services.alive(self._database, "toolbox")
+        lineage = await lineages.current(self._database)
         self._looked_at = now = self._clock()
         self._candidates = [self._candidate(service, now) for service in engines]
+        self._first_version = (lineage and lineage.first_version) or 0
         self._toolboxes = toolboxes
         for service in engines:
             if service.url not in self._engine_clients:

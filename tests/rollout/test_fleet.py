@@ -1,0 +1,36 @@
+"""Which engines a sampler calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.rollout.fleet import Fleet
+from agentrl.store import lineages, services
+from agentrl.store.database import Database
+from agentrl.store.documents import Service
+
+
+def no_toolbox(url: str) -> Any:
+    raise AssertionError(url)
+
+
+async def test_engines_at_versions_of_an_abandoned_lineage_are_not_called(db: Database) -> None:
+    fleet = Fleet(db, "token", no_toolbox, max_lag=2)
+    for slot, version in enumerate((118, 120, 121)):
+        url, unit = f"http://127.0.0.1:{slot + 1}", f"engine-{slot}"
+        engine = Service(id=f"{unit}.1", unit=unit, kind="engine", url=url, state="serving", version=version, slots=8)
+        await services.report(db, engine)
+
+    async def called() -> set[int | None]:
+        await fleet.look()
+        chosen = [fleet.engine(f"conversation {number}") for number in range(64)]
+        return {one.version for one in chosen if one is not None}
+
+    assert await called() == {120, 121}
+    lineage = await lineages.begin(db, "trainer-0.2", parent_checkpoint="c", after_step=100)
+    assert await called() == {120, 121}, "it has not published yet"
+    await lineages.set_first_version(db, lineage.id, 121)
+    assert await called() == {121}
+    pinned = fleet.engine("evaluation", version=120)
+    assert pinned is not None
+    await fleet.close()
