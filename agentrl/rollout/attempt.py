@@ -210,6 +210,7 @@ class Attempt:
             generated_tokens=recorder.generated_tokens,
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
+            versions=sorted(set(versions)),
             malformed=episode.malformed_turns > 0 and ended.outcome not in _BY_MALFORMED_CALLS,
             error=ended.error[:2000],
         )

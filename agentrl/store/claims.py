@@ -59,6 +59,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     oldest_version: int | None = None
     newest_version: int | None = None
+    versions: list[int] = []
     malformed: bool = False
     error: str = ""
 
@@ -168,6 +169,7 @@ def progress(record: str, owner: str, *, turns: int, generated_tokens: int, vers
     span = {
         "oldest_version": {"$min": ["$oldest_version", *versions]},
         "newest_version": {"$max": ["$newest_version", *versions]},
+        "versions": {"$setUnion": [{"$ifNull": ["$versions", []]}, list(versions)]},
     }
     return UpdateOne(_held(record, owner), setting({"turns": turns, "generated_tokens": generated_tokens}, **span))
 

@@ -146,6 +146,8 @@ class Record(Named):
     scores_before: list[float] = []
     oldest_version: int | None = None
     newest_version: int | None = None
+    versions: list[int] = []
+    """All that generated tokens of it: after a rollback the smallest number need not be the farthest."""
     generated_tokens: int = 0
     turns: int = 0
     created_at: datetime | None = None

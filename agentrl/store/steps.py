@@ -76,8 +76,8 @@ def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordDa
 class Flying(NamedTuple):
     """A record of a group that is not closed yet."""
 
-    version: int
-    """The oldest that generated a token of it."""
+    versions: list[int]
+    """Those that generated tokens of it."""
     environment: str
 
 
@@ -86,12 +86,12 @@ async def under_way(database: Database) -> list[Flying]:
     flying = {
         "status": {"$in": [*IN_FLIGHT, RecordStatus.SCORED]},
         "purpose": {"$in": list(TRAINS)},
-        "oldest_version": {"$type": "number"},
+        "versions.0": {"$exists": True},
     }
     unclosed = await database.find("Task", {"status": TaskStatus.ADMITTED}, projection=["_id"])
     flying["task"] = {"$in": [task["_id"] for task in unclosed]}
-    found = await database.find("Record", flying, projection=["oldest_version", "environment"])
-    return [Flying(int(record["oldest_version"]), record["environment"]) for record in found]
+    found = await database.find("Record", flying, projection=["versions", "environment"])
+    return [Flying(record["versions"], record["environment"]) for record in found]
 
 
 async def lease(database: Database, step: Step) -> Step | None:

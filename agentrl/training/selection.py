@@ -66,7 +66,7 @@ async def look(
     under_way = []
     if plan.freshness.waits:
         flying = await steps.under_way(database)
-        under_way = [UnderWay(place.tree.age(one.version, place.version), one.environment) for one in flying]
+        under_way = [UnderWay(place.tree.staleness(one.versions, place.version), one.environment) for one in flying]
     # Asked after the groups: one that became ready in between is found by the next look.
     enough = sum(group.signal for group in groups) >= plan.groups
     exhausted = not enough and await tasks.exhausted(database, place.epochs) and not await _newly_ready(database, found)

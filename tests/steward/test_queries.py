@@ -379,6 +379,21 @@ def test_short_and_long_records_are_told_apart_by_quarters() -> None:
     assert staleness.by_quarters([]) == ()
 
 
+async def test_after_a_return_to_a_checkpoint_the_smallest_version_is_not_the_oldest(db: Database) -> None:
+    parents = {1: None, 2: 1, 3: 2, 4: 3, 5: 1}
+    await db.insert_many("Publication", [{"_id": version, "parent": parent} for version, parent in parents.items()])
+    await admitted(db, n=1)
+    owner = await flow.sampler(db)
+    claim = await claims.claim(db, owner)
+    assert claim is not None
+    record = claim.record.id
+    await Writer(db).progress(
+        record, owner, claims.progress(record, owner, turns=1, generated_tokens=9, versions=[1, 4, 5])
+    )
+    report = await asked(db, "staleness", Staleness())
+    assert (report.version, report.under_way) == (5, {4: 1})
+
+
 async def test_ages_and_what_other_bounds_would_void(db: Database) -> None:
     assert (await asked(db, "staleness", Staleness())).version is None
     await db.insert_many("Publication", [{"_id": 1, "parent": None}, *({"_id": n, "parent": n - 1} for n in (2, 3, 4))])

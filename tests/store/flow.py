@@ -48,7 +48,12 @@ async def end(db: Database, claim: Claim, score: float, *, version: int = 1, tok
     """Finish and score what was claimed."""
     record, owner = claim.record.id, claim.record.owner
     ending = Ending(
-        outcome=Outcome.ANSWERED, turns=1, generated_tokens=tokens, oldest_version=version, newest_version=version
+        outcome=Outcome.ANSWERED,
+        turns=1,
+        generated_tokens=tokens,
+        oldest_version=version,
+        newest_version=version,
+        versions=[version],
     )
     if not await claims.finish(db, record, owner, ending):
         return False

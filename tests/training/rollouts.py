@@ -119,6 +119,7 @@ async def _episode(
         generated_tokens=tokens,
         oldest_version=version,
         newest_version=version,
+        versions=[version],
     )
     assert await claims.finish(db, record, OWNER, ending)
     data = DBRecordData(

@@ -35,7 +35,7 @@ async def report(database: Database, rules: Rules) -> StalenessReport:
         tree.staleness(data.versions, newest) for group in await steps.ready(database) for data in group.records
     )
     under_way = Counter(
-        tree.age(version, newest) for version in await _oldest_under_way(database) if version in parents
+        tree.staleness(versions, newest) for versions in await _under_way(database) if parents.keys() >= versions
     )
     return StalenessReport(
         bound=bound,
@@ -76,14 +76,15 @@ def by_quarters(records: Sequence[tuple[float, bool]]) -> tuple[DurationShare, .
     )
 
 
-async def _oldest_under_way(database: Database) -> list[int]:
+async def _under_way(database: Database) -> list[set[int]]:
+    """The versions of each record that has generated tokens."""
     flying = {
         "status": {"$in": [RecordStatus.RUNNING, RecordStatus.FINISHED, RecordStatus.UNSCORED]},
         "purpose": {"$in": list(TRAINS)},
-        "oldest_version": {"$type": "number"},
+        "versions.0": {"$exists": True},
     }
-    found = await database.find("Record", flying, projection=["oldest_version"])
-    return [int(record["oldest_version"]) for record in found]
+    found = await database.find("Record", flying, projection=["versions"])
+    return [set(record["versions"]) for record in found]
 
 
 async def _durations(database: Database) -> list[tuple[float, bool]]:
