@@ -71,17 +71,6 @@ class ToolCallStatus(enum.StrEnum):
     LOST = "lost"
 
 
-class ReplayStatus(enum.StrEnum):
-    QUEUED = "queued"
-    PREPARING = "preparing"
-    REPLAYING = "replaying"
-    JUDGED = "judged"
-    KEPT = "kept"
-    EXCLUDED = "excluded"
-    FORKED = "forked"
-    FAILED = "failed"
-
-
 class StepStatus(enum.StrEnum):
     LEASED = "leased"
     COMMITTED = "committed"
@@ -106,21 +95,10 @@ class PublicationStatus(enum.StrEnum):
     DELETED = "deleted"
 
 
-class Serving(enum.StrEnum):
-    """What an engine does about versions; apart from its life as a unit."""
-
-    SERVING = "serving"
-    FETCHING = "fetching"
-    VERIFIED = "verified"
-    LOADING = "loading"
-    REFUSED = "refused"
-    """It stays at the version that it served before, if it served one."""
-
-
 class BreakerStatus(enum.StrEnum):
     CLOSED = "closed"
     OPEN = "open"
-    HALF_OPEN = "half_open"
+    HALF_OPEN = "half-open"
 
 
 HOLDS_SEAT = frozenset(
@@ -214,8 +192,7 @@ def _each(statuses: Iterable[str] | str) -> Iterable[str]:
 
 
 _T, _R, _C, _U = TaskStatus, RecordStatus, CallStatus, ToolCallStatus
-_S, _K, _P, _V = StepStatus, CheckpointStatus, PublicationStatus, Serving
-_Y, _B = ReplayStatus, BreakerStatus
+_S, _K, _P, _B = StepStatus, CheckpointStatus, PublicationStatus, BreakerStatus
 
 TASK = Table(
     "Task",
@@ -286,19 +263,6 @@ TOOL_CALL = Table(
     ),
 )
 
-REPLAY = Table(
-    "Replay",
-    ReplayStatus,
-    (
-        *_moves(NEW, _Y.QUEUED, "operator", "asked for"),
-        *_moves(_Y.QUEUED, _Y.PREPARING, "steward toolbox", "the session is rebuilt"),
-        *_moves(_Y.PREPARING, _Y.REPLAYING, "steward toolbox", "the call is issued again"),
-        *_moves(_Y.REPLAYING, _Y.JUDGED, "steward toolbox", "infrastructure, policy or not reproducible"),
-        *_moves(_Y.JUDGED, (_Y.KEPT, _Y.EXCLUDED, _Y.FORKED), "operator", "decided"),
-        *_moves((_Y.QUEUED, _Y.PREPARING, _Y.REPLAYING), _Y.FAILED, "steward toolbox", "it could not be replayed"),
-    ),
-)
-
 STEP = Table(
     "Step",
     StepStatus,
@@ -336,26 +300,14 @@ PUBLICATION = Table(
     ),
 )
 
-SERVING = Table(
-    "Serving",
-    Serving,
-    (
-        *_moves((NEW, _V.SERVING, _V.REFUSED), _V.FETCHING, "engine", "a newer version is announced"),
-        *_moves(_V.FETCHING, _V.VERIFIED, "engine", "names, bytes and hashes are those of the manifest"),
-        *_moves(_V.VERIFIED, _V.LOADING, "engine", "it holds the permit to update"),
-        *_moves(_V.LOADING, _V.SERVING, "engine", "the canary agrees"),
-        *_moves((_V.FETCHING, _V.VERIFIED, _V.LOADING), _V.REFUSED, "engine", "files or canary disagree, or too late"),
-    ),
-)
-
 BREAKER = Table(
     "Breaker",
     BreakerStatus,
     (
-        *_moves(NEW, _B.CLOSED, "toolbox sampler steward", "first used"),
-        *_moves(_B.CLOSED, _B.OPEN, "toolbox sampler steward", "too many infrastructure failures"),
-        *_moves(_B.OPEN, _B.HALF_OPEN, "toolbox sampler steward", "time for a probe"),
-        *_moves(_B.HALF_OPEN, (_B.CLOSED, _B.OPEN), "toolbox sampler steward", "the probes' answer"),
+        *_moves(NEW, _B.CLOSED, "toolbox", "first used"),
+        *_moves(_B.CLOSED, _B.OPEN, "toolbox", "too many infrastructure failures"),
+        *_moves(_B.OPEN, _B.HALF_OPEN, "toolbox", "time for a probe"),
+        *_moves(_B.HALF_OPEN, (_B.CLOSED, _B.OPEN), "toolbox", "the probes' answer"),
     ),
 )
 
@@ -366,11 +318,9 @@ TABLES = {
         RECORD,
         DISPATCHED_SAMPLING_TASK,
         TOOL_CALL,
-        REPLAY,
         STEP,
         CHECKPOINT,
         PUBLICATION,
-        SERVING,
         BREAKER,
     )
 }

@@ -7,15 +7,10 @@ the last change of state says nothing about the state after it. Opens no file, r
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass
 
-
-class BreakerState(enum.StrEnum):
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"
+from agentrl.policies.states import BREAKER, Actor, BreakerStatus, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Breaker:
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self._rule = rule or BreakerRule()
-        self._state = BreakerState.CLOSED
+        self._state = BreakerStatus.CLOSED
         self._era = 0
         self._seen: deque[tuple[float, bool]] = deque()
         self._failed = 0
@@ -57,17 +52,17 @@ class Breaker:
         self._open_until = 0.0
         self._next_open_s = self._rule.open_s
 
-    def state(self, now: float) -> BreakerState:
-        if self._state is BreakerState.OPEN and now >= self._open_until:
-            self._enter(BreakerState.HALF_OPEN)
+    def state(self, now: float) -> BreakerStatus:
+        if self._state is BreakerStatus.OPEN and now >= self._open_until:
+            self._enter(BreakerStatus.HALF_OPEN)
         return self._state
 
     def wait_s(self, now: float) -> float:
         """How long a call should wait before it asks again; 0 if it may go out now."""
         match self.state(now):
-            case BreakerState.OPEN:
+            case BreakerStatus.OPEN:
                 return self._open_until - now
-            case BreakerState.HALF_OPEN if self._probing >= self._rule.probes:
+            case BreakerStatus.HALF_OPEN if self._probing >= self._rule.probes:
                 return 1.0
             case _:
                 return 0.0
@@ -76,7 +71,7 @@ class Breaker:
         """Let one call out; None if it has to wait."""
         if self.wait_s(now) > 0.0:
             return None
-        if self._state is BreakerState.HALF_OPEN:
+        if self._state is BreakerStatus.HALF_OPEN:
             self._probing += 1
         return Permit(self._era)
 
@@ -85,14 +80,14 @@ class Breaker:
         state = self.state(now)
         if permit.era != self._era:
             return
-        if state is BreakerState.CLOSED:
+        if state is BreakerStatus.CLOSED:
             self._count(now, failed)
         else:
             self._probed(now, failed)
 
     def abandoned(self, permit: Permit) -> None:
         """The call ended without saying anything about the server."""
-        if permit.era == self._era and self._state is BreakerState.HALF_OPEN:
+        if permit.era == self._era and self._state is BreakerStatus.HALF_OPEN:
             self._probing -= 1
 
     def _count(self, now: float, failed: bool) -> None:
@@ -111,14 +106,15 @@ class Breaker:
         self._good_probes += 1
         if self._good_probes >= self._rule.probes:
             self._next_open_s = self._rule.open_s
-            self._enter(BreakerState.CLOSED)
+            self._enter(BreakerStatus.CLOSED)
 
     def _open(self, now: float) -> None:
         self._open_until = now + self._next_open_s
         self._next_open_s = min(self._rule.open_most_s, 2 * self._next_open_s)
-        self._enter(BreakerState.OPEN)
+        self._enter(BreakerStatus.OPEN)
 
-    def _enter(self, state: BreakerState) -> None:
+    def _enter(self, state: BreakerStatus) -> None:
+        check(BREAKER, self._state, state, Actor.TOOLBOX)
         self._state = state
         self._era += 1
         self._seen.clear()

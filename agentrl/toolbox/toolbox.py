@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from agentrl.config.data import ToolServer
+from agentrl.policies.states import BreakerStatus
 from agentrl.toolbox.answers import (
     Answer,
     BadRequestError,
@@ -34,7 +35,7 @@ from agentrl.toolbox.answers import (
     UnknownToolError,
 )
 from agentrl.toolbox.asking import ask
-from agentrl.toolbox.breaker import Breaker, BreakerRule, BreakerState
+from agentrl.toolbox.breaker import Breaker, BreakerRule
 from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.memory import Call, Memory
 from agentrl.toolbox.servers import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
@@ -313,7 +314,7 @@ class Toolbox:
             server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
         if answer.status in ("timeout", "lost") and server.config.session != "process":
             connection.doubt()
-        broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerState.CLOSED
+        broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerStatus.CLOSED
         return msgspec.structs.replace(answer, latency_s=now - began, breaker_open=broken)
 
     # ---- inside ----

@@ -56,11 +56,9 @@ def test_the_check_agrees_with_the_table_for_everybody(table: Table) -> None:
         ("Record", {"unscorable", "excluded", "superseded"}),
         ("DispatchedSamplingTask", {"done", "partial", "failed"}),
         ("ToolCall", {"refused", "ok", "tool_error", "timeout", "cancelled", "lost"}),
-        ("Replay", {"kept", "excluded", "forked", "failed"}),
         ("Step", {"released", "rolled_back"}),
         ("Checkpoint", {"deleted", "abandoned"}),
         ("Publication", {"rejected", "skipped", "deleted"}),
-        ("Serving", set()),
         ("Breaker", set()),
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.toolbox.breaker import Breaker, BreakerRule, BreakerState, Permit
+from agentrl.policies.states import BreakerStatus
+from agentrl.toolbox.breaker import Breaker, BreakerRule, Permit
 
 RULE = BreakerRule(share=0.5, least=20, window_s=60.0, open_s=5.0, open_most_s=12.0, probes=3)
 
@@ -20,7 +21,7 @@ def calls(breaker: Breaker, *, good: int = 0, bad: int = 0, at: float = 0.0) -> 
 def opened(at: float = 0.0) -> Breaker:
     breaker = Breaker(RULE)
     calls(breaker, bad=20, at=at)
-    assert breaker.state(at) is BreakerState.OPEN
+    assert breaker.state(at) is BreakerStatus.OPEN
     return breaker
 
 
@@ -34,35 +35,35 @@ def probes(breaker: Breaker, at: float, number: int = 3) -> list[Permit]:
 def test_it_takes_enough_calls_and_more_than_half_of_them() -> None:
     few = Breaker(RULE)
     calls(few, bad=19)
-    assert few.state(0) is BreakerState.CLOSED
+    assert few.state(0) is BreakerStatus.CLOSED
     half = Breaker(RULE)
     calls(half, good=10, bad=10)
-    assert half.state(0) is BreakerState.CLOSED
+    assert half.state(0) is BreakerStatus.CLOSED
     calls(half, bad=1)
-    assert half.state(0) is BreakerState.OPEN
+    assert half.state(0) is BreakerStatus.OPEN
 
 
 def test_old_failures_are_forgotten() -> None:
     breaker = Breaker(RULE)
     calls(breaker, bad=19, at=0)
     calls(breaker, bad=1, at=61)
-    assert breaker.state(61) is BreakerState.CLOSED
+    assert breaker.state(61) is BreakerStatus.CLOSED
 
 
 def test_while_it_is_open_nothing_goes_out_and_it_says_how_long() -> None:
     breaker = opened()
     assert breaker.admit(4.9) is None
     assert breaker.wait_s(2.0) == 3.0
-    assert breaker.state(5.0) is BreakerState.HALF_OPEN
+    assert breaker.state(5.0) is BreakerStatus.HALF_OPEN
 
 
 def test_good_probes_close_it_and_the_past_is_forgotten() -> None:
     breaker = opened()
     for permit in probes(breaker, 5.0):
         breaker.ended(permit, 5.1, failed=False)
-    assert breaker.state(5.1) is BreakerState.CLOSED
+    assert breaker.state(5.1) is BreakerStatus.CLOSED
     calls(breaker, bad=19, at=5.2)
-    assert breaker.state(5.2) is BreakerState.CLOSED
+    assert breaker.state(5.2) is BreakerStatus.CLOSED
 
 
 def test_half_open_lets_only_a_few_out_at_once() -> None:
@@ -88,7 +89,7 @@ def test_a_call_from_before_says_nothing_about_now() -> None:
     assert late is not None
     calls(breaker, bad=20)
     breaker.ended(late, 6.0, failed=True)
-    assert breaker.state(6.0) is BreakerState.HALF_OPEN
+    assert breaker.state(6.0) is BreakerStatus.HALF_OPEN
     breaker.ended(late, 6.0, failed=False)
     probes(breaker, 6.0)
 
