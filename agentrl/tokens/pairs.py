@@ -7,10 +7,8 @@ none. Log-prob, version and parameters of a pair are those of its call, at `Span
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentrl.tokens import spans as span_lists
 from agentrl.tokens.spans import Span
 from agentrl.tokens.tree import TokenTree
 
@@ -18,15 +16,6 @@ from agentrl.tokens.tree import TokenTree
 class Pair(NamedTuple):
     span: int
     offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One branch as a sequence of its own, for models that cannot read trees."""
-
-    spans: tuple[int, ...]
-    trains: tuple[bool, ...]
-    """Per span: whether its tokens train in this view. A token trains in the first view that shows it."""
 
 
 def trained_spans(tree: TokenTree | Sequence[Span], *, context: Container[int] = ()) -> list[int]:
@@ -38,19 +27,6 @@ def pairs(tree: TokenTree | Sequence[Span], *, context: Container[int] = ()) -> 
     """One pair per generated token, in the order of the spans."""
     spans = _spans(tree)
     return [Pair(index, at) for index in trained_spans(spans, context=context) for at in range(spans[index].length)]
-
-
-def views(tree: TokenTree | Sequence[Span], *, context: Container[int] = ()) -> list[View]:
-    """The branches as sequences, with every pair in exactly one of them; a branch that trains nothing is left out."""
-    spans = _spans(tree)
-    left = set(trained_spans(spans, context=context))
-    found: list[View] = []
-    for way in span_lists.branches(spans):
-        trains = tuple(index in left for index in way)
-        left.difference_update(way)
-        if any(trains):
-            found.append(View(way, trains))
-    return found
 
 
 def _spans(tree: TokenTree | Sequence[Span]) -> Sequence[Span]:

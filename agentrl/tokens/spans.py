@@ -74,16 +74,6 @@ def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
     return prompts
 
 
-def depths(spans: Sequence[Span]) -> list[int]:
-    """For every span the position of its first token: how many tokens stand before it on its way from the root."""
-    found: list[int] = []
-    for index, span in enumerate(spans):
-        if not ROOT <= span.parent < index:
-            raise ValueError(f"span {index} stands before its parent {span.parent}")
-        found.append(0 if span.parent == ROOT else found[span.parent] + spans[span.parent].length)
-    return found
-
-
 def offsets(spans: Sequence[Span]) -> list[int]:
     """Where each span begins when all are laid out one after another."""
     found, at = [], 0

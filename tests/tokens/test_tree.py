@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import versions
-from agentrl.tokens.pairs import Pair, pairs, trained_spans, views
+from agentrl.tokens.pairs import Pair, pairs, trained_spans
 from agentrl.tokens.spans import ROOT, Span, StoredCall, full_prompts, span_ids
 from agentrl.tokens.tree import TokenTree
 
@@ -84,7 +84,9 @@ def test_a_generated_token_is_trained_by_exactly_one_pair_in_its_own_context(cal
     places = [(spans[pair.span].call, spans[pair.span].start + pair.offset) for pair in pairs(tree)]
     assert Counter(places) == Counter((index, at) for index, _, output in calls for at in range(len(output)))
     whole = {index: (prompt, output) for index, prompt, output in calls}
-    deep = span_lists.depths(spans)
+    deep: list[int] = []
+    for span in spans:
+        deep.append(0 if span.parent == ROOT else deep[span.parent] + spans[span.parent].length)
     for pair in pairs(tree):
         call, at = spans[pair.span].call, spans[pair.span].start + pair.offset
         prompt, output = whole[call]
@@ -128,16 +130,13 @@ def test_depth_first_order_says_who_sees_whom(calls: list[Call]) -> None:
 
 @given(any_calls())
 @settings(max_examples=80, deadline=None)
-def test_the_branches_cover_the_tree_and_each_pair_is_in_one_view(calls: list[Call]) -> None:
+def test_the_branches_cover_the_tree(calls: list[Call]) -> None:
     tree = TokenTree.from_calls(calls)
     spans = tree.spans
     assert {index for way in tree.branches() for index in way} == set(range(len(spans)))
     for way in tree.branches():
         assert [spans[index].parent for index in way] == [ROOT, *way[:-1]]
-    shown = [
-        index for view in views(tree) for index, is_trained in zip(view.spans, view.trains, strict=True) if is_trained
-    ]
-    assert sorted(shown) == trained_spans(tree)
+    assert trained_spans(tree) == [index for index, span in enumerate(spans) if span.kind == "model"]
 
 
 def test_a_conversation_is_one_chain() -> None:
@@ -157,7 +156,6 @@ def test_an_edited_context_branches_where_it_differs_and_keeps_what_was_generate
     assert tree.branches() == [(0, 1, 2), (0, 1, 3, 4)]
     assert [tree.ids(span) for span in tree.spans] == [[1, 2], [3], [4, 5], [9], [6]]
     assert [tree.spans[pair.span].call for pair in pairs(tree)] == [0, 0, 0, 1]
-    assert [view.trains for view in views(tree)] == [(False, True, True), (False, False, False, True)]
 
 
 def test_two_calls_that_generate_the_same_are_both_kept() -> None:
@@ -182,8 +180,7 @@ def test_a_call_that_continues_a_partial_one_extends_it() -> None:
 def test_the_trunk_of_a_fork_is_context() -> None:
     tree = TokenTree.from_calls([(0, [1], [2]), (1, [1, 2, 3], [4])])
     assert [tree.spans[pair.span].call for pair in pairs(tree, context={0})] == [1]
-    assert [view.trains for view in views(tree.spans, context={0})] == [(False, False, False, True)]
-    assert views(tree, context={0, 1}) == []
+    assert pairs(tree, context={0, 1}) == []
 
 
 def test_what_a_call_adds_is_answered() -> None:
@@ -203,8 +200,6 @@ def test_stored_calls_that_do_not_fit_are_refused() -> None:
         full_prompts({0: StoredCall([1], [2]), 1: StoredCall([], [3], base=0, base_length=5)})
     with pytest.raises(ValueError, match="points beyond"):
         span_ids(Span(-1, "model", 0, 0, 3), {0: StoredCall([1], [2])})
-    with pytest.raises(ValueError, match="before its parent"):
-        span_lists.depths([Span(1, "model", 0, 0, 1), Span(-1, "model", 0, 0, 1)])
 
 
 def test_a_long_conversation_is_inserted_quickly() -> None:
