@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -499,7 +499,7 @@ class Console(App[int]):
         self.perform(intents.down())
 
     def do_run_up(self) -> None:
-        self.run_worker(self._bring_up(), group="up", exclusive=True)
+        self.run_worker(self._bring_up(), group="up")
 
     async def _bring_up(self) -> None:
         """By the command line, which starts a host agent in a session of its own: it outlives the console."""
@@ -572,7 +572,8 @@ class Console(App[int]):
             except AgentrlError as error:
                 self.say(str(error), Tone.WARN)
 
-        self.run_worker(ask(), group="events", exclusive=True)
+        work: Callable[[], Awaitable[None]] = ask
+        self.run_worker(work, group="events", exclusive=True)
 
     async def _ask_why(self) -> None:
         """Who waits for whom is asked for, not told."""

@@ -72,9 +72,9 @@ def record_columns() -> tuple[Column[Row], ...]:
             "tokens", "TOKENS", 6, _plain("generated_tokens"), lambda row: _number(row, "generated_tokens"), True, 4
         ),
         Column("took", "TOOK", 5, lambda row, now: Span(wording.brief(_time(row))), _time, True, 2),
-        Column("versions", "WEIGHTS", 9, _versions, lambda row: _number(row, "newest_version"), rank=5),
-        Column("owner", "OWNER", 12, _plain("owner"), lambda row: str(row.get("owner") or ""), rank=6),
-        Column("what", "WHAT", 14, lambda row, now: span(doing(row), Tone.DIM), doing, stretches=True),
+        Column("versions", "WEIGHTS", 9, _versions, lambda row: _number(row, "newest_version"), rank=5, optional=True),
+        Column("owner", "OWNER", 12, _plain("owner"), lambda row: str(row.get("owner") or ""), rank=6, optional=True),
+        Column("what", "WHAT", 24, lambda row, now: span(doing(row), Tone.DIM), doing, stretches=True),
     )
 
 
@@ -129,7 +129,7 @@ def of_record(story: RecordStory, width: int, *, unfolded: bool) -> list[Line]:
     status = str(record.get("status"))
     made = [
         (span(record["id"], Tone.STRONG), Span("  "), span(status, _STATUS_TONES.get(status, Tone.PLAIN))),
-        (span(f"ended: {story.ending.get('sentence', '')}"),),
+        (span(str(story.ending.get("sentence", ""))),),
         (span(_facts(story), Tone.DIM),),
         (),
         *_text("asked", str(story.task.get("query", "")), room, unfolded, Tone.PLAIN),

@@ -27,6 +27,7 @@ FIRST = 200
 MORE = 200
 MOST = 1000
 ANSWER_S = 20.0
+ASKING = "asking"
 
 
 class AskedList(TableView):
@@ -39,7 +40,8 @@ class AskedList(TableView):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._asking: Worker[None] | None = None
-        self._said = "asking"
+        self._ask_now = asyncio.Event()
+        self._said = ASKING
         self._wanted = FIRST
         self._more = False
 
@@ -56,37 +58,44 @@ class AskedList(TableView):
 
     def heading(self) -> str:
         more = ", more below" if self._more else ""
-        return self._said or f"{self.table.model.all_count} {self.what}{more}"
+        if self._said:
+            return "asking" if self._said == ASKING else "not answered"
+        return f"{self.table.model.all_count} {self.what}{more}"
 
     def shown(self) -> None:
         super().shown()
-        self._restart()
+        if self._asking is None:
+            self._asking = self.run_worker(self._ask_on(), name=self.what, group="ask")
+        self._ask_now.set()
 
     def hidden(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
 
-    def _restart(self) -> None:
-        self.hidden()
-        self._asking = self.run_worker(self._ask_on(), name=self.what, group=f"ask-{self.what}")
-
     async def _ask_on(self) -> None:
         while True:
+            self._ask_now.clear()
             try:
                 found = await self.ask(self.console_app.connection.client)
             except AgentrlError as error:
+                if str(error) != self._said:
+                    self.console_app.say(str(error), Tone.WARN)
                 self._said = str(error)
             else:
                 self._said = ""
                 self.table.model.replace(found)
                 self.table.model.aim_first()
-            await asyncio.sleep(ASK_EVERY_S)
+            try:
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await self._ask_now.wait()
+            except TimeoutError:
+                continue
 
     def apply_filter(self, words: frozenset[str]) -> None:
         """The steward does it."""
         self._wanted = FIRST
-        self._restart()
+        self._ask_now.set()
 
     def do_move(self, how: str) -> None:
         super().do_move(how)
@@ -94,7 +103,7 @@ class AskedList(TableView):
         last = model.cursor is not None and model.place_of(model.cursor) == len(model) - 1
         if last and self._more and self._wanted < MOST:
             self._wanted += MORE
-            self._restart()
+            self._ask_now.set()
 
     def _target(self) -> Any | None:
         target = self.table.model.target
@@ -187,7 +196,7 @@ class AskedPage(Page):
     def __init__(self, title: str, cli: tuple[str, ...]) -> None:
         super().__init__(title, self._lines, cli)
         self._answer: Any = None
-        self._said = "asking"
+        self._said = ASKING
 
     def shown(self) -> None:
         super().shown()
