@@ -52,6 +52,10 @@ def _time(row: Row) -> float:
     return max(_number(row, "age_s"), _number(row, "duration_s"), 0.0)
 
 
+def _took(row: Row, now: float) -> Span:
+    return Span(wording.brief(seconds) if (seconds := _time(row)) else "")
+
+
 def doing(row: Row) -> str:
     """What a running record waits for, or why an ended one ended."""
     now = row.get("doing")
@@ -71,7 +75,7 @@ def record_columns() -> tuple[Column[Row], ...]:
         Column(
             "tokens", "TOKENS", 6, _plain("generated_tokens"), lambda row: _number(row, "generated_tokens"), True, 4
         ),
-        Column("took", "TOOK", 5, lambda row, now: Span(wording.brief(_time(row))), _time, True, 2),
+        Column("took", "TOOK", 5, _took, _time, True, 2),
         Column("versions", "WEIGHTS", 9, _versions, lambda row: _number(row, "newest_version"), rank=5, optional=True),
         Column("owner", "OWNER", 12, _plain("owner"), lambda row: str(row.get("owner") or ""), rank=6, optional=True),
         Column("what", "WHAT", 24, lambda row, now: span(doing(row), Tone.DIM), doing, stretches=True),
@@ -93,7 +97,7 @@ def step_columns() -> tuple[Column[Row], ...]:
         _metric("gradient", "GRAD", "gradient_norm", 6),
         _metric("mismatch", "MISMATCH", "mismatch_mean", 7),
         _metric("zero", "ZEROVAR", "zero_variance_share", 8),
-        Column("took", "TOOK", 5, lambda row, now: Span(wording.brief(_time(row))), _time, True, 1),
+        Column("took", "TOOK", 5, _took, _time, True, 1),
         Column("why", "", 8, lambda row, now: span(row.get("reason") or "", Tone.DIM), lambda row: 0, stretches=True),
     )
 
