@@ -26,7 +26,8 @@ BUILT_IN_RULES = (
     *("journal-full", "not-listening", "no-progress"),
     *("no-step", "engine-lags", "version-rejected", "tool-server-left-alone", "tool-fails"),
     *("learning-mismatch", "learning-drift", "learning-entropy", "learning-gradient", "learning-no-signal"),
-    *("learning-truncation", "learning-no-tools", "learning-length", "learning-not-finite", "learning-overfits"),
+    *("learning-truncation", "learning-no-tools", "learning-tools-fail", "learning-length", "learning-not-finite"),
+    "learning-overfits",
     "learning-invalid",
 )
 """What every run is watched for; `agentrl/control/alerts/` says how."""

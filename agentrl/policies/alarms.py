@@ -31,6 +31,7 @@ def against(before: Sequence[Metrics], step: Metrics) -> dict[str, float]:
         "tool_calls_kept": _kept(series["tool_calls_per_record"], over=EDGE, least=0.5),
         "length_jump": _jump(series["tokens_per_record"]),
         "evaluation_fall": _fall(series["evaluation"]),
+        "tool_failures_rise": _worst_rise(steps),
     }
     if len(steps) > LOOK_BACK:
         first, last = _edges(series["entropy"])
@@ -67,6 +68,13 @@ def _rise(values: Sequence[float]) -> float | None:
     """The last ten against those before."""
     earlier = values[:-LATELY]
     return fmean(values[-LATELY:]) - fmean(earlier) if len(earlier) >= LATELY else None
+
+
+def _worst_rise(steps: Sequence[Metrics]) -> float | None:
+    """Of the tool whose share of failures has risen most."""
+    shares = [name for name in steps[-1] if name.startswith("tools/") and name.endswith("/infrastructure_share")]
+    rises = [_rise([float(one[name]) for one in steps if name in one]) for name in shares]
+    return max((rise for rise in rises if rise is not None), default=None)
 
 
 def _kept(values: Sequence[float], *, over: int, least: float) -> float | None:

@@ -39,6 +39,9 @@ TRUNCATION_RISE = Metric(
 )
 TOOL_CALLS = Metric("tool_calls_per_record", "", "Tool calls of a record.")
 TOOL_CALLS_KEPT = Metric("tool_calls_kept", "", "The same against what it was, over five steps.", (0.1, float("inf")))
+TOOL_FAILURES_RISE = Metric(
+    "tool_failures_rise", "", "How much more often than before one tool fails, over ten steps.", (float("-inf"), 0.2)
+)
 LENGTH = Metric("tokens_per_record", "", "Trained tokens of a record.")
 LENGTH_JUMP = Metric("length_jump", "", "Length of the last three steps against the twenty before.", (0.5, 2.0))
 EVALUATION_FALL = Metric("evaluation_fall", "", "How far the evaluation is below its best.", (0.0, 0.15))
@@ -50,7 +53,7 @@ OF_STEPS = (
     *(REWARD, EVALUATION, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
     *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
     *(ZERO_VARIANCE, ZERO_VARIANCE_LATELY, TRUNCATION, TRUNCATION_RISE, TOOL_CALLS, TOOL_CALLS_KEPT),
-    *(LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
+    *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
 )
 """In Step documents; the trainer reports the newest as unit metrics."""
 OF_THE_TRAINER = (NOT_FINITE, VALID)

@@ -71,6 +71,11 @@ BAD: dict[str, tuple[dict[str, list[float]], Severity, str]] = {
     "learning-no-signal": ({"zero_variance_share": [0.9] * 10}, Severity.WARNING, "agentrl tune temperature"),
     "learning-truncation": ({"truncation_share": [0.6] * 10}, Severity.WARNING, "agentrl tune max_tokens"),
     "learning-no-tools": ({"tool_calls_per_record": [0.0] * 5}, Severity.WARNING, "agentrl tune learning_rate"),
+    "learning-tools-fail": (
+        {"tools/shop/lookup/infrastructure_share": [0.3] * 10},
+        Severity.WARNING,
+        "agentrl why",
+    ),
     "learning-length": ({"tokens_per_record": [200.0] * 3}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-not-finite": ({"not_finite_in_a_row": [1.0]}, Severity.PAGE, "agentrl tune learning_rate"),
     "learning-overfits": (

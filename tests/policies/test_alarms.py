@@ -15,6 +15,7 @@ HEALTHY = {
     "zero_variance_share": 0.3,
     "truncation_share": 0.05,
     "tool_calls_per_record": 3.0,
+    "tools/shop/lookup/infrastructure_share": 0.0,
     "tokens_per_record": 60.0,
     "evaluation": 0.5,
 }
@@ -42,6 +43,7 @@ def test_a_steady_series_stands_where_it_stood() -> None:
             "tool_calls_kept": 1.0,
             "length_jump": 1.0,
             "evaluation_fall": 0.0,
+            "tool_failures_rise": 0.0,
             "entropy_kept": 1.0,
             "reward_gain": 0.0,
         }
@@ -60,6 +62,8 @@ def test_what_has_changed_is_a_number() -> None:
     assert last(series(zero_variance_share=[0.9] * 10))["zero_variance_lately"] == pytest.approx(0.9)
     assert last(series(truncation_share=[0.65] * 10))["truncation_rise"] == pytest.approx(0.6)
     assert last(series(tool_calls_per_record=[0.0] * 5))["tool_calls_kept"] == 0.0
+    failing = {"tools/shop/lookup/infrastructure_share": [0.5] * 10, "tools/shop/pay/infrastructure_share": [0.1] * 60}
+    assert last(series(**failing))["tool_failures_rise"] == pytest.approx(0.5), "of the worst"
     assert last(series(tokens_per_record=[180.0] * 3))["length_jump"] == pytest.approx(3.0)
     assert last(series(tokens_per_record=[20.0] * 3))["length_jump"] == pytest.approx(1 / 3)
     assert last(series(evaluation=[0.2]))["evaluation_fall"] == pytest.approx(0.3)

@@ -148,6 +148,14 @@ OUT_OF_BAND = (
         unless=_reward_rises,
     ),
     OutOfBand(
+        "learning-tools-fail",
+        Severity.WARNING,
+        (of.TOOL_FAILURES_RISE,),
+        "A tool fails more and more often as versions go on, and not by the policy's doing.",
+        "agentrl why",
+        (of.INFRASTRUCTURE, of.TOOL_CALLS),
+    ),
+    OutOfBand(
         "learning-length",
         Severity.WARNING,
         (of.LENGTH_JUMP,),
