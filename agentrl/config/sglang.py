@@ -20,6 +20,7 @@ ALLOWED = frozenset(
         *("--enable-deterministic-inference", "--random-seed"),
         # Memory and batches.
         *("--mem-fraction-static", "--max-total-tokens", "--max-queued-requests", "--max-prefill-tokens"),
+        "--enable-memory-saver",
         *("--chunked-prefill-size", "--page-size", "--disable-radix-cache", "--radix-eviction-policy"),
         *("--schedule-policy", "--schedule-conservativeness", "--enable-mixed-chunk", "--disable-overlap-schedule"),
         *("--num-continuous-decode-steps", "--cuda-graph-max-bs", "--cuda-graph-bs", "--disable-cuda-graph"),

@@ -141,6 +141,13 @@ class HttpEngine:
     async def resume(self) -> None:
         await self._post("/continue_generation", {})
 
+    async def release_memory(self) -> None:
+        """SGLang does it if it was started with `--enable-memory-saver`."""
+        await self._post("/release_memory_occupation", {"tags": ["kv_cache"]})
+
+    async def restore_memory(self) -> None:
+        await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+
     async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
         """`keep_cache`: what calls in flight have computed is continued by the new weights. SGLang does nothing else
         for calls that are paused in place; the embedded engine always computes anew."""

@@ -6,7 +6,7 @@ every generated token has exactly one version; what an aborted call had generate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -107,6 +107,12 @@ class Engine(Protocol):
         """Continue `ids`. At the deadline the call is aborted and what there is is returned as `abort`."""
         ...
 
+    def stream(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> AsyncIterator[Generated]:
+        """What there is so far, again and again; the last one is complete. Who breaks it off ends the call."""
+        ...
+
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
         """The log-probs, at temperature 1, of all ids but the first."""
         ...
@@ -120,6 +126,13 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None: ...
+
+    async def release_memory(self) -> None:
+        """Give up what the cache takes; the weights stay. Refused while calls are under way; later ones wait for
+        `restore_memory`."""
+        ...
+
+    async def restore_memory(self) -> None: ...
 
     async def update(self, path: str, version: int) -> None:
         """Load weights from a directory. Calls in flight go on with them. Raises WeightsRefusedError."""

@@ -14,6 +14,7 @@ from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.protocol import (
     CallRefusedError,
+    EngineBusyError,
     EngineError,
     EngineGoneError,
     Generated,
@@ -79,6 +80,42 @@ async def test_a_stream_grows_to_the_same_answer(client: HttpEngine) -> None:
     whole = await client.generate("b", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20)
     assert whole.ids == seen[-1].ids
     assert all(part.ids == whole.ids[: len(part.ids)] for part in seen)
+
+
+async def test_without_network_a_stream_is_the_same(engine: EmbeddedEngine) -> None:
+    sampling = Sampling(max_new_tokens=8, seed=1)
+    seen = [part async for part in engine.stream("a", [4, 5, 6], sampling, deadline_s=20)]
+    assert [len(part.ids) for part in seen] == sorted(len(part.ids) for part in seen)
+    assert (seen[-1].finish, len(seen[-1].ids)) == ("length", 8)
+    async with aclosing(engine.stream("b", [4, 5, 6], LONG, deadline_s=60)) as parts:
+        async for _ in parts:
+            break
+
+    async def ended() -> bool:
+        return not (await engine.load()).running
+
+    await aeventually(ended)
+
+
+async def test_the_memory_of_the_cache_is_given_up_and_what_comes_meanwhile_waits(
+    client: HttpEngine, first: Weights
+) -> None:
+    sampling = Sampling(max_new_tokens=8)
+    call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))
+    await aeventually(lambda: under_way(client), every_s=0.001)
+    with pytest.raises(EngineBusyError, match="under way"):
+        await client.release_memory()
+    await client.abort("")
+    await call
+    await client.release_memory()
+    waits = asyncio.create_task(client.generate("b", [4, 5, 6], sampling, deadline_s=60))
+
+    async def waiting() -> bool:
+        return (await client.load()).waiting == 1
+
+    await aeventually(waiting)
+    await client.restore_memory()
+    assert_exact(first, [4, 5, 6], await waits)
 
 
 async def test_who_breaks_off_a_stream_frees_its_slot(client: HttpEngine) -> None:

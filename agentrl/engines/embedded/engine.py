@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -146,6 +146,21 @@ class EmbeddedEngine:
             self._hand_over(_Order(lambda: self._slots.abort(rid), _promise()))
             raise
 
+    async def stream(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> AsyncIterator[Generated]:
+        news: asyncio.Queue[Generated | None] = asyncio.Queue()
+        call = asyncio.create_task(
+            self.generate(rid, ids, sampling, deadline_s=deadline_s, version=version, on_progress=news.put_nowait)
+        )
+        call.add_done_callback(lambda _: news.put_nowait(None))
+        try:
+            while (sofar := await news.get()) is not None:
+                yield sofar
+            yield await call
+        finally:
+            call.cancel()
+
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
         model = await self._order(lambda: self._slots.model_of(version))
         if len(ids) > self._slots.context or not all(0 <= token < model.architecture.vocab_size for token in ids):
@@ -164,6 +179,12 @@ class EmbeddedEngine:
 
     async def resume(self) -> None:
         await self._order(self._slots.resume)
+
+    async def release_memory(self) -> None:
+        await self._order(self._slots.release_memory)
+
+    async def restore_memory(self) -> None:
+        await self._order(self._slots.restore_memory)
 
     async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
         """Check and load; then serve. Without `manifest` that of the directory counts. Raises WeightsRefusedError."""

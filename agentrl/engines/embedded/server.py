@@ -88,6 +88,8 @@ def build_app(engine: EmbeddedEngine, token: str, *, decode: Decode | None = Non
         ("/abort_request", "POST", handlers.abort),
         ("/pause_generation", "POST", handlers.pause),
         ("/continue_generation", "POST", handlers.resume),
+        ("/release_memory_occupation", "POST", handlers.release_memory),
+        ("/resume_memory_occupation", "POST", handlers.restore_memory),
         ("/update_weights_from_disk", "POST", handlers.update),
         ("/pin_weights", "POST", handlers.pin),
         ("/health", "GET", handlers.health),
@@ -136,6 +138,14 @@ class _Handlers:
 
     async def resume(self, request: Request) -> Response:
         await self._engine.resume()
+        return _json({"success": True})
+
+    async def release_memory(self, request: Request) -> Response:
+        await self._engine.release_memory()
+        return _json({"success": True})
+
+    async def restore_memory(self, request: Request) -> Response:
+        await self._engine.restore_memory()
         return _json({"success": True})
 
     async def update(self, request: Request) -> Response:

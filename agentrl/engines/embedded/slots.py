@@ -63,6 +63,8 @@ class SlotEngine:
         self.slots = [Slot(row) for row in range(slots)]
         self.waiting: deque[Request] = deque()
         self.paused = False
+        self.released = False
+        """Its cache is given up for a while."""
         self.current: Model | None = None
         self.pinned: Model | None = None
         self.generated_tokens = 0
@@ -83,7 +85,7 @@ class SlotEngine:
     @property
     def busy(self) -> bool:
         """Is there anything that a step would advance?"""
-        return not self.paused and bool(self._requests)
+        return not self.paused and not self.released and bool(self._requests)
 
     @property
     def versions_loaded(self) -> tuple[int, ...]:
@@ -147,6 +149,20 @@ class SlotEngine:
     def resume(self) -> None:
         self.paused = False
 
+    def release_memory(self) -> None:
+        """Give up the cache. What comes meanwhile waits."""
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} calls are under way; their cache cannot be given up.")
+        self.released = True
+        for slot in self.slots:
+            slot.forget()
+        self._cache = Cache([], [])
+
+    def restore_memory(self) -> None:
+        if self.released and self.current is not None:
+            self._cache = Cache.empty(self.current.architecture, len(self.slots), self.context)
+        self.released = False
+
     def switch(self, model: Model) -> None:
         """New current weights. Requests in flight go on with them; those that insist on a version keep it."""
         self._fit(model)
@@ -175,7 +191,7 @@ class SlotEngine:
 
     def step(self) -> None:
         """Admit whom there is room for, compute, and take one token for every sequence that is complete."""
-        if self.paused:
+        if self.paused or self.released:
             return
         self._admit()
         for model in self._models_at_work():
