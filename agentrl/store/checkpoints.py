@@ -28,7 +28,8 @@ async def begin(database: Database, *, step: int, lineage: str, version: int, pa
 async def complete(database: Database, checkpoint: str, files: Mapping[str, CheckpointFile]) -> bool:
     """Once its files are durable under their final names. False if another lineage abandoned it."""
     check(CHECKPOINT, S.WRITING, S.COMPLETE, Actor.TRAINER, checkpoint)
-    writing = {"_id": checkpoint, "status": S.WRITING}
+    # To say it again, where the answer was lost, changes nothing.
+    writing = {"_id": checkpoint, "status": {"$in": [S.WRITING, S.COMPLETE]}}
     return await database.update_one(
         "Checkpoint", writing, setting({"status": S.COMPLETE, "files": dict(files)}, at=NOW)
     )

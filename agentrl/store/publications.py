@@ -44,7 +44,10 @@ async def announce(database: Database, version: int, lineage: str, manifest: Map
     writing = {"_id": version, "status": S.WRITING, "lineage": lineage}
     fields = {"status": S.ANNOUNCED, "manifest": dict(manifest)}
     if not await database.update_one("Publication", writing, setting(fields, announced_at=NOW)):
-        return False
+        # Its own announcement, of which the answer was lost, counts.
+        told = {"_id": version, "lineage": lineage, "status": {"$in": [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.REJECTED]}}
+        if await database.find_one("Publication", told, projection=["_id"]) is None:
+            return False
     check(PUBLICATION, S.ANNOUNCED, S.SKIPPED, Actor.TRAINER, str(version))
     overtaken = {"_id": {"$lt": version}, "status": {"$in": [S.WRITING, S.ANNOUNCED]}}
     await database.update_many("Publication", overtaken, {"$set": {"status": S.SKIPPED}})

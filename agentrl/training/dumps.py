@@ -25,6 +25,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """A batch, and what its Step went by."""
 
     batch: Batch
+    after: int
+    """The step that was trained before it: numbers of leases that came to nothing are skipped."""
     loss: PolicyLoss
     learning_rate: float
 

@@ -141,15 +141,15 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
 
 def _starting_point(config: RunConfig, recorded: list[Recorded]) -> Path:
     """The oldest checkpoint of the run from which recorded batches lead on; else the model that it began with."""
-    numbers = {one.batch.step for one in recorded}
     known = sorted(_checkpoints(Path(config.dir)), key=lambda found: (found[0], -found[1].stat().st_mtime))
     for step, directory in known:
-        if step + 1 in numbers:
+        if any(one.after <= step < one.batch.step for one in recorded):
             return directory
-    if min(numbers) == 1 and not config.training.warmup.steps:
+    if recorded[0].after == 0 and not config.training.warmup.steps:
         return origin.model_directory(config, Path(config.dir), [])
     raise ConfigError(
-        f"The recorded batches begin with step {min(numbers)}, and {config.dir} has no checkpoint to start from.",
+        f"The recorded batches begin with step {recorded[0].batch.step}, "
+        f"and {config.dir} has no checkpoint to start from.",
         hint="Name a model or a checkpoint: --start DIR.",
     )
 
@@ -161,11 +161,11 @@ def _checkpoints(run_dir: Path) -> Iterator[tuple[int, Path]]:
 
 def _refuse_gap(wanted: list[Recorded], step: int, *, named: bool) -> None:
     """A step that is missing would go unnoticed. Where the start was named, the first batch follows whatever it is."""
-    before = wanted[0].batch.step - 1 if named and wanted else step
+    before = wanted[0].after if named and wanted else step
     for one in wanted:
-        if one.batch.step != before + 1:
+        if one.after > before:
             raise ConfigError(
-                f"Step {before + 1} was not recorded, but step {one.batch.step} was.",
+                f"Step {one.after} was not recorded, but step {one.batch.step} was.",
                 hint="Start from a checkpoint behind the gap: --start DIR.",
             )
         before = one.batch.step

@@ -17,6 +17,8 @@ class DivergedError(AgentrlError):
 class Standing:
     step: int
     """The last number that was used."""
+    trained_step: int = 0
+    """The last one that the optimizer saw: a lease that came to nothing uses up a number."""
     version: int = 0
     trained: bool = False
     """Whether the weights differ from those of `version`."""

@@ -13,10 +13,11 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agentrl.config.run import RunConfig
+from agentrl.engines.manifest import Manifest
 from agentrl.errors import AgentrlError, DiskError
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.states import Actor, StepStatus
@@ -65,25 +66,15 @@ BATCH_AT_MOST_S = 600.0
 NOT_FINITE_AT_MOST = 3
 
 T = TypeVar("T")
-At = Callable[[str], None]
-"""Told of the places between two writes. Tests die there."""
 
 
 class Trainer:
-    def __init__(
-        self,
-        unit: Unit,
-        database: Database,
-        config: RunConfig,
-        *,
-        at: At = lambda place: None,
-    ) -> None:
+    def __init__(self, unit: Unit, database: Database, config: RunConfig) -> None:
         self._unit = unit
         self._database = database
         self._config = config
         self._run_dir = unit.run_dir
         self._recorder = Recorder(unit.run_dir / DUMPS, config.training.dumps)
-        self._at = at
         self._ages: tuple[int, ...] = ()
         self._knobs = Knobs(unit, config, lambda: self._ages)
         self._curves = Curves(unit.run_dir / "tensorboard")
@@ -102,8 +93,10 @@ class Trainer:
         self._waiting = contextlib.ExitStack()
         self.standing = Standing(0)
         self._suspicion = Suspicion()
-        self._without_room: Publication | None = None
-        """A number whose files found no room: hours on a full disk use up one."""
+        self._unannounced: Publication | None = None
+        """A number that is taken and not known to be announced: whatever was in the way, it is gone on with."""
+        self._written: Manifest | None = None
+        """Its files, once they are complete: engines may be reading them."""
         self.learner: Learner
         self._lineage = ""
         self._tree = VersionTree()
@@ -123,7 +116,8 @@ class Trainer:
             raise several.exceptions[0] from several
         finally:
             self._curves.close()
-        await self._lease.close()
+        with contextlib.suppress(StoreUnavailableError):
+            await self._lease.close()
 
     # ---- the loop ----
 
@@ -136,17 +130,25 @@ class Trainer:
             return
         why = ""
         while not why and not self._unit.draining:
+            why = await self._lasting(self._round)
+            self._unit.tick()
+        await self._finish(why)
+
+    async def _lasting(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Again until it is done, while the store is away or a disk is full. To be given what may be done again."""
+        while True:
             try:
-                why = await self._round()
+                return await act()
             except StoreUnavailableError as away:
                 await self._store_is_away(away)
             except DiskError as full:
                 await self._disk_is_full(full)
             self._unit.tick()
-        await self._finish(why)
 
     async def _round(self) -> str:
         """One look at everything. Why the run is complete, if it is."""
+        if self._unit.draining:
+            return ""
         plan = self._knobs.take()
         for name, value in self._meter.read(time.monotonic()).items():
             self._unit.metric(name, value)
@@ -205,7 +207,7 @@ class Trainer:
         log.error("%s", full.message)
         self._unit.status(f"waits for room: {full.message}")
         with self._unit.wait("room on the disk", on="disk", at_most_s=BATCH_AT_MOST_S):
-            await self._unit.sleep_async(DISK_AGAIN_S)
+            await asyncio.sleep(DISK_AGAIN_S)
 
     # ---- one step ----
 
@@ -226,7 +228,6 @@ class Trainer:
         # A lease whose answer was lost is given back before the next one is taken.
         await steps.release_of(self._database, self._lineage, "its trainer did not hear that it had it")
         leased = await steps.lease(self._database, wanted)
-        self._at("leased")
         if leased is None:
             return
         began = time.monotonic()
@@ -239,18 +240,17 @@ class Trainer:
         if not result.applied:
             await self._quarantine(leased, result)
             return
-        self._at("optimized")
         records = [one.record for one in made.batch.trajectories]
         metrics = reports.of_step(made, result, leased, look, time.monotonic() - began) | self._evaluation
         metrics = await telling.with_surroundings(self._database, self._config, metrics, records)
         await self._commit(leased, metrics, records)
-        self._at("committed")
         self._suspicion.cleared(leased.tasks)
         self._account_for(made.batch.trained_tokens > 0, metrics)
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
-        recorded = Recorded(batch=batch, loss=plan.loss, learning_rate=plan.learning_rate)
+        after, self.standing.trained_step = self.standing.trained_step, batch.step
+        recorded = Recorded(batch=batch, after=after, loss=plan.loss, learning_rate=plan.learning_rate)
         try:
             await asyncio.to_thread(self._recorder.write, recorded)
         except DiskError as full:
@@ -261,20 +261,17 @@ class Trainer:
 
     async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
         """The weights have moved: the answer has to be known, however often it takes to ask."""
-        while True:
-            try:
-                if await steps.commit(self._database, leased.id, metrics, records=records):
-                    return
-                found = await self._database.find_one("Step", {"_id": leased.id}, projection=["status"])
-                if found is not None and found["status"] == StepStatus.COMMITTED:
-                    # An earlier answer was lost on its way; only this trainer commits under this lineage.
-                    await steps.follow(self._database)
-                    return
+
+        async def commit() -> None:
+            if await steps.commit(self._database, leased.id, metrics, records=records):
+                return
+            found = await self._database.find_one("Step", {"_id": leased.id}, projection=["status"])
+            if found is None or found["status"] != StepStatus.COMMITTED:
                 raise LineageClosedError(f"{leased.id} was taken from this trainer; what it trained does not count.")
-            except StoreUnavailableError as away:
-                await self._store_is_away(away)
-            except DiskError as full:
-                await self._disk_is_full(full)
+            # An earlier answer was lost on its way; only this trainer commits under this lineage.
+            await steps.follow(self._database)
+
+        await self._lasting(commit)
 
     async def _quarantine(self, leased: Step, result: StepResult) -> None:
         """The weights are as they were. The batch does not come back."""
@@ -309,34 +306,32 @@ class Trainer:
             if not await lineages.tell_plan(self._database, self._lineage, told):
                 raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
             self._told = told
-        if now.trained and (last or now.steps_published >= plan.publish_every):
+        if self._unannounced or (now.trained and (last or now.steps_published >= plan.publish_every)):
             await self._publish(now.version)
         behind = now.step - now.checkpoint
-        if now.step != now.tried_checkpoint and behind and (last or behind >= plan.checkpoint_every):
-            await self._checkpoint()
+        if behind and (last or (now.step != now.tried_checkpoint and behind >= plan.checkpoint_every)):
+            await self._checkpoint(last=last)
         if self._evaluates and plan.evaluate_every and now.since_evaluation >= plan.evaluate_every:
             await self._evaluate()
         await self._evaluator.follow()
 
     async def _publish(self, parent: int | None) -> None:
-        taken = self._without_room or await publications.take_number(
-            self._database, parent=parent, lineage=self._lineage, step=self.standing.step
-        )
+        if self._unannounced is None:
+            self._unannounced = await publications.take_number(
+                self._database, parent=parent, lineage=self._lineage, step=self.standing.step
+            )
+        taken = self._unannounced
         self._unit.status(f"writes version {taken.id}")
-        try:
-            manifest = await self._computed(
+        if self._written is None:
+            self._written = await self._computed(
                 "publication", publication.write_weights, self._run_dir, taken.id, self.learner, self._probes
             )
-        except DiskError:
-            self._without_room = taken
-            raise
-        self._without_room = None
-        self._at("weights written")
         # A trainer that was replaced and does not know should not serve its weights to anybody.
         if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
-            self._database, taken.id, self._lineage, publication.as_document(manifest)
+            self._database, taken.id, self._lineage, publication.as_document(self._written)
         ):
             raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+        self._unannounced = self._written = None
         self._tree.add(taken.id, parent)
         now = self.standing
         now.version, now.trained, now.steps_published = taken.id, False, 0
@@ -344,9 +339,8 @@ class Trainer:
         self._unit.weights = taken.id
         await retention.tidy_weights(self._database, self._run_dir, taken.id, keep=self._knobs.kept.versions)
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, *, last: bool = False) -> None:
         now = self.standing
-        now.tried_checkpoint = now.step
         name = checkpoints.name_of(now.step, self._lineage)
         document = await stored_checkpoints.begin(
             self._database, step=now.step, lineage=self._lineage, version=now.version, path=f"{CHECKPOINTS}/{name}"
@@ -357,11 +351,13 @@ class Trainer:
             target = self._run_dir / document.path
             files = await self._computed("checkpoint", checkpoints.write_checkpoint, target, self.learner, progress)
         except DiskError as full:
+            if last:
+                raise
+            now.tried_checkpoint = now.step
             # Training goes on: what it would lose is no more than it has not saved yet.
             log.error("%s It is tried again after the next step.", full.message)
             self._unit.status(f"no checkpoint: {full.message}")
             return
-        self._at("checkpoint renamed")
         facts = {file: CheckpointFile(fact.bytes, fact.hash) for file, fact in files.items()}
         if not await stored_checkpoints.complete(self._database, document.id, facts):
             raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
@@ -369,8 +365,8 @@ class Trainer:
         await retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
 
     async def _evaluate(self) -> None:
-        self.standing.since_evaluation = 0
         await self._evaluator.want(self.standing.version)
+        self.standing.since_evaluation = 0
 
     def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
         self._curves.add(version, numbers, prefix="evaluation")
@@ -382,32 +378,32 @@ class Trainer:
     # ---- beginning and end ----
 
     async def _start(self) -> None:
-        start = await take_over(
-            self._database,
-            self._config,
-            self._run_dir,
-            self._lease.incarnation,
-            say=self._unit.status,
-            on_progress=self._unit.tick,
-        )
+        start = await self._lasting(self._take_over)
+        # Its own version, once it has one: a second root of the tree would have no age to the first.
+        await self._lasting(lambda: self._publish(self.standing.version or start.parent))
+        first = self.standing.version
+        await self._lasting(lambda: lineages.set_first_version(self._database, self._lineage, first))
+        if start.warmed_up:
+            await self._lasting(self._checkpoint)
+        await self._lasting(self._evaluator.adopt)
+        if self._evaluates and self._config.evaluation.every and start.parent is None:
+            # What the run begins with is what it is compared with at the end.
+            await self._lasting(self._evaluate)
+
+    async def _take_over(self) -> Start:
+        say, tick, owner = self._unit.status, self._unit.tick, self._lease.incarnation
+        start = await take_over(self._database, self._config, self._run_dir, owner, say=say, on_progress=tick)
         self._stand_at(start, await publications.parents(self._database))
         self._suspicion = await suspicion.recall(self._database)
         self.standing.committed = await self._database.count("Step", {"status": StepStatus.COMMITTED})
-        await self._publish(start.parent)
-        await lineages.set_first_version(self._database, self._lineage, self.standing.version)
-        if start.warmed_up:
-            await self._checkpoint()
-        await self._evaluator.adopt()
-        if self._evaluates and self._config.evaluation.every and start.parent is None:
-            # What the run begins with is what it is compared with at the end.
-            await self._evaluate()
+        return start
 
     def _stand_at(self, start: Start, parents: dict[int, int | None]) -> None:
         self.learner = start.learner
         self._lineage = start.lineage.id
         self._probes = start.probes
         self._tree = VersionTree(parents)
-        self.standing = Standing(start.step, checkpoint=start.step)
+        self.standing = Standing(start.step, checkpoint=start.step, trained_step=start.step)
         self._recorder.forget_after(start.step)
 
     async def _finish(self, why: str) -> None:
@@ -417,21 +413,21 @@ class Trainer:
         if why:
             # What would be admitted from here on, nobody would train.
             self._hold = f"complete: {why}"
-        await self._do_what_is_due(plan, last=True)
+        await self._lasting(lambda: self._do_what_is_due(plan, last=True))
         if why and not self._unit.draining:
             log.info("complete: %s", why)
             self._unit.status(f"complete but for evaluations: {why}")
             if self._evaluates:
-                await self._evaluator.want(self.standing.version)
-            await self._evaluator.see_through(self._unit)
+                await self._lasting(lambda: self._evaluator.want(self.standing.version))
+            await self._lasting(lambda: self._evaluator.see_through(self._unit))
         self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.standing.version}")
 
     async def _stay_frozen(self) -> None:
         """What the run begins with is published, and evaluated; that is all there is to do."""
         version = self.standing.version
         self._unit.status(f"frozen at version {version}")
-        await self._do_what_is_due(self._knobs.take())
-        await self._evaluator.see_through(self._unit)
+        await self._lasting(lambda: self._do_what_is_due(self._knobs.take()))
+        await self._lasting(lambda: self._evaluator.see_through(self._unit))
         self._unit.status(f"frozen at version {version}; nothing is trained")
 
     # ---- small things ----

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from agentrl.config.run import RunConfig
 from agentrl.policies.outcomes import Outcome
@@ -50,9 +53,26 @@ def configuration(run_dir: Path, model: Path, **training: Any) -> RunConfig:
     )
 
 
-def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1, **options: Any) -> Trainer:
+def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1) -> Trainer:
     unit = Unit(Environment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
-    return Trainer(unit, db, config, **options)
+    return Trainer(unit, db, config)
+
+
+def after(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
+    """Have something happen whenever that function or coroutine has done its work, before its caller goes on."""
+    original = getattr(owner, name)
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        done = original(*arguments, **options)
+        act()
+        return done
+
+    async def awaited(*arguments: Any, **options: Any) -> Any:
+        done = await original(*arguments, **options)
+        act()
+        return done
+
+    patch.setattr(owner, name, awaited if inspect.iscoroutinefunction(original) else called)
 
 
 async def closed_groups(

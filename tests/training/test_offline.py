@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, ExitCode
-from agentrl.store import publications
+from agentrl.store import publications, steps
 from agentrl.store.database import Database
+from agentrl.store.documents import Step
 from agentrl.training import dumps, offline
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.offline import Stepped
-from tests.training.rollouts import closed_groups, configuration, trainer
+from tests.training.rollouts import after, closed_groups, configuration, trainer
 from tests.training.test_learning import CONVERSATION
 
 STEPS = 5
@@ -48,17 +49,17 @@ def same_files(one: Path, other: Path, *names: str) -> bool:
 
 
 @pytest.fixture
-async def recorded(db: Database, tiny: Path, tmp_path: Path) -> RunConfig:
+async def recorded(db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A run of five steps that recorded the last four; its learning rate was changed in the middle."""
     config = configuration(tmp_path, tiny, steps=STEPS, dumps=4, checkpoint_every=2)
     await closed_groups(db, 2 * STEPS)
     mine = trainer(db, config, tmp_path)
 
-    def at(place: str) -> None:
-        if place == "committed" and mine.standing.step == 3:
+    def change() -> None:
+        if mine.standing.step == 3:
             mine._unit._knobs.offer("learning_rate", 3e-3)
 
-    mine._at = at
+    after(monkeypatch, steps, "commit", change)
     await mine.run()
     return config.model_copy(update={"dir": str(tmp_path)})
 
@@ -125,6 +126,33 @@ async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_pat
     (tmp_path / "dumps" / "step-000003.msgpack").write_bytes(b"rubbish")
     with pytest.raises(ConfigError, match=r"step-000003\.msgpack is no recorded batch"):
         again(tmp_path / "dumps")
+
+
+async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(tmp_path, tiny, steps=3, dumps=9, checkpoint_every=100)
+    await closed_groups(db, 6)
+    lease = steps.lease
+
+    async def lost_at_two(database: Database, step: Step) -> Step | None:
+        leased = await lease(database, step)
+        if step.step != 2 or leased is None:
+            return leased
+        await steps.release(database, leased.id, "none of its tasks was to be had")
+        return None
+
+    monkeypatch.setattr(steps, "lease", lost_at_two)
+    await trainer(db, config, tmp_path).run()
+    place, own = tmp_path / "dumps", config.model_copy(update={"dir": str(tmp_path)})
+    assert [(one.after, one.batch.step) for one in dumps.read(place)] == [(0, 1), (1, 3), (3, 4)]
+    start = tmp_path / publications.path_of(1)
+    out = tmp_path / "again"
+    offline.train_recorded(own, place, start=start, out=out, as_configured=False, tell=Ear())
+    assert same_files(out, tmp_path / publications.path_of(4), WEIGHTS_FILE)
+    (place / "step-000003.msgpack").unlink()
+    with pytest.raises(ConfigError, match="Step 3 was not recorded, but step 4 was"):
+        offline.train_recorded(own, place, start=start, out=out, as_configured=False, tell=Ear())
 
 
 def test_batches_of_steps_that_were_rolled_back_are_forgotten(tmp_path: Path) -> None:

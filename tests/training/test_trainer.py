@@ -14,13 +14,24 @@ from agentrl.engines.embedded.weights import load_verified
 from agentrl.engines.manifest import read
 from agentrl.policies.states import StepStatus
 from agentrl.store import accounting, lineages, publications
-from agentrl.store.database import Database
+from agentrl.store import checkpoints as stored_checkpoints
+from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.steps import LineageClosedError
+from agentrl.training import checkpoints, publication
 from agentrl.training import trainer as training
+from agentrl.training.learner import Learner
 from agentrl.training.trainer import DivergedError
-from tests.training.rollouts import closed_groups, configuration, end_of_data, task_statuses, trainer
+from tests.training.rollouts import after, closed_groups, configuration, end_of_data, task_statuses, trainer
 from tests.waiting import aeventually
 
+PLACES: dict[str, tuple[object, str]] = {
+    "weights written": (publication, "write_weights"),
+    "leased": (training.steps, "lease"),
+    "optimized": (Learner, "train"),
+    "committed": (training.steps, "commit"),
+    "checkpoint renamed": (checkpoints, "write_checkpoint"),
+}
+"""What was the last thing done."""
 DEATHS = (
     ("weights written", 1),
     ("leased", 1),
@@ -100,20 +111,22 @@ async def test_engines_take_what_it_publishes(db: Database, tiny: Path, tmp_path
 
 @pytest.mark.parametrize(("place", "time"), DEATHS)
 async def test_whatever_it_dies_between_the_next_one_trains_everything_once_to_the_same_weights(
-    db: Database, tiny: Path, tmp_path: Path, place: str, time: int
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, time: int
 ) -> None:
     config = configuration(tmp_path, tiny, steps=3)
     await closed_groups(db, 6)
     passed = 0
 
-    def at(reached: str) -> None:
+    def die() -> None:
         nonlocal passed
-        passed += reached == place
-        if reached == place and passed == time:
+        passed += 1
+        if passed == time:
             raise Died
 
+    after(monkeypatch, *PLACES[place], die)
     with pytest.raises(BaseExceptionGroup):
-        await trainer(db, config, tmp_path, at=at).run()
+        await trainer(db, config, tmp_path).run()
+    monkeypatch.undo()
     before = max(await publications.parents(db))
     await trainer(db, config, tmp_path, life=2).run()
     assert await task_statuses(db) == ["trained"] * 6
@@ -122,9 +135,9 @@ async def test_whatever_it_dies_between_the_next_one_trains_everything_once_to_t
     assert len(steps) == 3
     assert len({name for step in steps for name in step["tasks"]}) == 6  # type: ignore[attr-defined]
     await balanced(db)
-    after = await newest(db)
-    assert after > before
-    assert same(weights(tmp_path, after), await undisturbed(db, tiny, tmp_path))
+    last = await newest(db)
+    assert last > before
+    assert same(weights(tmp_path, last), await undisturbed(db, tiny, tmp_path))
 
 
 _undisturbed: list[dict[str, torch.Tensor]] = []
@@ -174,22 +187,81 @@ async def test_a_damaged_checkpoint_is_passed_over_and_never_comes_back(
 
 
 async def test_a_run_without_checkpoint_begins_with_the_same_weights_under_a_new_version(
-    db: Database, tiny: Path, tmp_path: Path
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configuration(tmp_path, tiny, steps=1, checkpoint_every=100)
     await closed_groups(db, 2)
 
-    def at(place: str) -> None:
-        if place == "committed":
-            raise Died
+    def die() -> None:
+        raise Died
 
+    after(monkeypatch, training.steps, "commit", die)
     with pytest.raises(BaseExceptionGroup):
-        await trainer(db, config, tmp_path, at=at).run()
+        await trainer(db, config, tmp_path).run()
+    monkeypatch.undo()
     await trainer(db, config, tmp_path, life=2).run()
     assert await publications.parents(db) == {1: None, 2: 1, 3: 2}
     assert same(weights(tmp_path, 1), weights(tmp_path, 2))
     assert await task_statuses(db) == ["trained"] * 2
     await balanced(db)
+
+
+LOST: dict[str, tuple[tuple[object, str], int]] = {
+    "the first announcement": ((publications, "announce"), 1),
+    "an announcement": ((publications, "announce"), 2),
+    "the number of a version": ((publications, "take_number"), 2),
+    "a checkpoint": ((stored_checkpoints, "complete"), 1),
+    "the first version": ((lineages, "set_first_version"), 1),
+    "the last checkpoint": ((stored_checkpoints, "complete"), 2),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+async def test_an_answer_that_was_lost_is_asked_for_again(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr(training, "STORE_AGAIN_S", 0.0)
+    await closed_groups(db, 6)
+    place, time = LOST[lost]
+    passed = 0
+
+    def away() -> None:
+        nonlocal passed
+        passed += 1
+        if passed == time:
+            raise StoreUnavailableError("MongoDB did not answer.")
+
+    after(monkeypatch, *place, away)
+    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path).run()
+    assert passed > time
+    assert await task_statuses(db) == ["trained"] * 6
+    assert [one["step"] for one in await db.find("Checkpoint", {"status": "complete"}, sort=[("step", 1)])] == [2, 3]
+    announced = await db.find("Publication", {"announced_at": {"$type": "date"}}, sort=[("_id", 1)])
+    assert [one["parent"] for one in announced] == [None, *(one["_id"] for one in announced[:-1])]
+    assert len(announced) == 4, "what is announced already is not announced as something else"
+    await balanced(db)
+
+
+async def test_a_drain_while_the_store_is_away_still_ends_with_a_checkpoint(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "STORE_AGAIN_S", 0.0)
+    await closed_groups(db, 6)
+    mine = trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path)
+    begun = 0
+
+    def away() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise StoreUnavailableError("MongoDB did not answer.")
+
+    after(monkeypatch, stored_checkpoints, "begin", away)
+    after(monkeypatch, training.steps, "commit", lambda: mine._unit._orders.drain())
+    await mine.run()
+    assert len(await committed(db)) == 1
+    (checkpoint,) = await db.find("Checkpoint", {"status": "complete"})
+    assert (checkpoint["step"], checkpoint["version"]) == (1, 2)
 
 
 async def test_what_is_past_the_bound_is_sampled_again(db: Database, tiny: Path, tmp_path: Path) -> None:
@@ -210,14 +282,11 @@ async def test_what_is_past_the_bound_is_sampled_again(db: Database, tiny: Path,
 
 
 async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_trained(
-    db: Database, tiny: Path, tmp_path: Path
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await closed_groups(db, 6)
-    mine = trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, at=lambda place: pause_after(place))
-
-    def pause_after(place: str) -> None:
-        if place == "committed":
-            mine._unit._orders.pause(True)
+    mine = trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path)
+    after(monkeypatch, training.steps, "commit", lambda: mine._unit._orders.pause(True))
 
     async def published() -> bool:
         return set(await publications.parents(db)) == {1, 2}
@@ -227,7 +296,7 @@ async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_traine
         await aeventually(published)
         assert len(await committed(db)) == 1
         assert sorted(await task_statuses(db)) == ["ready"] * 4 + ["trained"] * 2
-        mine._at = lambda place: None
+        monkeypatch.undo()
         mine._unit._orders.pause(False)
         await running
     assert len(await committed(db)) == 3
