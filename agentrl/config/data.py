@@ -291,7 +291,9 @@ class Training(Section):
     dumps: _Natural = 0
     """Batches that are recorded in `RUN_DIR/dumps`, the newest; `agentrl train --from-dump` trains them again."""
     max_trained_count: _Positive = 1
-    """How often a task may be trained."""
+    """How often a task may be trained: again while a record of it is within the bound."""
+    retrain_after_s: Annotated[Number, Field(ge=0, le=86_400)] = 0.0
+    """Seconds after a task was trained before it may be trained again."""
     min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
     """Scored members that a group needs; 0 means half of it, at least 2."""
     threads: _Positive = 1

@@ -37,7 +37,7 @@ class Admitted(NamedTuple):
 
 async def admit(database: Database, rules: Rules) -> Admitted:
     """One turn."""
-    told = await _told(database)
+    told = await plan_told(database)
     held = await held_environments(database, rules)
     counted = await counts.of_admission(database)
     room = max(_rooms(rules, told, counted).values())
@@ -96,7 +96,8 @@ async def _admit(database: Database, rules: Rules, task: Task) -> bool:
     )
 
 
-async def _told(database: Database) -> Mapping[str, object]:
+async def plan_told(database: Database) -> Mapping[str, object]:
+    """What the trainer says of itself."""
     lineage = await lineages.current(database)
     return {} if lineage is None else lineage.plan
 

@@ -7,15 +7,13 @@ Invariant: what a sampler would close by itself comes out the same here, because
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
-from agentrl.policies.states import Actor, TaskStatus
+from agentrl.policies.states import Actor
 from agentrl.steward.rules import Rules
-from agentrl.store import groups, tasks
+from agentrl.store import groups, retraining, tasks
 from agentrl.store.database import Database
-from agentrl.store.updates import is_older
-
-RETRAIN_AFTER_S = 0.0
-MOST_AT_ONCE = 256
 
 
 async def close(database: Database, rules: Rules) -> Counter[str]:
@@ -27,14 +25,15 @@ async def close(database: Database, rules: Rules) -> Counter[str]:
     return became
 
 
-async def retrain(database: Database, rules: Rules) -> int:
-    """Trained Tasks that have not been trained as often as they may be."""
+async def retrain(database: Database, rules: Rules, told: Mapping[str, Any] | None = None) -> int:
+    """Trained Tasks that have not been trained as often as they may be, and are still fresh. `told`: what the trainer
+    says of itself."""
     if rules.max_trained_count < 2:
         return 0
-    allowed = {
-        "status": TaskStatus.TRAINED,
-        "trained_count": {"$lt": rules.max_trained_count},
-        **is_older("trained_at", RETRAIN_AFTER_S),
-    }
-    found = await database.find("Task", allowed, limit=MOST_AT_ONCE, projection=["_id"])
-    return sum([await tasks.again(database, task["_id"], most=rules.max_trained_count) for task in found])
+    found = await retraining.candidates(
+        database,
+        most=rules.max_trained_count,
+        bound=lambda environment: rules.plan(told or {}, environment).bound,
+        after_s=rules.retrain_after_s,
+    )
+    return sum([await tasks.again(database, task, most=rules.max_trained_count) for task in found])

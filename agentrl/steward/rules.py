@@ -54,6 +54,8 @@ class Rules:
     rounds_max: int = ROUNDS_MAX
     group_rule: GroupRule = field(default_factory=GroupRule)
     max_trained_count: int = 1
+    retrain_after_s: float = 0.0
+    """How long after a task was trained it may train again."""
     evaluation_samples: int = 1
     evaluation_temperature: float = 0.0
     evaluation_tasks: int = 64
@@ -128,6 +130,7 @@ def from_config(config: RunConfig) -> Rules:
         tools_s={name: float(server.timeout_s) for name, server in config.tools.items()},
         group_rule=learning.group_rule(config),
         max_trained_count=training.max_trained_count,
+        retrain_after_s=float(training.retrain_after_s),
         evaluation_samples=evaluation.samples,
         evaluation_temperature=float(evaluation.temperature),
         evaluation_tasks=evaluation.tasks,

@@ -172,7 +172,8 @@ class Steward:
         done.freed += expired.freed
         done.repaired = await tasks.repair(self._database)
         done.closed = await closing.close(self._database, self.rules)
-        await closing.retrain(self._database, self.rules)
+        if self.rules.max_trained_count > 1:
+            await closing.retrain(self._database, self.rules, await admission.plan_told(self._database))
         done.queued = await epochs.refill(self._database, self.rules, self._sources)
         done.queued += await evaluations.queue(self._database, self.rules, self._sources)
         for version in await expiry.tidy(self._database):

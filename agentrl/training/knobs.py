@@ -15,6 +15,8 @@ from typing import NamedTuple
 from agentrl.config import learning
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.policies.admission import Plan as Ahead
+from agentrl.policies.admission import batch_records, refuse_impossible
 from agentrl.policies.freshness import Decay, Freshness, Strategy, voided
 from agentrl.policies.objective import PolicyLoss
 from agentrl.unit import Unit
@@ -102,6 +104,11 @@ class FreshnessKnobs:
     def take(self) -> Freshness:
         self._strategy.take(), self._bound.take(), self._hard.take(), self._wait.take()
         return self._rules(self._bound.value, self._hard.value)
+
+    @property
+    def oldest(self) -> int:
+        """The greatest age that trains, once what was set is in force."""
+        return self._rules(self._bound.pending, self._hard.pending).oldest
 
     def _rules(self, bound: int, hard: int, named: str = "") -> Freshness:
         """ConfigError if they contradict each other."""
@@ -191,11 +198,19 @@ class Knobs:
         self._config = config
         self._freshness = FreshnessKnobs(unit, config, ages)
         self._decay = DecayKnobs(unit, config)
-        self._groups = _counted(unit, "groups", training.groups, "Groups of one step.", scientific=True)
+        self._groups = _counted(
+            unit, "groups", training.groups, "Groups of one step.", scientific=True, preview=self._preview_groups
+        )
         self._rate = _real(unit, "learning_rate", float(training.learning_rate), "Learning rate.", most=10.0)
         self._low = _real(unit, "clip_low", float(training.clip_low), "How far the ratio may fall.", most=1.0)
         self._high = _real(unit, "clip_high", float(training.clip_high), "How far the ratio may rise.", most=1.0)
-        self._publish = _counted(unit, "publish_every", training.publish_every, "Steps of one publication.")
+        self._publish = _counted(
+            unit,
+            "publish_every",
+            training.publish_every,
+            "Steps of one publication.",
+            preview=self._preview_publish_every,
+        )
         self._checkpoint = _counted(
             unit, "checkpoint_every", training.checkpoint_every, "Steps between two checkpoints."
         )
@@ -222,6 +237,28 @@ class Knobs:
             log.error("the plan stays as it was: %s", refused.message)
         return self._taken
 
+    def _preview_groups(self, groups: int) -> str:
+        return self._ahead(groups, self._publish.pending)
+
+    def _preview_publish_every(self, steps: int) -> str:
+        return self._ahead(self._groups.pending, steps)
+
+    def _ahead(self, groups: int, publish_every: int) -> str:
+        """What admission and the batch make of it, by the formula that the steward admits by. ConfigError if it cannot
+        be followed."""
+        n, most = self._config.sampling.n, self._config.rollout.max_in_flight
+        bound = self._freshness.oldest
+        now, then = (
+            Ahead(bound=bound, batch=batch_records(of, [n]), max_concurrent=most, publish_every=every)
+            for of, every in ((self._groups.value, self._publish.value), (groups, publish_every))
+        )
+        refuse_impossible(then, [n])
+        return (
+            f"from the next step on a step has {groups} groups of {n} ({then.batch} records, now {now.batch}) "
+            f"and a publication {publish_every} steps; "
+            f"up to {then.ahead} records may be sampled ahead of training (now {now.ahead})"
+        )
+
     def _next(self) -> Plan:
         freshness, decay = self._freshness.take(), self._decay.take()
         decays = any(rule.strategy == "decay" for rule in (freshness, *freshness.of_environments.values()))
@@ -242,9 +279,42 @@ class Knobs:
         )
 
 
-def _counted(unit: Unit, name: str, default: int, help: str, *, least: int = 1, scientific: bool = False) -> Knob[int]:
-    return unit.knob(name, default, boundary="next version", help=help, minimum=least, scientific=scientific)
+def _counted(
+    unit: Unit,
+    name: str,
+    default: int,
+    help: str,
+    *,
+    least: int = 1,
+    scientific: bool = False,
+    preview: Callable[[int], str] | None = None,
+) -> Knob[int]:
+    knob: Knob[int] = unit.knob(
+        name,
+        default,
+        boundary="next version",
+        help=help,
+        minimum=least,
+        scientific=scientific,
+        preview=preview or (lambda value: _from_the_next_step(knob, value)),
+    )
+    return knob
 
 
 def _real(unit: Unit, name: str, default: float, help: str, *, most: float) -> Knob[float]:
-    return unit.knob(name, default, boundary="next version", help=help, minimum=0.0, maximum=most, scientific=True)
+    knob: Knob[float] = unit.knob(
+        name,
+        default,
+        boundary="next version",
+        help=help,
+        minimum=0.0,
+        maximum=most,
+        scientific=True,
+        preview=lambda value: _from_the_next_step(knob, value),
+    )
+    return knob
+
+
+def _from_the_next_step(knob: Knob[int] | Knob[float], value: float) -> str:
+    change = f"{knob.name} goes from {knob.value:g} to {value:g} with the next step"
+    return f"{change}; what is trained already stays, and so does a step that has begun"

@@ -16,7 +16,7 @@ from agentrl.policies import batches, outcomes
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted
 from agentrl.policies.outcomes import OutcomeClass
-from agentrl.store import steps, tasks
+from agentrl.store import retraining, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DBRecordData
 from agentrl.store.steps import Ready
@@ -41,6 +41,7 @@ class Place:
     epochs: Mapping[str, int]
     """How many epochs each environment has."""
     waited_s: float = 0.0
+    max_trained_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ async def look(
         under_way = [UnderWay(place.tree.staleness(one.versions, place.version), one.environment) for one in flying]
     # Asked after the groups: one that became ready in between is found by the next look.
     enough = sum(group.signal for group in groups) >= plan.groups
-    exhausted = not enough and await tasks.exhausted(database, place.epochs) and not await _newly_ready(database, found)
+    exhausted = not enough and await _exhausted(database, place, plan) and not await _newly_ready(database, found)
     situation = Situation(
         ready=groups,
         under_way=under_way,
@@ -123,6 +124,16 @@ async def validity(database: Database) -> Validity:
         return Validity(share)
     failed = counted[OutcomeClass.INFRASTRUCTURE]
     return Validity(share, f"{failed} of the last {counted.total()} records failed for infrastructure")
+
+
+async def _exhausted(database: Database, place: Place, plan: Plan) -> bool:
+    """Whether nothing comes any more: no new Task, and none that was trained and will be once more."""
+    if not await tasks.exhausted(database, place.epochs):
+        return False
+    bounds = plan.freshness
+    return not await retraining.candidates(
+        database, most=place.max_trained_count, bound=lambda environment: bounds.of(environment).oldest
+    )
 
 
 async def _newly_ready(database: Database, found: list[Ready]) -> bool:

@@ -436,7 +436,8 @@ class Trainer:
         now = self.standing
         waited = 0.0 if self._held_since is None else time.monotonic() - self._held_since
         publishes = now.steps_published + 1 >= plan.publish_every
-        return Place(self._tree, now.version, publishes, self._epochs, waited)
+        most = self._config.training.max_trained_count
+        return Place(self._tree, now.version, publishes, self._epochs, waited, most)
 
     async def _held(self) -> str:
         if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:

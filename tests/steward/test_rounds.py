@@ -17,13 +17,24 @@ from agentrl.steward import admission, attempts, closing, epochs, expiry
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.steward.steward import Steward
-from agentrl.store import accounting, claims, counts, evaluations, lineages, owners, publications, steps, tasks
+from agentrl.store import (
+    accounting,
+    claims,
+    counts,
+    evaluations,
+    lineages,
+    owners,
+    publications,
+    retraining,
+    steps,
+    tasks,
+)
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, tool_call_id
 from agentrl.store.trajectories import Writer
-from tests.store.flow import end, run_group, sampler, step_of
+from tests.store.flow import commit, end, ready_tasks, run_group, sampler, step_of
 
 
 def rows(count: int, *, prefix: str = "item") -> list[Row]:
@@ -387,3 +398,23 @@ def test_rules_that_could_not_be_followed_are_refused() -> None:
         rules().changed(n=1)
     with pytest.raises(ConfigError):
         rules(n=8, groups=1, bound=0, max_in_flight=4)
+
+
+async def test_a_trained_task_trains_again_while_it_is_fresh_and_no_sooner_than_it_may(db: Database) -> None:
+    [task] = await ready_tasks(db, 1)
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    for parent in (None, 1):
+        taken = await publications.take_number(db, parent=parent, lineage=lineage.id, step=0)
+        assert await publications.announce(db, taken.id, lineage.id, {})
+    await commit(db, lineage.id, 1, [task])
+    assert await closing.retrain(db, rules()) == 0, "once is enough"
+    assert await closing.retrain(db, rules(max_trained_count=2, bound=0)) == 0, "it is too old"
+    assert await closing.retrain(db, rules(max_trained_count=2), {"bound": 0}) == 0, "so says the trainer"
+    assert await closing.retrain(db, rules(max_trained_count=2, retrain_after_s=3600)) == 0, "not yet"
+    # A trainer waits for one that is only not due yet, and not for one that never comes.
+    assert await retraining.candidates(db, most=2, bound=lambda _: 1) == [task.id]
+    assert await retraining.candidates(db, most=2, bound=lambda _: 0) == []
+    assert await closing.retrain(db, rules(max_trained_count=2)) == 1
+    await commit(db, lineage.id, 2, [task])
+    assert await closing.retrain(db, rules(max_trained_count=2)) == 0
+    assert await retraining.candidates(db, most=2, bound=lambda _: 1) == []

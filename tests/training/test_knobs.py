@@ -72,3 +72,30 @@ def test_an_environment_keeps_its_own_bound_when_that_of_the_run_is_changed(
     assert plan.told("")["bounds"] == {"shop": 7, "other": 7}
     assert plan.told("")["bound"] == 1
     assert plan.freshness.of("shop").strategy == "wait"
+
+
+def test_a_step_of_another_size_says_what_it_does_to_batches_and_to_admission(
+    unit: Unit, tmp_path: Path, tiny: Path
+) -> None:
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=1), tuple)
+    groups = unit._knobs.preview("groups", 6).sentence
+    assert "6 groups of 2 (12 records, now 4)" in groups
+    assert "up to 24 records may be sampled ahead of training (now 8)" in groups
+    unit._knobs.offer("groups", 6)
+    assert knobs.take().groups == 6
+    assert (
+        "up to 72 records may be sampled ahead of training (now 24)" in unit._knobs.preview("publish_every", 3).sentence
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("learning_rate", 0.01, "from 0.001 to 0.01"), ("clip_low", 0.1, "from 0.2 to 0.1"), ("keep_versions", 9, "to 9")],
+)
+def test_every_other_one_says_what_it_was_and_when_it_changes(
+    unit: Unit, tmp_path: Path, tiny: Path, name: str, value: float, said: str
+) -> None:
+    Knobs(unit, configuration(tmp_path, tiny), tuple)
+    sentence = unit._knobs.preview(name, value).sentence
+    assert said in sentence
+    assert "with the next step" in sentence

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from agentrl.engines.embedded.weights import load_verified
 from agentrl.engines.manifest import read
 from agentrl.policies.states import StepStatus
+from agentrl.steward import closing
+from agentrl.steward.rules import from_config
 from agentrl.store import accounting, lineages, publications
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
@@ -337,6 +339,27 @@ async def test_at_the_end_of_the_data_it_takes_what_is_left_saves_and_ends(
     (checkpoint,) = await db.find("Checkpoint", {"status": "complete"})
     assert (checkpoint["step"], checkpoint["version"]) == (2, 3)
     await balanced(db)
+
+
+async def test_at_the_end_of_the_data_it_waits_for_what_may_be_trained_once_more(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 2)
+    await end_of_data(db)
+    config = configuration(tmp_path, tiny, max_trained_count=2)
+
+    async def give_back() -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            await closing.retrain(db, from_config(config))
+
+    steward = asyncio.create_task(give_back())
+    try:
+        await trainer(db, config, tmp_path).run()
+    finally:
+        steward.cancel()
+    assert [task["trained_count"] for task in await db.find("Task", {})] == [2, 2]
+    assert (await accounting.account(db, max_trained_count=2)).problems == ()
 
 
 async def test_a_trainer_that_was_replaced_ends_without_a_commit(

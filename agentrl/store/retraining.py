@@ -1,0 +1,57 @@
+"""Trained Tasks that may train once more, for the steward who gives them back and the trainer who waits for them.
+
+Invariant: both go by the same condition, so a trainer never waits for what nobody will give back: a Task that was
+trained as often as it may, or of which no record is fresh any more, stays trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.policies.ages import VersionTree
+from agentrl.policies.states import TaskStatus
+from agentrl.store import publications
+from agentrl.store.database import Database
+from agentrl.store.documents import TRAINS
+from agentrl.store.updates import is_older
+
+MOST_AT_ONCE = 256
+Bound = Callable[[str], int]
+"""The greatest age that still trains, by environment."""
+
+
+async def candidates(database: Database, *, most: int, bound: Bound, after_s: float = 0.0) -> list[str]:
+    """Those that were trained fewer than `most` times, the last time so long ago, and have a record that is fresh."""
+    if most < 2:
+        return []
+    trained: dict[str, Any] = {
+        "status": TaskStatus.TRAINED,
+        "purpose": {"$in": list(TRAINS)},
+        "trained_count": {"$lt": most},
+    }
+    if after_s:
+        trained |= is_older("trained_at", after_s)
+    found = await database.find(
+        "Task", trained, sort=[("trained_at", -1)], limit=MOST_AT_ONCE, projection=["environment", "shares"]
+    )
+    newest = await publications.newest(database)
+    if not found or newest is None:
+        return []
+    tree = VersionTree(await publications.parents(database))
+    records = {share["record"] for task in found for share in task["shares"] if share["advantage"] is not None}
+    wanted = {"_id": {"$in": sorted(records)}}
+    data = await database.find("DBRecordData", wanted, projection=["versions", "oldest_version"])
+    ages = {one["_id"]: tree.staleness(_versions(one), newest.id) for one in data}
+    return [
+        task["_id"]
+        for task in found
+        if any(
+            ages.get(share["record"], bound(task["environment"]) + 1) <= bound(task["environment"])
+            for share in task["shares"]
+        )
+    ]
+
+
+def _versions(data: dict[str, Any]) -> list[int]:
+    return data["versions"] or ([] if data["oldest_version"] is None else [data["oldest_version"]])
