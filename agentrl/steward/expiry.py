@@ -94,8 +94,8 @@ async def _free(database: Database, record: Record) -> bool:
 
 
 async def _free_steps(database: Database) -> int:
-    """Steps that were leased by a trainer that is dead."""
-    freed = 0
+    """Steps that were leased by a trainer that is dead, and what was leased by Steps that ended."""
+    freed = await steps.follow_leased(database)
     for step in await steps.leased(database):
         lineage = await database.find_one("Lineage", {"_id": step.lineage}, projection=["owner"])
         owner = None if lineage is None else lineage["owner"]

@@ -250,6 +250,8 @@ class Step(Named):
     reason: str = ""
     died: bool = False
     """It was released because its trainer had ended with it."""
+    followed: bool = False
+    """It was rolled back, and its Tasks know."""
 
 
 class Lineage(Named):

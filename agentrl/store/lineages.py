@@ -1,13 +1,14 @@
 """Lineages: one life of the trainer's weights; the fencing token of everything a trainer writes.
 
-Invariants: at most one lineage is open, the newest; opening one closes all others first, then releases and rolls back
-what they left, and only then may it lease; what a trainer of a closed lineage still tries is refused, also what it had
-looked at and found allowed before.
+Invariants: at most one lineage is open, the newest; opening one closes all older ones first, then releases and rolls
+back what they left, and only then may it lease; what a trainer of a closed lineage still tries is refused, also what it
+had looked at and found allowed before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from agentrl.store import checkpoints, publications, steps
@@ -18,8 +19,13 @@ from agentrl.store.documents import Lineage, load_if, to_bson
 async def begin(
     database: Database, owner: str, *, parent_checkpoint: str, after_step: int, first_version: int | None = None
 ) -> Lineage:
-    """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none."""
+    """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none.
+    LineageClosedError if a newer one took over before this one was heard."""
+    known = await current(database)
     now = await database.now()
+    if known is not None and known.opened_at is not None:
+        # What is open already is older, also where the server's clock was set back since.
+        now = max(now, known.opened_at + timedelta(milliseconds=1))
     lineage = Lineage(
         id=f"{owner}@{now:%Y%m%dT%H%M%S}",
         owner=owner,
@@ -29,8 +35,12 @@ async def begin(
         opened_at=now,
     )
     await database.insert_new("Lineage", [to_bson(lineage)])
-    others = {"_id": {"$ne": lineage.id}, "closed": False}
-    await database.update_many("Lineage", others, {"$set": {"closed": True}})
+    older = {"_id": {"$ne": lineage.id}, "closed": False, "opened_at": {"$not": {"$gt": now}}}
+    await database.update_many("Lineage", older, {"$set": {"closed": True}})
+    newest = await current(database)
+    if newest is None or newest.id != lineage.id:
+        await database.update_one("Lineage", {"_id": lineage.id}, {"$set": {"closed": True}})
+        raise steps.LineageClosedError(f"{lineage.id} was late: another trainer took over before it was opened.")
     await publications.skip_unfinished(database, lineage.id)
     for step in await steps.leased(database):
         if step.lineage != lineage.id:

@@ -128,6 +128,9 @@ async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) ->
     document = await database.find_one_and_update(
         "Step", {"_id": step.id, "status": StepStatus.LEASED}, {"$set": kept | {"empty": not kept["records"]}}
     )
+    if document is None:
+        # Whoever released it meanwhile may have freed its Tasks before they were leased.
+        await _follow_release(database, step)
     return load_if(Step, document)
 
 
@@ -167,6 +170,10 @@ async def release(
     released = {"$set": {"status": StepStatus.RELEASED, "reason": reason, "died": died}}
     document = await database.find_one_and_update("Step", {"_id": step, "status": StepStatus.LEASED}, released)
     if document is None:
+        # Whoever released it may have ended before its Tasks were free.
+        ended = await database.find_one("Step", {"_id": step, "status": StepStatus.RELEASED})
+        if ended is not None:
+            await _follow_release(database, load(Step, ended))
         return False
     await _follow_release(database, load(Step, document))
     return True
@@ -195,6 +202,15 @@ async def roll_back(database: Database, *, after_step: int, reason: str) -> list
 async def follow(database: Database) -> int:
     """Derive again what Tasks are from what their Steps are, where somebody died between the two. Answers how many
     Steps that concerned."""
+    followed = await follow_leased(database)
+    unfollowed = {"status": StepStatus.ROLLED_BACK, "followed": {"$ne": True}}
+    for document in await database.find("Step", unfollowed, projection={"metrics": 0}):
+        followed += await _follow_roll_back(database, load(Step, document)) > 0
+    return followed
+
+
+async def follow_leased(database: Database) -> int:
+    """The part that anybody may do at any time: Tasks that are leased by a Step that is not."""
     held = {"status": TaskStatus.LEASED}
     groups_of_tasks = await database.aggregate(
         "Task", [{"$match": held}, {"$group": {"_id": {"lineage": "$lineage", "step": "$step"}}}]
@@ -202,13 +218,11 @@ async def follow(database: Database) -> int:
     followed = 0
     for group in groups_of_tasks:
         name = step_id(group["_id"]["lineage"], group["_id"]["step"])
-        step = load_if(Step, await database.find_one("Step", {"_id": name}))
+        step = load_if(Step, await database.find_one("Step", {"_id": name}, projection={"metrics": 0}))
         if step is None or step.status == StepStatus.LEASED:
             continue
         followed += 1
         await (_follow_commit if step.status == StepStatus.COMMITTED else _follow_release)(database, step)
-    for document in await database.find("Step", {"status": StepStatus.ROLLED_BACK}, projection={"metrics": 0}):
-        followed += await _follow_roll_back(database, load(Step, document)) > 0
     return followed
 
 
@@ -281,4 +295,5 @@ async def _follow_roll_back(database: Database, step: Step) -> int:
         standing = await database.count("Step", {"tasks": task, "status": StepStatus.COMMITTED})
         too_many = {"_id": task, "trained_count": {"$gt": standing}}
         await database.update_one("Task", too_many, {"$set": {"trained_count": standing}})
+    await database.update_one("Step", {"_id": step.id}, {"$set": {"followed": True}})
     return freed

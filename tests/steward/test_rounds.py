@@ -310,6 +310,22 @@ async def test_steps_of_a_dead_trainer_are_released(db: Database) -> None:
     assert document["status"] == StepStatus.RELEASED
 
 
+async def test_the_steward_ends_a_release_that_was_cut_off(db: Database) -> None:
+    made = steward(db, groups=1, bound=0)
+    await made.start()
+    await made.round()
+    await run_group(db, [0.0, 1.0, 0.0, 1.0], owner=await sampler(db))
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    [ready] = await steps.ready(db)
+    step = await steps.lease(db, step_of(lineage.id, 1, [ready.task]))
+    assert step is not None
+    assert (await expiry.expire(db)).steps == 0
+    await db.update_one("Step", {"_id": step.id}, {"$set": {"status": StepStatus.RELEASED}})
+    assert (await expiry.expire(db)).steps == 1
+    assert (await tasks.get(db, ready.task.id)).status == TaskStatus.READY
+    assert (await expiry.expire(db)).steps == 0
+
+
 async def test_epochs_follow_one_another_in_orders_of_their_own(db: Database) -> None:
     environment = EnvironmentRules(epochs=2, shuffle=3)
     by = rules(environments={"shop": environment})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 
 from agentrl.policies.states import StepStatus, TaskStatus
 from agentrl.store import accounting, checkpoints, claims, lineages, publications, services, steps, tasks
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Filter, Plain, Update
 from agentrl.store.documents import CheckpointFile, Lineage, Service, Step, Task, load
 from agentrl.store.steps import LineageClosedError
 from agentrl.store.trajectories import Writer
@@ -79,6 +81,54 @@ async def test_what_was_leased_but_not_followed_is_derived_again(db: Database) -
     assert [task["trained_count"] for task in await db.find("Task", {})] == [1, 1]
 
 
+async def test_a_takeover_within_a_lease_leaves_no_task_leased(db: Database) -> None:
+    """The Step is released between its insert and the lease of its Tasks."""
+    training = await ready_tasks(db, 2)
+    old = await begin(db)
+    step = step_of(old.id, 1, training)
+
+    class Overtaken(Database):
+        async def update_many(self, collection: str, filter: Filter, update: Update) -> int:
+            if collection == "Task":
+                await begin(db, "trainer-0.2")
+            return await super().update_many(collection, filter, update)
+
+    assert await steps.lease(Overtaken(db._client, db.name), step) is None
+    assert await statuses(db) == ["ready", "ready"]
+    assert (await accounting.account(db)).problems == ()
+
+
+async def test_a_release_that_was_cut_off_is_ended_by_its_repetition(db: Database) -> None:
+    training = await ready_tasks(db, 2)
+    lineage = await begin(db)
+    leased = await steps.lease(db, step_of(lineage.id, 1, training))
+    assert leased is not None
+    await db.update_one("Step", {"_id": leased.id}, {"$set": {"status": StepStatus.RELEASED}})
+    assert not await steps.release(db, leased.id, "again"), "it was released before"
+    assert await statuses(db) == ["ready", "ready"]
+
+
+async def test_a_step_that_was_rolled_back_is_followed_once(db: Database) -> None:
+    [task] = await ready_tasks(db, 1)
+    lineage = await begin(db)
+    done = await commit(db, lineage.id, 1, [task])
+    # As if the next trainer had died between the Step and its Tasks.
+    await db.update_one("Step", {"_id": done.id}, {"$set": {"status": StepStatus.ROLLED_BACK}})
+    assert await steps.follow(db) == 1
+    freed = await tasks.get(db, task.id)
+    assert (freed.status, freed.trained_count) == (TaskStatus.READY, 0)
+    assert await db.count("Step", {"status": StepStatus.ROLLED_BACK, "followed": True}) == 1
+    counted: list[str] = []
+
+    class Counting(Database):
+        async def count(self, collection: str, filter: Filter) -> int:
+            counted.append(collection)
+            return await super().count(collection, filter)
+
+    assert await steps.follow(Counting(db._client, db.name)) == 0
+    assert counted == []
+
+
 async def test_a_new_lineage_releases_rolls_back_and_frees_and_the_old_one_writes_nothing(db: Database) -> None:
     training = await ready_tasks(db, 4)
     old = await begin(db)
@@ -135,6 +185,38 @@ async def test_of_lineages_one_is_open(db: Database) -> None:
     assert current is not None
     assert current.owner == "trainer-0.3"
     assert await db.count("Lineage", {"closed": False}) == 1
+
+
+async def test_a_lineage_that_opens_late_leaves_a_newer_one_alone(db: Database) -> None:
+    [task] = await ready_tasks(db, 1)
+    taken: list[Step] = []
+
+    class Delayed(Database):
+        async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
+            asked_at = await db.now()
+            while await db.now() <= asked_at:
+                pass
+            newer = await begin(db, "trainer-0.2")
+            leased = await steps.lease(db, step_of(newer.id, 1, [task]))
+            assert leased is not None
+            taken.append(leased)
+            return await super().insert_new(collection, documents)
+
+    with pytest.raises(LineageClosedError, match="was late"):
+        await begin(Delayed(db._client, db.name), "trainer-0.1")
+    assert [one["owner"] for one in await db.find("Lineage", {"closed": False})] == ["trainer-0.2"]
+    assert await steps.commit(db, taken[0].id, {})
+
+
+async def test_a_clock_that_was_set_back_keeps_no_trainer_out(db: Database) -> None:
+    former = await begin(db)
+    ahead = await db.now() + timedelta(hours=1)
+    await db.update_one("Lineage", {"_id": former.id}, {"$set": {"opened_at": ahead}})
+    following = await begin(db, "trainer-0.2")
+    assert following.opened_at is not None
+    assert following.opened_at > ahead.replace(microsecond=0)
+    assert await lineages.is_open(db, following.id)
+    assert not await lineages.is_open(db, former.id)
 
 
 async def test_records_under_way_tell_their_versions(db: Database) -> None:
