@@ -58,7 +58,8 @@ async def main(unit: Unit) -> None:
     database = access.open_database(config, unit.state_dir)
     fleet = Fleet(database, token, lambda url: PluggedToolbox(url, token), max_lag=config.rollout.engine_max_lag)
     try:
-        lease = Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="sampler")
+        life = f"{unit.name}.{unit.incarnation}"
+        lease = Lease(database, life, unit=unit.name, role="sampler", run=unit.run)
         await lease.open()
         unit.ready()
         words = await _first_words(unit, database, lease)

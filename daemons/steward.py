@@ -51,6 +51,7 @@ async def main(unit: Unit) -> None:
                 sources,
                 incarnation=f"{unit.name}.{unit.incarnation}",
                 unit=unit.name,
+                run=unit.run,
                 run_dir=unit.run_dir,
             )
             await steward.start()

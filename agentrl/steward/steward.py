@@ -75,6 +75,7 @@ class Steward:
         incarnation: str,
         unit: str,
         run_dir: Path,
+        run: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rules = rules
@@ -83,7 +84,8 @@ class Steward:
         self._database = database
         self._sources = sources
         self._clock = clock
-        self._lease = owners.Lease(database, incarnation, unit=unit, role=expiry.ROLE, clock=clock)
+        self._lease = owners.Lease(database, incarnation, unit=unit, role=expiry.ROLE, run=run, clock=clock)
+        self._run = run
         self._admitted = Admitted(0, 0, Counts())
         self._dead: set[str] = set()
         """Lives whose end was told and has not been dealt with."""
@@ -153,7 +155,7 @@ class Steward:
     async def _declare_dead(self) -> list[str]:
         declared = []
         for incarnation in sorted(self._dead):
-            if await owners.expire(self._database, incarnation, "its death was confirmed"):
+            if await owners.expire(self._database, incarnation, "its death was confirmed", run=self._run):
                 declared.append(incarnation)
             self._dead.discard(incarnation)  # not before the store took it
         return declared

@@ -300,6 +300,10 @@ class Publication(Document):
 class Owner(Named):
     unit: str = ""
     role: str = ""
+    run: str = ""
+    """The uuid of its run: another run may count its incarnations from one again."""
+    number: int = 0
+    """Of the incarnation."""
     expires_at: datetime | None = None
     expired: bool = False
     why: str = ""

@@ -1,8 +1,9 @@
 """Owners: one lease per incarnation, on everything that it claimed.
 
 Invariants: an Owner that was expired never comes back, so its writes stay fenced; whether one is past is decided by the
-server's clock alone; of one unit only the newest incarnation holds one; a holder that cannot renew knows by its own
-clock, before anybody else does, that it must stop.
+server's clock alone; of one unit only the newest incarnation holds one, whichever of them opens first; a holder that
+cannot renew knows by its own clock, before anybody else does, that it must stop. Numbers of incarnations are a run's
+own: where an earlier run on this database had one of the same name, that stays what it is.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ class Lease:
         *,
         unit: str,
         role: str,
+        run: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.incarnation = incarnation
+        """The id of its Owner, once that is open."""
         self._database = database
         self._unit = unit
         self._role = role
+        self._run = run
+        self._number = _number(incarnation)
         self._clock = clock
         self._renewed_at = float("-inf")
 
@@ -53,9 +58,11 @@ class Lease:
         return self._clock() < self._renewed_at + LEASE_S - MARGIN_S
 
     async def open(self) -> None:
-        """The first act of an incarnation. OwnerLostError if it was declared dead already."""
+        """The first act of an incarnation. OwnerLostError if it was declared dead already, or a newer one lives."""
+        self.incarnation = await _id_of(self._database, self.incarnation, self._run)
         asked_at = self._clock()
-        document = {"unit": self._unit, "role": self._role, "expired": False, "why": ""}
+        document = {"unit": self._unit, "role": self._role, "run": self._run, "number": self._number}
+        document |= {"expired": False, "why": ""}
         alive = {"_id": self.incarnation, "expired": {"$ne": True}}
         try:
             await self._database.update_one(
@@ -63,9 +70,14 @@ class Lease:
             )
         except AlreadyThereError:
             raise self._lost() from None
+        living = {"unit": self._unit, "_id": {"$ne": self.incarnation}, "expired": False}
+        newer = living | {"run": self._run, "number": {"$gt": self._number}}
+        if (found := await self._database.find_one("Owner", newer, projection=["_id"])) is not None:
+            await expire(self._database, self.incarnation, f"{found['_id']} lives already", run=self._run)
+            raise self._lost()
         self._renewed_at = asked_at
         # A slot has one life at a time: that this one began means that the ones before it are over, or must be.
-        former = {"unit": self._unit, "_id": {"$ne": self.incarnation}, "expired": False}
+        former = living | {"$nor": [{"run": self._run, "number": {"$gt": self._number}}]}
         update = {"$set": {"expired": True, "why": f"{self.incarnation} took its place"}}
         await self._database.update_many("Owner", former, update)
 
@@ -87,7 +99,7 @@ class Lease:
 
     async def close(self) -> None:
         """Give everything back at once instead of when the lease is past."""
-        await expire(self._database, self.incarnation, "it ended")
+        await expire(self._database, self.incarnation, "it ended", run=self._run)
 
     def _lost(self) -> OwnerLostError:
         return OwnerLostError(
@@ -95,10 +107,26 @@ class Lease:
         )
 
 
-async def expire(database: Database, incarnation: str, why: str) -> bool:
-    """Declare an incarnation dead now, because its death was confirmed. False if it was already, or never lived."""
-    alive = {"_id": incarnation, "expired": False}
-    return await database.update_one("Owner", alive, {"$set": {"expired": True, "why": why}})
+async def expire(database: Database, incarnation: str, why: str, *, run: str = "") -> bool:
+    """Declare an incarnation dead now, because its death was confirmed. False if it was already. One that has not
+    opened its Owner yet never will."""
+    name = await _id_of(database, incarnation, run)
+    dead = {"unit": incarnation.rpartition(".")[0], "run": run, "number": _number(incarnation)}
+    dead |= {"expired": True, "why": why}
+    try:
+        return await database.update_one("Owner", {"_id": name, "expired": {"$ne": True}}, {"$set": dead}, upsert=True)
+    except AlreadyThereError:
+        return False
+
+
+def _number(incarnation: str) -> int:
+    return int(incarnation.partition("~")[0].rpartition(".")[2])
+
+
+async def _id_of(database: Database, incarnation: str, run: str) -> str:
+    """Its own name, unless an earlier run had that. An Owner that tells no run is taken for this one's."""
+    found = await database.find_one("Owner", {"_id": incarnation}, projection=["run"])
+    return incarnation if found is None or found.get("run", "") in ("", run) else f"{incarnation}~{run[:8]}"
 
 
 async def reap(database: Database) -> list[str]:

@@ -81,7 +81,8 @@ class Trainer:
         self._evaluator = Evaluator(database, self._evaluated)
         self._evaluates = origin.has_held_out_tasks(config)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
-        self._lease = owners.Lease(database, f"{unit.name}.{unit.incarnation}", unit=unit.name, role="trainer")
+        life = f"{unit.name}.{unit.incarnation}"
+        self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
         self._told: dict[str, object] = {}
         self._hold, self._hold_looked_at = "", float("-inf")
         self._held_since: float | None = None

@@ -59,6 +59,11 @@ class Unit:
         return self._environment.incarnation
 
     @property
+    def run(self) -> str:
+        """The uuid of its run; empty for a unit that runs on its own."""
+        return self._environment.run
+
+    @property
     def run_dir(self) -> Path:
         return self._environment.run_dir
 

@@ -335,6 +335,46 @@ async def test_a_dead_owner_never_comes_back(db: Database) -> None:
     assert await owners.dead_among(db, ["sampler-0.1", "sampler-9.9", ""]) == {"sampler-0.1", "sampler-9.9"}
 
 
+async def test_another_run_of_the_same_name_counts_its_lives_from_one_again(db: Database) -> None:
+    former = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", run="aaaaaaaa-1")
+    await former.open()
+    await owners.expire(db, "sampler-0.1", "killed", run="aaaaaaaa-1")
+    later = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", run="bbbbbbbb-2")
+    await later.open()
+    await later.renew()
+    assert later.incarnation == "sampler-0.1~bbbbbbbb"
+    assert await owners.dead_among(db, ["sampler-0.1", later.incarnation]) == {"sampler-0.1"}, "what that held is freed"
+    assert await owners.expire(db, "sampler-0.1", "its death was confirmed", run="bbbbbbbb-2")
+    with pytest.raises(owners.OwnerLostError):
+        await later.renew()
+
+
+async def test_the_lives_of_an_earlier_run_end_with_the_first_of_the_next(db: Database) -> None:
+    former = owners.Lease(db, "sampler-0.7", unit="sampler-0", role="sampler", run="aaaaaaaa-1")
+    await former.open()
+    await owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", run="bbbbbbbb-2").open()
+    with pytest.raises(owners.OwnerLostError):
+        await former.renew()
+
+
+async def test_an_older_life_that_opens_late_ends_and_the_newer_one_lives(db: Database) -> None:
+    newer = owners.Lease(db, "sampler-0.10", unit="sampler-0", role="sampler")
+    await newer.open()
+    older = owners.Lease(db, "sampler-0.9", unit="sampler-0", role="sampler")
+    with pytest.raises(owners.OwnerLostError):
+        await older.open()
+    assert not older.valid
+    await newer.renew()
+    assert await db.count("Owner", {"expired": False}) == 1
+
+
+async def test_a_life_whose_death_was_confirmed_before_it_opened_never_opens(db: Database) -> None:
+    assert await owners.expire(db, "sampler-0.1", "its death was confirmed")
+    with pytest.raises(owners.OwnerLostError):
+        await owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler").open()
+    await owners.Lease(db, "sampler-0.2", unit="sampler-0", role="sampler").open()
+
+
 async def test_a_holder_knows_before_others_do_that_its_lease_is_past(db: Database) -> None:
     now = 100.0
     lease = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", clock=lambda: now)
