@@ -121,26 +121,33 @@ async def _current(database: Database, name: str, environment: EnvironmentRules,
 
 async def add(database: Database, name: str, environment: EnvironmentRules, rows: Sequence[Row]) -> list[str]:
     """Queue rows that an operator brings, behind what is queued. Answers the ids of the Tasks."""
-    digest = datasets.digest(rows)
     # The same file again is the same tasks: a command that is repeated adds nothing.
-    number = await number_of(database, name, digest)
-    epoch = Epoch(
-        id=epoch_id(name, ADDED, number),
-        environment=name,
-        split=ADDED,
-        epoch=number,
-        rows=len(rows),
-        inserted=len(rows),
-        done=True,
-        digest=digest,
-    )
-    await database.insert_new("Epoch", [to_bson(epoch)])
+    number = await _take_number(database, name, len(rows), datasets.digest(rows))
     fresh = [
         _task(name, environment, row, split=ADDED, epoch=number, row_number=place, place=place)
         for place, row in enumerate(rows)
     ]
     await tasks.insert(database, fresh)
     return [task.id for task in fresh]
+
+
+async def _take_number(database: Database, name: str, rows: int, digest: str) -> int:
+    """Its number is a file's own once the document with both is there."""
+    while True:
+        number = await number_of(database, name, digest)
+        epoch = Epoch(
+            id=epoch_id(name, ADDED, number),
+            environment=name,
+            split=ADDED,
+            epoch=number,
+            rows=rows,
+            inserted=rows,
+            done=True,
+            digest=digest,
+        )
+        await database.insert_new("Epoch", [to_bson(epoch)])
+        if await database.find_one("Epoch", {"_id": epoch.id, "digest": digest}, projection=["_id"]) is not None:
+            return number
 
 
 async def number_of(database: Database, name: str, digest: str) -> int:

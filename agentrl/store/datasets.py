@@ -110,8 +110,8 @@ def digest(rows: Iterable[Row]) -> str:
     """Says whether these are the same rows in the same order."""
     hashed = hashlib.blake2b(digest_size=16)
     for row in rows:
-        said = [row.id, row.query, row.answer, row.split, *row.earlier]
-        hashed.update(msgspec.json.encode(said, order="sorted"))
+        said = [row.id, row.query, row.answer, row.split, row.scorer, row.answer_schema, row.agent_name]
+        hashed.update(msgspec.json.encode([*said, row.extra, row.earlier], enc_hook=str, order="sorted"))
     return hashed.hexdigest()
 
 

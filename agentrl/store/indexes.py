@@ -10,7 +10,7 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from agentrl.policies.states import HOLDS_SEAT, CallStatus, RecordStatus, ToolCallStatus
+from agentrl.policies.states import HOLDS_SEAT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.store.database import Database
 
 
@@ -33,6 +33,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("sweeping", "sweeping", partialFilterExpression={"sweeping": True}),
         _index("step", "lineage step"),
         _index("consumed", "status pruned admitted_order"),
+        # What may train once more, apart from all that may not.
+        _index("again", "trained_count", partialFilterExpression={"status": TaskStatus.TRAINED.value}),
     ],
     "Record": [
         # Claims: the first open one in the order of admission. What most Records are not any more costs nothing.

@@ -26,16 +26,18 @@ async def consumed(database: Database, *, older_than_s: float, max_trained_count
         {"status": S.FILTERED, **covered},
         {"status": {"$in": [S.DEAD, S.DONE]}},
     ]
+    # The first condition is what the index on statuses is good for.
+    prunable: dict[str, Any] = {"status": {"$in": list(_OVER)}, "pruned": {"$ne": True}, "$or": over}
+    # Bases are no part of what is limited: so many in a row would hide what comes after them.
+    prunable["_id"] = {"$nin": sorted(await _bases_of_the_living(database))}
     found = await database.find(
         "Task",
-        # The first condition is what the index on statuses is good for.
-        {"status": {"$in": list(_OVER)}, "pruned": {"$ne": True}, "$or": over, **is_older("admitted_at", older_than_s)},
+        prunable | is_older("admitted_at", older_than_s),
         sort=[("admitted_order", 1)],
         limit=limit,
         projection=["_id"],
     )
-    bases = await _bases_of_the_living(database)
-    return [task["_id"] for task in found if task["_id"] not in bases]
+    return [task["_id"] for task in found]
 
 
 async def remove_details(database: Database, tasks: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from agentrl.steward import retention
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.steward.steward import Steward
-from agentrl.store import accounting, checkpoints, lineages, steps, tasks
+from agentrl.store import accounting, checkpoints, lineages, pruning, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import CheckpointFile, DispatchedSamplingTask, Task, ToolCall, Turn, to_bson
 from tests.store.flow import commit, ready_tasks
@@ -109,6 +109,9 @@ async def test_what_a_living_branch_continues_stays(db: Database, trained: list[
     rules = dataclasses.replace(RULES, details_s=1e-6)
     await retention.prune(db, rules)
     assert await with_details(db, trained) == [0, 3, 4, 5]
+    await db.update_many("Task", {}, {"$set": {"pruned": False}})
+    some = await pruning.consumed(db, older_than_s=1e-6, max_trained_count=1, limit=1)
+    assert some == trained[1:2], "a base takes nobody's place"
     await db.update_one("Task", {"_id": "branch"}, {"$set": {"status": "dead"}})
     await retention.prune(db, rules)
     assert await with_details(db, trained) == [3, 4, 5]

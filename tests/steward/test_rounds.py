@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from agentrl.store import (
     tasks,
 )
 from agentrl.store.claims import Ending
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Row
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, tool_call_id
 from agentrl.store.trajectories import Writer
@@ -363,6 +364,21 @@ async def test_rows_that_an_operator_adds_are_queued_once(db: Database) -> None:
     assert await epochs.add(db, "shop", environment, rows(3)) == first
     assert await epochs.add(db, "shop", environment, rows(2)) != first
     assert await db.count("Task", {"split": "added", "status": "queued"}) == 5
+
+
+async def test_of_two_files_that_are_added_at_once_each_has_a_number(db: Database) -> None:
+    environment = EnvironmentRules()
+    first: list[str] = []
+
+    class Overtaken(Database):
+        async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
+            if not first:
+                first.extend(await epochs.add(db, "shop", environment, rows(3)))
+            return await super().insert_new(collection, documents)
+
+    second = await epochs.add(Overtaken(db._client, db.name), "shop", environment, rows(2))
+    assert not set(first) & set(second)
+    assert await db.count("Task", {"_id": {"$in": first + second}}) == 5
 
 
 async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,21 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, write: Callable[[Path,
         ("b", "1 + 2?", "3", {"hint": "count"}),
     ]
     assert rows[0].where != rows[1].where
-    assert datasets.digest(rows) == datasets.digest(
-        [Row(id=row.id, query=row.query, answer=row.answer) for row in rows]
-    )
+    plain = [Row(id=row.id, query=row.query, answer=row.answer, extra={"hint": "count"}) for row in rows]
+    assert datasets.digest(rows) == datasets.digest(plain)
+
+
+def test_rows_that_differ_in_anything_that_a_task_takes_have_another_digest() -> None:
+    rows = [
+        Row(query="1 + 1?"),
+        Row(query="1 + 1?", scorer="exact"),
+        Row(query="1 + 1?", answer_schema="number"),
+        Row(query="1 + 1?", agent_name="react"),
+        Row(query="1 + 1?", extra={"hint": "count", "at": date(2026, 1, 1), "size": 1j}),
+        Row(query="1 + 1?", extra={"hint": "guess"}),
+    ]
+    assert len({datasets.digest([row]) for row in rows}) == len(rows)
+    assert datasets.digest([Row(query="1 + 1?", where="here")]) == datasets.digest(rows[:1])
 
 
 def test_a_dataset_that_the_library_saved_is_read_with_its_splits(tmp_path: Path) -> None:

@@ -34,19 +34,10 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
         {
             "$lookup": {
                 "from": "Task",
-                "let": {"environment": "$environment", "split": "$split", "epoch": "$epoch"},
+                # Ids of its Tasks begin with its own and a slash, which a 0 follows.
+                "let": {"first": {"$concat": ["$_id", "/"]}, "end": {"$concat": ["$_id", "0"]}},
                 "pipeline": [
-                    {
-                        "$match": {
-                            "$expr": {
-                                "$and": [
-                                    {"$eq": ["$environment", "$$environment"]},
-                                    {"$eq": ["$split", "$$split"]},
-                                    {"$eq": ["$epoch", "$$epoch"]},
-                                ]
-                            }
-                        }
-                    },
+                    {"$match": {"$expr": {"$and": [{"$gte": ["$_id", "$$first"]}, {"$lt": ["$_id", "$$end"]}]}}},
                     {"$group": {"_id": None, "tasks": {"$sum": 1}, "places": {"$addToSet": "$place"}}},
                 ],
                 "as": "of",
