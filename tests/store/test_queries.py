@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from pymongo import InsertOne
 
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.filters.parser import FilterError
-from agentrl.steward import admission, closing, epochs, expiry, retention
+from agentrl.steward import admission, attempts, closing, epochs, expiry, retention
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import (
+    census,
     checkpoints,
     claims,
     counts,
@@ -28,8 +30,9 @@ from agentrl.store import (
     trajectories,
     wipe,
 )
-from agentrl.store.database import Database, Filter, Plain
+from agentrl.store.database import Bulk, Database, Filter, Plain, Write
 from agentrl.store.documents import Task, to_bson
+from agentrl.training import selection
 from tests.store.flow import commit, ready_tasks, row, run_group, sampler
 from tests.store.server import NAME
 
@@ -40,6 +43,7 @@ class Explaining(Database):
     def __init__(self, of: Database) -> None:
         super().__init__(of._client, of.name)
         self.scanned: list[str] = []
+        self.sorted: list[str] = []
         self.looked_at = 0
 
     async def _look(self, collection: str, command: Plain) -> None:
@@ -47,6 +51,7 @@ class Explaining(Database):
         self.looked_at += 1
         if "COLLSCAN" in set(stages(plan)):
             self.scanned.append(f"{collection}: {command}")
+            self.sorted.append(f"{collection}: {command}")
 
     async def find_one(self, collection: str, filter: Filter, **options: Any) -> Plain | None:
         await self._look(collection, {"find": collection, "filter": dict(filter), **_sort(options), "limit": 1})
@@ -75,6 +80,12 @@ class Explaining(Database):
     async def update_many(self, collection: str, filter: Filter, update: Any) -> int:
         await self._look(collection, {"find": collection, "filter": dict(filter)})
         return await super().update_many(collection, filter, update)
+
+    async def write(self, collection: str, writes: Sequence[Write], *, ordered: bool = True) -> Bulk:
+        for one in writes:
+            if not isinstance(one, InsertOne):
+                await self._look(collection, {"find": collection, "filter": dict(one._filter)})
+        return await super().write(collection, writes, ordered=ordered)
 
     async def find_one_and_update(self, collection: str, filter: Filter, update: Any, **options: Any) -> Plain | None:
         await self._look(collection, {"find": collection, "filter": dict(filter), **_sort(options), "limit": 1})
@@ -112,6 +123,12 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     assert await run_group(watched, [0.0, 1.0], owner="sampler-0.2") == "ready"
     await claims.claim(watched, "sampler-0.2", environments=["shop"], purposes=["train"])
     await claims.claim_for_scoring(watched, "sampler-0.2")
+    await claims.held_by(watched, "sampler-0.2")
+    await tasks.admit(watched, row(11), n=2, sampling={}, deadline_s=60, rounds_max=3)
+    claim = await claims.claim(watched, "sampler-0.2")
+    assert claim is not None
+    progress = claims.progress(claim.record.id, "sampler-0.2", turns=1, generated_tokens=4, versions=[1])
+    await trajectories.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)
     await trajectories.take_over(watched, "x", "y")
     await services.alive(watched, "engine")
     # The steward.
@@ -119,6 +136,7 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await admission.admit_evaluations(watched, rules)
     await closing.close(watched, rules)
     await closing.retrain(watched, rules.changed(max_trained_count=2))
+    await attempts.follow(watched)
     await expiry.bridge_gap(watched)
     await expiry.expire(watched)
     await expiry.tidy(watched)
@@ -132,6 +150,10 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await lineages.current(watched)
     await steps.under_way(watched)
     await steps.deaths(watched)
+    await selection.validity(watched)
+    await census.of_trained(watched, ["x"])
+    await census.since(watched, await census.last_commit(watched))
+    await census.metrics_of_steps(watched, 8)
     await steps.last_trained(watched, ["shop/train/0/000001"])
     ready = await steps.ready(watched)
     await commit(watched, lineage.id, 2, [ready[0].task])
@@ -148,6 +170,31 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await tasks.exhausted(watched, {"shop": 1})
     assert watched.scanned == []
     assert watched.looked_at > 100
+
+
+async def test_what_may_train_once_more_is_found_apart_from_what_may_not(db: Database) -> None:
+    plans: list[set[str]] = []
+
+    class Asking(Database):
+        async def find(self, collection: str, filter: Filter, **options: Any) -> list[Plain]:
+            plans.append(set(named(await db.explain(collection, {"find": collection, "filter": dict(filter)}))))
+            return await super().find(collection, filter, **options)
+
+    often = [Task(id=f"often-{number}", status="trained", trained_count=2) for number in range(200)]
+    await tasks.insert(db, [*often, Task(id="once", status="trained", trained_count=1)])
+    rules = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=4, max_trained_count=2)
+    await closing.retrain(Asking(db._client, db.name), rules)
+    assert "again" in plans[0]
+
+
+def named(plan: Any) -> Iterator[str]:
+    """The indexes of the winning plan."""
+    if isinstance(plan, dict):
+        if isinstance(plan.get("indexName"), str):
+            yield plan["indexName"]
+        for name, part in plan.items():
+            if name not in ("rejectedPlans", "command"):
+                yield from named(part)
 
 
 async def test_making_the_indexes_again_changes_nothing(db: Database) -> None:
