@@ -73,7 +73,7 @@ def test_json_has_every_field_also_those_at_their_default() -> None:
     assert shown["row"]["type"] == "unit"
     assert shown["row"]["state"] == "backoff"
     assert shown["row"]["restarts"] == 0
-    assert shown["row"]["waits"][0] == {"on": "db-0", "what": "", "age_s": 0.0, "at_most_s": None}
+    assert shown["row"]["waits"][0] == {"on": "db-0", "what": "", "age_s": 0.0, "at_most_s": None, "who": ""}
     assert shown["tier"] == "disruptive"
     msgspec.json.encode(shown)
 
