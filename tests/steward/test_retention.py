@@ -45,9 +45,11 @@ async def detailed(db: Database, task: Task) -> None:
     for share in task.shares:
         name = share.record
         record = {"record": name, "task": task.id}
-        await db.insert_many("DispatchedSamplingTask", [to_bson(DispatchedSamplingTask(id=f"{name}/c0", **record))])
+        await db.insert_many(
+            "DispatchedSamplingTask", [to_bson(DispatchedSamplingTask(id=f"{name}/c0", status="done", **record))]
+        )
         await db.insert_many("Turn", [to_bson(Turn(id=f"{name}/t0", **record))])
-        await db.insert_many("ToolCall", [to_bson(ToolCall(id=f"{name}/t0.0", **record))])
+        await db.insert_many("ToolCall", [to_bson(ToolCall(id=f"{name}/t0.0", status="ok", **record))])
         chunk = {"_id": f"{name}/t0.0/result/0", "document": f"{name}/t0.0", "field": "result", "index": 0}
         await db.insert_many("Chunk", [chunk])
 
