@@ -15,6 +15,7 @@ from agentrl.steward.steward import Steward
 from agentrl.store import accounting, checkpoints, lineages, pruning, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import CheckpointFile, DispatchedSamplingTask, Task, ToolCall, Turn, to_bson
+from agentrl.tokens.binary import pack_floats, pack_ids
 from tests.store.flow import commit, ready_tasks
 
 RULES = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=1)
@@ -41,12 +42,26 @@ async def saved(db: Database, lineage: str, step: int) -> str:
     return begun.id
 
 
+def call_of(tokens: int, name: str, **of: str) -> DispatchedSamplingTask:
+    """One that is done and has so many tokens."""
+    return DispatchedSamplingTask(
+        id=name,
+        status="done",
+        output=pack_ids(list(range(tokens))),
+        log_probs=pack_floats([-1.0] * tokens),
+        versions=[(1, tokens)],
+        **of,
+    )
+
+
 async def detailed(db: Database, task: Task) -> None:
     for share in task.shares:
         name = share.record
         record = {"record": name, "task": task.id}
+        told = await db.find_one("Record", {"_id": name}, projection=["generated_tokens"])
+        assert told is not None
         await db.insert_many(
-            "DispatchedSamplingTask", [to_bson(DispatchedSamplingTask(id=f"{name}/c0", status="done", **record))]
+            "DispatchedSamplingTask", [to_bson(call_of(told["generated_tokens"], f"{name}/c0", **record))]
         )
         await db.insert_many("Turn", [to_bson(Turn(id=f"{name}/t0", **record))])
         await db.insert_many("ToolCall", [to_bson(ToolCall(id=f"{name}/t0.0", status="ok", **record))])
