@@ -248,13 +248,15 @@ async def test_only_the_lineage_that_took_a_number_announces_it(db: Database) ->
         await publications.take_number(db, parent=parent, lineage="a", step=0)
     assert not await publications.announce(db, 2, "b", {})
     assert await publications.announce(db, 2, "a", {"files": {"model.safetensors": {"bytes": 1}}})
-    assert not await publications.announce(db, 2, "a", {})
+    assert await publications.announce(db, 2, "a", {}), "said again after an answer that was lost"
+    assert not await publications.announce(db, 2, "b", {})
     former = await publications.get(db, 1)
     assert former is not None
     assert former.status == "skipped"
     newest = await publications.newest(db)
     assert newest is not None
     assert newest.id == 2
+    assert newest.manifest["files"], "the manifest is the first one's"
 
 
 async def test_a_trainer_that_slept_between_looking_and_announcing_announces_nothing(db: Database) -> None:
