@@ -16,16 +16,13 @@ SGLANG_STAMP := $(SGLANG)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
-# The tests of the host agent end every descendant of their own process, so they have one to themselves.
-ALL_TESTS = $(BIN)/python -m pytest --ignore=tests/host && $(BIN)/python -m pytest tests/host
-
 .PHONY: help install demo tour test test-gpu sglang-cpu lint bench chaos clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
 	@echo "make demo      a small agent learns in a few minutes, through real processes; a sampler is killed meanwhile"
 	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
-	@echo "make test      all tests"
+	@echo "make test      all tests but the storm of make chaos"
 	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
 	@echo "make lint      style, types and import contracts"
@@ -64,7 +61,7 @@ $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints
 
 test: $(STAMP) $(SGLANG_STAMP)
 	.ci/packages
-	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(ALL_TESTS))
+	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/tests)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
