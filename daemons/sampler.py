@@ -89,7 +89,7 @@ def _house(stands: Stands, config: RunConfig, database: Database, lease: Lease, 
     return House(
         config=config,
         database=database,
-        writer=Writer(database),
+        writer=Writer(database, lease.certain),
         lease=lease,
         fleet=fleet,
         endings=Endings(database, lease, learning.group_rule(config)),

@@ -180,6 +180,7 @@ class Sampler:
         able = self._environments()
         self._claiming = True
         try:
+            await self._house.lease.certain()
             claim = await claims.claim(
                 self._house.database,
                 self._house.lease.incarnation,

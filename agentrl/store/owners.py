@@ -3,7 +3,8 @@
 Invariants: an Owner that was expired never comes back, so its writes stay fenced; whether one is past is decided by the
 server's clock alone; of one unit only the newest incarnation holds one, whichever of them opens first; a holder that
 cannot renew knows by its own clock, before anybody else does, that it must stop. Numbers of incarnations are a run's
-own: where an earlier run on this database had one of the same name, that stays what it is.
+own: where an earlier run on this database had one of the same name, that stays what it is. A holder that was stopped
+for a while cannot know what became of it, and asks (`certain`) before it claims or writes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ log = logging.getLogger("owner")
 
 LEASE_S = 60.0
 RENEW_EVERY_S = 10.0
+CERTAIN_S = 0.5
+"""What was heard so lately needs not be asked again."""
 MARGIN_S = 5.0
 """A holder counts its lease as past this much earlier than the server does."""
 
@@ -51,6 +54,8 @@ class Lease:
         self._number = _number(incarnation)
         self._clock = clock
         self._renewed_at = float("-inf")
+        self._heard_at = float("-inf")
+        """When it was last known not to be declared dead."""
 
     @property
     def valid(self) -> bool:
@@ -86,7 +91,18 @@ class Lease:
         alive = {"_id": self.incarnation, "expired": False}
         if not await self._database.update_one("Owner", alive, setting(expires_at=from_now(LEASE_S))):
             raise self._lost()
-        self._renewed_at = asked_at
+        self._renewed_at = self._heard_at = asked_at
+
+    async def certain(self) -> None:
+        """OwnerLostError if this incarnation was declared dead, which a process that was stopped for a while does not
+        know by its clock. The store is asked twice a second and no more."""
+        asked_at = self._clock()
+        if asked_at < self._heard_at + CERTAIN_S:
+            return
+        dead = {"_id": self.incarnation, "expired": True}
+        if await self._database.find_one("Owner", dead, projection=["_id"]) is not None:
+            raise self._lost()
+        self._heard_at = asked_at
 
     async def keep(self) -> None:
         """Renew until cancelled. OwnerLostError ends it: then nothing may be written any more."""

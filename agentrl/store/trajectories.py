@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pymongo import UpdateOne
 
-from agentrl.errors import ConflictError
+from agentrl.errors import AgentrlError, ConflictError
 from agentrl.policies.states import (
     DISPATCHED_SAMPLING_TASK,
     TOOL_CALL,
@@ -30,6 +30,7 @@ from agentrl.policies.states import (
 from agentrl.store import chunks
 from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError, Write
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, load, storable, to_bson
+from agentrl.store.owners import OwnerLostError
 from agentrl.store.updates import NOW, setting
 from agentrl.tokens.binary import unpack_ids
 from agentrl.tokens.spans import StoredCall
@@ -60,8 +61,10 @@ class _Waiting(NamedTuple):
 class Writer:
     """Writes for all episodes of one process, a batch at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, certain: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`certain` raises OwnerLostError if the owner of all these episodes was declared dead: nothing is written."""
         self._database = database
+        self._certain = certain
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -153,9 +156,23 @@ class Writer:
     async def _flush(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+            if (refusal := await self._refusal()) is not None:
+                _answer(batch, refusal)
+                continue
             # A write may only overtake those of other collections, and a turn comes last.
             for collection in (*ORDER, _RECORD):
                 await self._write_batch(collection, [entry for entry in batch if entry.collection == collection])
+
+    async def _refusal(self) -> Exception | None:
+        """What is inserted after somebody took a Record over cannot be made theirs, and would mislead them later."""
+        try:
+            if self._certain is not None:
+                await self._certain()
+        except OwnerLostError as lost:
+            return OwnershipError(lost.message)
+        except AgentrlError as failed:
+            return failed
+        return None
 
     async def _write_batch(self, collection: str, entries: list[_Waiting]) -> None:
         if not entries:

@@ -170,7 +170,7 @@ class Stage:
         house = House(
             config=self.config,
             database=self.db,
-            writer=Writer(self.db),
+            writer=Writer(self.db, lease.certain),
             lease=lease,
             fleet=fleet,
             endings=Endings(self.db, lease, learning.group_rule(self.config)),

@@ -14,6 +14,7 @@ from agentrl.store import claims, counts, groups, owners, tasks
 from agentrl.store.claims import Claim, Ending, Scored
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
+from agentrl.store.owners import OwnerLostError
 from agentrl.store.trajectories import OwnershipError, Writer
 from tests.store.flow import RULE, admit, end, queue, run_group, sampler
 
@@ -400,3 +401,16 @@ async def test_owners_are_reaped_by_the_servers_clock_and_extended_after_a_gap(d
     assert silent is not None
     assert 0 <= silent < 10
     assert await owners.silence_s(db, "steward") is None
+
+
+async def test_who_was_stopped_for_a_while_asks_whether_it_lives(db: Database) -> None:
+    now = [0.0]
+    lease = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", clock=lambda: now[0])
+    await lease.open()
+    await lease.renew()
+    await owners.expire(db, "sampler-0.1", "it sleeps")
+    await lease.certain()  # asked a moment ago, so it is not asked again
+    now[0] += 3.0
+    assert lease.valid, "its own clock tells it nothing"
+    with pytest.raises(OwnerLostError):
+        await lease.certain()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.policies.states import CallStatus, IllegalMoveError, ToolCallStatus
-from agentrl.store import chunks, trajectories
+from agentrl.store import chunks, owners, trajectories
 from agentrl.store.database import Bulk, Database, StoreUnavailableError
 from agentrl.store.documents import (
     DispatchedSamplingTask,
@@ -216,6 +216,21 @@ async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) 
     await latter.tool_moved(again)
     [document] = await db.find("ToolCall", {})
     assert load(ToolCall, document).status == "running"
+
+
+async def test_nothing_is_written_for_an_owner_that_was_declared_dead(db: Database) -> None:
+    now = [0.0]
+    lease = owners.Lease(db, ME, unit="sampler-0", role="sampler", clock=lambda: now[0])
+    await lease.open()
+    sleeper = Writer(db, lease.certain)
+    await sleeper.sent(call(0))
+    await owners.expire(db, ME, "it sleeps")
+    now[0] += 3.0
+    writes = [sleeper.answered(answered(0, [1])), sleeper.answered(answered(1, [1]), shown=False)]
+    writes += [sleeper.requested(tool(0))]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(result) for result in results] == [OwnershipError] * 3
+    assert await db.count("DispatchedSamplingTask", {"status": "done"}) == await db.count("ToolCall", {}) == 0
 
 
 async def test_what_the_former_owner_sent_last_waits_for_nobody(db: Database) -> None:
