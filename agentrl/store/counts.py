@@ -10,6 +10,7 @@ from agentrl.policies.admission import Counts
 from agentrl.policies.states import IN_FLIGHT, RecordStatus, TaskStatus
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS
+from agentrl.store.indexes import UNFOLLOWED
 
 
 async def of_admission(database: Database) -> Counts:
@@ -18,9 +19,10 @@ async def of_admission(database: Database) -> Counts:
     tasks = await database.find("Task", unclosed, projection=["n", "seating"])
     scored = {"task": {"$in": [task["_id"] for task in tasks]}, "status": RecordStatus.SCORED}
     ready, leased = await _closed(database)
+    # Counted twice while seats are being opened: a little too cautious, for a moment.
+    opening = sum(task["n"] for task in tasks if task["seating"]) + await _between_attempts(database)
     return Counts(
-        # Counted twice while seats are being opened: a little too cautious, for a moment.
-        open=by_status.get(RecordStatus.OPEN, 0) + sum(task["n"] for task in tasks if task["seating"]),
+        open=by_status.get(RecordStatus.OPEN, 0) + opening,
         running=by_status.get(RecordStatus.RUNNING, 0),
         finished=by_status.get(RecordStatus.FINISHED, 0),
         unscored=by_status.get(RecordStatus.UNSCORED, 0),
@@ -33,6 +35,12 @@ async def _by_status(database: Database) -> dict[str, int]:
     flying = {"status": {"$in": sorted(IN_FLIGHT)}, "purpose": {"$in": list(TRAINS)}}
     found = await database.aggregate("Record", [{"$match": flying}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}])
     return {group["_id"]: int(group["n"]) for group in found}
+
+
+async def _between_attempts(database: Database) -> int:
+    """Seats whose attempt has failed and which nobody has opened again yet: another group must not take their place."""
+    failed = {"status": {"$in": UNFOLLOWED}, "followed": False, "purpose": {"$in": list(TRAINS)}}
+    return await database.count("Record", failed)
 
 
 async def _closed(database: Database) -> tuple[int, int]:
