@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agentrl.policies.admission import Counts
 from agentrl.policies.states import IN_FLIGHT, RecordStatus, TaskStatus
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS
 from agentrl.store.indexes import UNFOLLOWED
 
@@ -20,7 +20,7 @@ async def of_admission(database: Database) -> Counts:
     scored = {"task": {"$in": [task["_id"] for task in tasks]}, "status": RecordStatus.SCORED}
     ready, leased = await _closed(database)
     # Counted twice while seats are being opened: a little too cautious, for a moment.
-    opening = sum(task["n"] for task in tasks if task["seating"]) + await _between_attempts(database)
+    opening = sum(task["n"] for task in tasks if task["seating"]) + await _between_attempts(database, tasks)
     return Counts(
         open=by_status.get(RecordStatus.OPEN, 0) + opening,
         running=by_status.get(RecordStatus.RUNNING, 0),
@@ -37,10 +37,10 @@ async def _by_status(database: Database) -> dict[str, int]:
     return {group["_id"]: int(group["n"]) for group in found}
 
 
-async def _between_attempts(database: Database) -> int:
+async def _between_attempts(database: Database, tasks: list[Plain]) -> int:
     """Seats whose attempt has failed and which nobody has opened again yet: another group must not take their place."""
-    failed = {"status": {"$in": UNFOLLOWED}, "followed": False, "purpose": {"$in": list(TRAINS)}}
-    return await database.count("Record", failed)
+    failed = {"status": {"$in": UNFOLLOWED}, "followed": False, "task": {"$in": [task["_id"] for task in tasks]}}
+    return await database.count("Record", failed) if tasks else 0
 
 
 async def _closed(database: Database) -> tuple[int, int]:
