@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import sys
 import time
@@ -165,7 +166,7 @@ def remember(place: Place, file: Path | None, sets: tuple[str, ...]) -> None:
     if file is None:
         return
     target = place.state_dir / _LAST_UP
-    draft = target.with_suffix(".draft")
+    draft = target.with_suffix(f".{os.getpid()}")  # two `up` at once write one after the other, not into one draft
     draft.write_text(json.dumps({"file": str(file), "sets": list(sets)}))
     draft.replace(target)
 
