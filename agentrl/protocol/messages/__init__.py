@@ -1,0 +1,171 @@
+"""Every message between a coordinator and its peers: clients, units and host agents.
+
+Invariants: one frame is one tagged struct; unknown fields are ignored and new fields have defaults, so minor versions
+talk to each other; an unknown tag is an error. Times that cross a process border are durations, or seconds on the
+coordinator's own monotonic clock (`*_ct`); wall-clock times (`*_at`) are for people only. Each conversation has a
+module; here is what may be said to whom, and everybody else imports from here.
+"""
+
+from __future__ import annotations
+
+from agentrl.protocol.messages.clients import (
+    ClientHello,
+    ErrorReply,
+    Reply,
+    Request,
+    SnapshotEnd,
+    SnapshotRow,
+)
+from agentrl.protocol.messages.facts import (
+    ExitStatus,
+    HostFacts,
+    KnobDeclaration,
+    ProcessInfo,
+    UnitOnHost,
+    UnitStats,
+    Wait,
+)
+from agentrl.protocol.messages.greetings import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    BeatAck,
+    Permission,
+    Refused,
+    Welcome,
+    WhoAreYou,
+)
+from agentrl.protocol.messages.hosts import (
+    NONE_LEFT,
+    AgentExit,
+    Answer,
+    Ask,
+    CoordinatorTrouble,
+    DumpStacks,
+    Exited,
+    Forget,
+    GroupEmpty,
+    HostBeat,
+    HostHello,
+    HostStats,
+    KillTree,
+    LogChunk,
+    Probed,
+    ProcessState,
+    ReadLog,
+    ScanReport,
+    ScanRun,
+    Scraped,
+    SignalUnit,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    StackReport,
+)
+from agentrl.protocol.messages.units import (
+    Beat,
+    Bye,
+    CancelDrain,
+    Drain,
+    KnobPreviewed,
+    PreviewKnob,
+    SetKnob,
+    SetPaused,
+    UnitHello,
+    UnitMetrics,
+    UnitReport,
+)
+from agentrl.protocol.serving import ToServingUnit, UnitAnswer
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "NONE_LEFT",
+    "PROTOCOL_MAJOR",
+    "PROTOCOL_MINOR",
+    "AgentExit",
+    "Answer",
+    "Ask",
+    "Beat",
+    "BeatAck",
+    "Bye",
+    "CancelDrain",
+    "ClientHello",
+    "CoordinatorTrouble",
+    "Drain",
+    "DumpStacks",
+    "ErrorReply",
+    "ExitStatus",
+    "Exited",
+    "Forget",
+    "FromClient",
+    "FromCoordinator",
+    "FromHost",
+    "FromUnit",
+    "GroupEmpty",
+    "HostBeat",
+    "HostFacts",
+    "HostHello",
+    "HostStats",
+    "KillTree",
+    "KnobDeclaration",
+    "KnobPreviewed",
+    "LogChunk",
+    "Permission",
+    "PreviewKnob",
+    "Probed",
+    "ProcessInfo",
+    "ProcessState",
+    "ReadLog",
+    "Refused",
+    "Reply",
+    "Request",
+    "ScanReport",
+    "ScanRun",
+    "Scraped",
+    "SetKnob",
+    "SetPaused",
+    "SignalUnit",
+    "SnapshotEnd",
+    "SnapshotRow",
+    "Spawn",
+    "SpawnFailed",
+    "Spawned",
+    "StackReport",
+    "ToClient",
+    "ToCoordinator",
+    "ToHost",
+    "ToUnit",
+    "UnitHello",
+    "UnitMetrics",
+    "UnitOnHost",
+    "UnitReport",
+    "UnitStats",
+    "Wait",
+    "Welcome",
+    "WhoAreYou",
+]
+
+FromUnit = UnitHello | Beat | UnitReport | UnitMetrics | Bye | KnobPreviewed | UnitAnswer
+ToUnit = (
+    Welcome | Refused | WhoAreYou | BeatAck | Drain | CancelDrain | SetPaused | SetKnob | PreviewKnob | ToServingUnit
+)
+FromHost = (
+    HostHello
+    | HostBeat
+    | HostStats
+    | Spawned
+    | SpawnFailed
+    | Exited
+    | GroupEmpty
+    | Probed
+    | ProcessState
+    | CoordinatorTrouble
+    | Scraped
+    | Answer
+)
+ToHost = Welcome | Refused | WhoAreYou | BeatAck | Spawn | SignalUnit | KillTree | Forget | Ask | AgentExit
+FromClient = ClientHello | Request
+ToClient = Welcome | Refused | WhoAreYou | Reply | ErrorReply | SnapshotRow | SnapshotEnd
+
+ToCoordinator = FromUnit | FromHost | FromClient
+FromCoordinator = ToUnit | ToHost | ToClient

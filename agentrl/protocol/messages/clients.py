@@ -1,0 +1,57 @@
+"""Between a client and the coordinator, in both directions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentrl.protocol.base import Message
+
+
+class ClientHello(Message, tag="client_hello", frozen=True):
+    major: int
+    minor: int
+    run: str = ""
+    """Empty: whatever run the coordinator has."""
+    who: str = ""
+    """user@host, for the audit; where keys are used the key's name counts instead."""
+    version: str = ""
+
+
+class Request(Message, tag="request", frozen=True):
+    """A command or query. The id is chosen by the caller; a repeated id is answered, never executed again."""
+
+    id: str
+    name: str
+    args: msgspec.Raw = msgspec.Raw(b"\x80")
+    deadline_ct: float | None = None
+    """Refused when it arrives later than this on the coordinator's clock."""
+    dry_run: bool = False
+    """Only compute the effect."""
+
+
+class Reply(Message, tag="reply", frozen=True):
+    id: str
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class ErrorReply(Message, tag="error", frozen=True):
+    id: str
+    code: int
+    message: str
+    hint: str = ""
+
+
+class SnapshotRow(Message, tag="row", frozen=True):
+    """One row of a snapshot, in answer to the query `snapshot`."""
+
+    id: str
+    key: str
+    value: msgspec.Raw
+
+
+class SnapshotEnd(Message, tag="snapshot_end", frozen=True):
+    """Closes a snapshot: apply the feed from `seq + 1` on."""
+
+    id: str
+    epoch: str
+    seq: int

@@ -1,0 +1,67 @@
+"""What every conversation begins with, and how each side knows that the other is still there."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from agentrl.protocol.base import Message
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+MAX_MESSAGE_BYTES = 4 << 20
+
+
+class Permission(enum.StrEnum):
+    """What a key may do. `unit` is apart: it may only register and report."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    UNIT = "unit"
+
+    def allows(self, needed: Permission) -> bool:
+        if self is Permission.UNIT or needed is Permission.UNIT:
+            return self is needed
+        return _RANK[self] >= _RANK[needed]
+
+
+_RANK = {Permission.VIEWER: 0, Permission.OPERATOR: 1, Permission.ADMIN: 2}
+
+
+class Welcome(Message, tag="welcome", frozen=True):
+    """Answer to every hello that is accepted."""
+
+    epoch: str
+    run: str
+    run_name: str
+    now_ct: float
+    heartbeat_s: float = 2.0
+    stats_every_s: float = 0.0
+    """How often a host agent measures its units; 0 leaves it to the agent."""
+    coordinator_silent_s: float = 0.0
+    """Silence after which a host agent replaces a coordinator of its own; 0 leaves it to the agent."""
+    orphan_lease_s: float = 600.0
+    permission: Permission = Permission.UNIT
+    server_version: str = ""
+    knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)
+    paused: bool = False
+
+
+class Refused(Message, tag="refused", frozen=True):
+    """Answer to a hello that is not accepted. `final` tells a unit to stop: it has been replaced or is unknown."""
+
+    code: int
+    message: str
+    hint: str = ""
+    final: bool = False
+
+
+class WhoAreYou(Message, tag="who_are_you", frozen=True):
+    """The coordinator got a message from a peer it does not know (it was restarted): say hello again."""
+
+
+class BeatAck(Message, tag="beat_ack", frozen=True):
+    seq: int
+    now_ct: float

@@ -1,0 +1,224 @@
+"""Between a host agent and the coordinator, in both directions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentrl.protocol.base import Message
+from agentrl.protocol.messages.facts import ExitStatus, HostFacts, ProcessInfo, UnitOnHost, UnitStats
+from agentrl.protocol.specs import GroupSpec
+
+# ---- host agent -> coordinator ----
+
+
+class HostHello(Message, tag="host_hello", frozen=True):
+    """First message of a host agent on every (re)connection, with its whole ledger."""
+
+    major: int
+    minor: int
+    run: str
+    host: str
+    agent_pid: int
+    agent_start_ticks: int
+    facts: HostFacts
+    inventory: tuple[UnitOnHost, ...] = ()
+    state_dir: str = ""
+
+
+class HostBeat(Message, tag="host_beat", frozen=True):
+    seq: int
+
+
+class HostStats(Message, tag="host_stats", frozen=True):
+    units: tuple[UnitStats, ...]
+    cpu_percent: float = 0.0
+    memory_used_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_full: str = ""
+    """A sentence if the agent could not write (logs, ledger)."""
+    strays: tuple[ProcessInfo, ...] = ()
+    """Processes with the run's mark that belong to no living incarnation."""
+
+
+class Spawned(Message, tag="spawned", frozen=True):
+    unit: str
+    incarnation: int
+    pid: int
+    start_ticks: int
+
+
+class SpawnFailed(Message, tag="spawn_failed", frozen=True):
+    """The process could not be started at all (no such program, no permission, no memory)."""
+
+    unit: str
+    incarnation: int
+    reason: str
+    final: bool = False
+    """True if trying again cannot help (the program does not exist)."""
+
+
+class Exited(Message, tag="exited", frozen=True):
+    unit: str
+    incarnation: int
+    exit: ExitStatus
+    tail: tuple[str, ...] = ()
+    """Its last log lines."""
+
+
+class GroupEmpty(Message, tag="group_empty", frozen=True):
+    """Nothing of the incarnation's process tree is left."""
+
+    unit: str
+    incarnation: int
+    swept: tuple[ProcessInfo, ...] = ()
+    """Processes that outlived their leader and were killed."""
+
+
+class Probed(Message, tag="probed", frozen=True):
+    """The readiness or liveness of a foreign process changed."""
+
+    unit: str
+    incarnation: int
+    kind: str
+    """`ready` or `live`."""
+    ok: bool
+    detail: str = ""
+
+
+class ProcessState(Message, tag="process_state", frozen=True):
+    """The leader was stopped (T) or runs again."""
+
+    unit: str
+    incarnation: int
+    stopped: bool
+
+
+class CoordinatorTrouble(Message, tag="coordinator_trouble", frozen=True):
+    """What a host agent saw happen to the coordinator that it guards; told to whoever is the coordinator then."""
+
+    pid: int
+    what: str
+    done: str
+    age_s: float = 0.0
+    exit: ExitStatus | None = None
+    tail: tuple[str, ...] = ()
+    """The last lines of its log."""
+    log: str = ""
+
+
+class Scraped(Message, tag="scraped", frozen=True):
+    """Numbers that a foreign process shows."""
+
+    unit: str
+    incarnation: int
+    values: dict[str, float]
+
+
+class Answer(Message, tag="answer", frozen=True):
+    """Answer of a host agent to an Ask of the same id; `body` is msgpack of the type that the Ask promises."""
+
+    ask: str
+    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""
+    code: int = 0
+    """The exit code of the error's kind."""
+
+
+# ---- coordinator -> host agent ----
+
+
+class Spawn(Message, tag="spawn", frozen=True):
+    """Start this incarnation. Idempotent: an incarnation that is in the ledger is never started a second time."""
+
+    unit: str
+    incarnation: int
+    token: str
+    spec: GroupSpec
+    coordinator: str
+    """Address that the unit connects to; empty for the one at which its host agent found the coordinator."""
+
+
+class SignalUnit(Message, tag="signal_unit", frozen=True):
+    """Send a signal to the leader's process group (or only to the leader)."""
+
+    unit: str
+    incarnation: int
+    signal: int
+    leader_only: bool = False
+
+
+class KillTree(Message, tag="kill_tree", frozen=True):
+    """SIGKILL everything of the incarnation until nothing is left; answered by Exited (once) and GroupEmpty."""
+
+    unit: str
+    incarnation: int
+
+
+class Forget(Message, tag="forget", frozen=True):
+    """The end of these incarnations is durable in the journal: their ledger entries may go."""
+
+    incarnations: tuple[str, ...]
+
+
+class Ask(Message, tag="ask", frozen=True):
+    """A question to a host agent. Exactly one of the requests is in `what`."""
+
+    ask: str
+    what: ReadLog | ScanRun | DumpStacks
+
+
+class ReadLog(msgspec.Struct, frozen=True, tag="read_log", omit_defaults=True):
+    """A range of a unit's log: LogChunk. A negative offset counts from the end."""
+
+    unit: str
+    incarnation: int
+    """0 means the newest that has a log."""
+    offset: int = -65536
+    limit: int = 65536
+
+
+class LogChunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    unit: str
+    incarnation: int
+    offset: int
+    data: bytes
+    size: int
+    """Size of the whole log now; offset + len(data) == size means the end was reached."""
+    rotation: int = 0
+    """How often this log was cut; a follower that sees it change starts again at 0."""
+
+
+class ScanRun(msgspec.Struct, frozen=True, tag="scan_run", omit_defaults=True):
+    """Which processes on the host belong to the run: ScanReport. With `kill` they are ended first."""
+
+    kill: bool = False
+
+
+NONE_LEFT = "none of the run is left"
+"""How the line ends that `down` has about a host on which everything ended."""
+
+
+class ScanReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    host: str
+    examined: int
+    found: tuple[ProcessInfo, ...] = ()
+    killed: tuple[ProcessInfo, ...] = ()
+    unproven: str = ""
+    """What could not be proven, and why (no cgroup; environments of other users unreadable)."""
+
+
+class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks", omit_defaults=True):
+    """Stacks of all units on the host that can show them: StackReport."""
+
+    units: tuple[str, ...] = ()
+    """Empty means all."""
+
+
+class StackReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    host: str
+    stacks: dict[str, str]
+    """By incarnation name; for a process that cannot be asked, its kernel state in words."""
+
+
+class AgentExit(Message, tag="agent_exit", frozen=True):
+    """`down`: the host agent ends, after everything of its host ended."""

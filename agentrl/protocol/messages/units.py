@@ -1,0 +1,109 @@
+"""Between a unit and the coordinator, in both directions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentrl.protocol.base import Message
+from agentrl.protocol.messages.facts import KnobDeclaration, Wait
+
+# ---- unit -> coordinator ----
+
+
+class UnitHello(Message, tag="unit_hello", frozen=True):
+    """First message of a unit on every (re)connection."""
+
+    major: int
+    minor: int
+    run: str
+    unit: str
+    incarnation: int
+    token: str
+    pid: int
+    ready: bool = False
+    version: str = ""
+    declared: tuple[KnobDeclaration, ...] = ()
+    """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
+    hears_deaths: bool = False
+    """It wants a `UnitDied` for every life that ends."""
+
+
+class Beat(Message, tag="beat", frozen=True):
+    """Sent every `heartbeat_s` by the thread that owns the socket, with what the work loop last wrote."""
+
+    seq: int
+    progress: int = 0
+    loop_lag_s: float = 0.0
+    """How long ago an asyncio main loop last turned; 0 for blocking loops."""
+    ack: bool = False
+    """Asks for a BeatAck, by which a unit knows that the coordinator is still there."""
+
+
+class UnitReport(Message, tag="unit_report", frozen=True):
+    """The unit's own account of itself; sent when it changes, at most twice a second."""
+
+    ready: bool = False
+    status: str = ""
+    phase: str = ""
+    phase_age_s: float = 0.0
+    at_most_s: float | None = None
+    """The phase's deadline, counted from its begin or its last progress."""
+    waits: tuple[Wait, ...] = ()
+    weights: int | None = None
+    """The version of the weights it works with, where it has any."""
+    serving: str = ""
+    """What an engine does about versions: `loading(v3→v4)`, `serving(v4)`."""
+    paused: bool = False
+    draining: bool = False
+    knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)
+    """Knob values in force in this unit, with the boundary already passed."""
+    extend_stop_s: float | None = None
+    """More time wanted for a drain that is under way."""
+
+
+class UnitMetrics(Message, tag="unit_metrics", frozen=True):
+    values: dict[str, float]
+
+
+class Bye(Message, tag="bye", frozen=True):
+    """The unit is about to exit by itself. Makes the status known even when nobody is its parent."""
+
+    code: int
+    reason: str = ""
+
+
+class KnobPreviewed(Message, tag="knob_previewed", frozen=True):
+    ask: str
+    sentence: str
+    exact_undo: bool = True
+    loses: int = 0
+    error: str = ""
+
+
+# ---- coordinator -> unit ----
+
+
+class Drain(Message, tag="drain", frozen=True):
+    """Finish what is under way, then exit 0. After `grace_s` comes SIGTERM."""
+
+    grace_s: float
+
+
+class CancelDrain(Message, tag="cancel_drain", frozen=True):
+    pass
+
+
+class SetPaused(Message, tag="set_paused", frozen=True):
+    paused: bool
+
+
+class SetKnob(Message, tag="set_knob", frozen=True):
+    name: str
+    value: float | int | str | bool | None
+    revision: int
+
+
+class PreviewKnob(Message, tag="preview_knob", frozen=True):
+    ask: str
+    name: str
+    value: float | int | str | bool | None
