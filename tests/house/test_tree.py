@@ -70,6 +70,14 @@ def test_nothing_large_or_built_is_in_the_tree() -> None:
     assert [name for name in listed if name.endswith((".pyc", ".so", ".whl", ".egg-info", ".log", ".sqlite"))] == []
 
 
+def test_no_link_is_in_the_tree() -> None:
+    """Where it leads is there on one machine, and `make` takes what it names for built."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=CHECKOUT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.splitlines()
+    assert [line for line in listed if line.startswith("120000 ")] == []
+
+
 def test_files_stay_small_enough_to_read() -> None:
     long = {
         str(path.relative_to(CHECKOUT)): lines
