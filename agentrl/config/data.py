@@ -228,6 +228,8 @@ class Training(Section):
     """Steps after which the run is complete; 0 goes on to the end of the data."""
     groups: _Positive = 8
     """Groups of one step."""
+    optimizer_steps: _Positive = 1
+    """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
     loss: Literal["grpo", "sft"] = "grpo"
     """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations; that is a job of `agentrl train`."""
     demonstrations: str = ""
@@ -361,6 +363,8 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
     if problem := sglang.problem_of(data.engines.args):
         yield ("engines", "args"), problem
     n = data.sampling.n
+    if data.training.optimizer_steps > data.training.groups:
+        yield ("training", "optimizer_steps"), f"is larger than training.groups ({data.training.groups})"
     if data.rollout.max_in_flight < n:
         yield ("rollout", "max_in_flight"), f"is smaller than sampling.n ({n}): no group would ever be admitted"
     if data.training.min_valid > n:

@@ -14,6 +14,7 @@ import msgspec
 
 from agentrl.errors import ConfigError, DiskError
 from agentrl.policies.objective import PolicyLoss
+from agentrl.training.learner import Learner, StepResult
 from agentrl.training.trajectories import Batch
 
 DUMPS = "dumps"
@@ -29,6 +30,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """The step that was trained before it: numbers of leases that came to nothing are skipped."""
     loss: PolicyLoss
     learning_rate: float
+    optimizer_steps: int = 1
+
+
+def train(learner: Learner, recorded: Recorded) -> StepResult:
+    """What a Step does, and whoever repeats it."""
+    learner.optimizers.set_learning_rate(recorded.learning_rate)
+    return learner.train(recorded.batch, recorded.loss, optimizer_steps=recorded.optimizer_steps)
 
 
 class Recorder:

@@ -19,6 +19,8 @@ from agentrl.policies.admission import Plan as Ahead
 from agentrl.policies.admission import batch_records, refuse_impossible
 from agentrl.policies.freshness import Decay, Freshness, Strategy, voided
 from agentrl.policies.objective import PolicyLoss
+from agentrl.training.dumps import Recorded
+from agentrl.training.trajectories import Batch
 from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob, Preview
 
@@ -39,12 +41,22 @@ class Plan:
     groups: int
     loss: PolicyLoss
     learning_rate: float
+    optimizer_steps: int
     publish_every: int
     checkpoint_every: int
     evaluate_every: int
     normalise: bool = False
     """Whether advantages are brought to one scale within each environment."""
     decays_by_time: bool = False
+
+    def recorded(self, batch: Batch, after: int) -> Recorded:
+        return Recorded(
+            batch=batch,
+            after=after,
+            loss=self.loss,
+            learning_rate=self.learning_rate,
+            optimizer_steps=self.optimizer_steps,
+        )
 
     def told(self, hold: str) -> dict[str, object]:
         """What admission must know."""
@@ -204,6 +216,14 @@ class Knobs:
         self._rate = _real(unit, "learning_rate", float(training.learning_rate), "Learning rate.", most=10.0)
         self._low = _real(unit, "clip_low", float(training.clip_low), "How far the ratio may fall.", most=1.0)
         self._high = _real(unit, "clip_high", float(training.clip_high), "How far the ratio may rise.", most=1.0)
+        self._optimizer_steps = _counted(
+            unit,
+            "optimizer_steps",
+            training.optimizer_steps,
+            "Optimizer steps of one step, each over a part of its groups.",
+            scientific=True,
+            preview=self._preview_optimizer_steps,
+        )
         self._publish = _counted(
             unit,
             "publish_every",
@@ -243,6 +263,15 @@ class Knobs:
     def _preview_publish_every(self, steps: int) -> str:
         return self._ahead(self._groups.pending, steps)
 
+    def _preview_optimizer_steps(self, count: int) -> str:
+        groups = self._groups.pending
+        if count > groups:
+            raise ConfigError(f"A step of {groups} groups cannot be cut into {count} parts of whole groups.")
+        return (
+            f"from the next step on the {groups} groups of a step are cut into {count} parts, each trained by an "
+            f"optimizer step of its own (now {self._optimizer_steps.value}); a step is still committed as a whole"
+        )
+
     def _ahead(self, groups: int, publish_every: int) -> str:
         """What admission and the batch make of it, by the formula that the steward admits by. ConfigError if it cannot
         be followed."""
@@ -271,6 +300,7 @@ class Knobs:
             groups=self._groups.take(),
             loss=replace(loss, clip_low=self._low.take(), clip_high=self._high.take()),
             learning_rate=self._rate.take(),
+            optimizer_steps=self._optimizer_steps.take(),
             publish_every=self._publish.take(),
             checkpoint_every=self._checkpoint.take(),
             evaluate_every=self._evaluate.take(),

@@ -1,8 +1,9 @@
-"""The model, its optimizers, and one optimizer step: what learns, without knowing where batches come from.
+"""The model, its optimizers, and the optimizer steps of a batch: what learns, without knowing where batches come from.
 
-Invariants: loss and gradient of a step do not depend on how its pairs are packed and spread over micro-batches; a step
-whose loss or gradient is not finite leaves weights and optimizer state exactly as they were; nothing random happens in
-a step, so the same batch after the same state gives the same bits on one thread.
+Invariants: loss and gradient of an optimizer step do not depend on how its pairs are packed and spread over
+micro-batches; a batch of which any loss or gradient is not finite leaves weights and optimizer state exactly as they
+were, however many of its optimizer steps were made; π_old is the policy before the first of them; nothing random
+happens, so the same batch after the same state gives the same bits on one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agentrl.training.losses import Denominator, PairFacts, Terms
 from agentrl.training.model import MicroBatch, collate, layout_of, load_model, read_companions, save_model, score
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
-from agentrl.training.trajectories import Batch, Segment, Trajectory
+from agentrl.training.trajectories import Batch, Segment, Trajectory, in_parts
 
 Objective = PolicyLoss | Literal["supervised"]
 _FREE = (0.0, math.inf)
@@ -46,7 +47,7 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step did."""
+    """What a batch did."""
 
     applied: bool
     """False: something was not finite, and nothing was changed."""
@@ -56,6 +57,23 @@ class StepResult:
 class _Counts(NamedTuple):
     of_record: Mapping[int, int]
     whole: Denominator
+
+
+class _Part(NamedTuple):
+    """What one optimizer step is over."""
+
+    batch: Batch
+    counts: _Counts
+    micros: list[MicroBatch]
+    proximal: list[Tensor | None]
+    packed_tokens: int
+
+
+class _State(NamedTuple):
+    """A copy, of weights and of what the optimizers know."""
+
+    weights: dict[str, Tensor]
+    optimizers: dict[str, Tensor]
 
 
 class Learner:
@@ -103,39 +121,70 @@ class Learner:
         """Weights, configuration and tokenizer; the names of the files."""
         return save_model(self.model, directory, companions=self._companions)
 
-    def train(self, batch: Batch, objective: Objective) -> StepResult:
-        """One optimizer step over the whole batch."""
-        packed = self._packed(batch.trajectories)
-        if not packed:
+    def train(self, batch: Batch, objective: Objective, *, optimizer_steps: int = 1) -> StepResult:
+        """So many optimizer steps over disjoint parts of the batch, whole groups each; all of them or none."""
+        cut = [self._part(part, objective) for part in in_parts(batch, optimizer_steps)]
+        parts = [part for part in cut if part.micros]
+        if not parts:
             return StepResult(True, {"pairs": 0.0})
-        pairs_of = Counter(record for row in packed for record in row.pairs.record)
-        whole = self._everywhere(pairs_of)
-        micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
-        proximal = self._proximal(micros, objective)
-        measured = measures.Measures()
+        before = self._state() if len(parts) > 1 else None
+        measured: list[measures.Measures] = []
+        norms: list[float] = []
+        applied = True
+        for part in parts:
+            measured.append(measures.Measures(moved=bool(norms)))
+            norms.append(self._gradient(part, objective, measured[-1]))
+            applied = math.isfinite(measured[-1].loss) and math.isfinite(norms[-1])
+            if not applied:
+                break
+            self.optimizers.step()
+            self.optimizers.zero_grad()
         self.optimizers.zero_grad()
-        for micro, before in zip(micros, proximal, strict=True):
-            facts = self._facts(micro, batch, _Counts(pairs_of, whole), objective, before)
+        if not applied and before is not None:
+            self._restore(before)
+        metrics = measures.together(measured).summary(supervised=objective == "supervised") | {
+            # One that is not finite is the last, and is what should be told.
+            "gradient_norm": max(norms) if applied else norms[-1],
+            "optimizer_steps": float(len(norms)),
+            "packed_tokens": float(sum(part.packed_tokens for part in parts)),
+            "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
+        }
+        return StepResult(applied, metrics)
+
+    def _part(self, batch: Batch, objective: Objective) -> _Part:
+        packed = self._packed(batch.trajectories)
+        pairs_of = Counter(record for row in packed for record in row.pairs.record)
+        counts = _Counts(pairs_of, self._everywhere(pairs_of))
+        micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
+        return _Part(batch, counts, micros, self._proximal(micros, objective), sum(map(len, packed)))
+
+    def _gradient(self, part: _Part, objective: Objective, measured: measures.Measures) -> float:
+        """Its length before it was cut; it is left where optimizers look for it."""
+        self.optimizers.zero_grad()
+        for micro, before in zip(part.micros, part.proximal, strict=True):
+            facts = self._facts(micro, part.batch, part.counts, objective, before)
             scored = score(self._model, micro, self.layout)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
             # Data parallelism averages gradients; the denominator counts all processes, so the sum is wanted.
             self.accelerator.backward(loss * self.accelerator.num_processes)
-            measured.add(loss, scored, terms, facts, self._ages(micro, batch))
+            measured.add(loss, scored, terms, facts, self._ages(micro, part.batch))
             self._on_progress()
         if objective != "supervised" and objective.denominator == "kept":
             self._count_kept_only(measured)
-        norm = float(self.accelerator.clip_grad_norm_(self._model.parameters(), self.settings.max_gradient_norm))
-        metrics = measured.summary(supervised=objective == "supervised") | {
-            "gradient_norm": norm,
-            "packed_tokens": float(sum(map(len, packed))),
-            "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
-        }
-        applied = math.isfinite(metrics["loss"]) and math.isfinite(norm)
-        if applied:
-            self.optimizers.step()
-        self.optimizers.zero_grad()
-        return StepResult(applied, metrics)
+        return float(self.accelerator.clip_grad_norm_(self._model.parameters(), self.settings.max_gradient_norm))
+
+    def _state(self) -> _State:
+        # Not where the model is: there is least room.
+        kept = [
+            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+            for tensors in (self.model.state_dict(), self.optimizers.tensors())
+        ]
+        return _State(*kept)
+
+    def _restore(self, state: _State) -> None:
+        self.model.load_state_dict(state.weights)
+        self.optimizers.load(state.optimizers)
 
     @torch.no_grad()
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -207,7 +256,7 @@ class Learner:
 
     @torch.no_grad()
     def _proximal(self, micros: Sequence[MicroBatch], objective: Objective) -> list[Tensor | None]:
-        """log π_old of every pair, before the first gradient of the step."""
+        """log π_old of every pair, before the first gradient of the batch."""
         if objective == "supervised" or objective.ratio == "bypass":
             return [None] * len(micros)
         return [score(self._model, micro, self.layout).log_probs for micro in micros]

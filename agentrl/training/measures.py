@@ -1,10 +1,14 @@
 """What is measured of a step beside its loss: mismatch between engine and trainer, drift of the policy, entropy.
 
-Invariants: mismatch is measured on tokens of age 0 only, where any difference is a bug and not learning; everything is
-over all pairs of the step, whatever their micro-batches; measuring changes nothing.
+Invariants: mismatch is measured on tokens of age 0 only, and only with the weights that the step begins with, where
+any difference is a bug and not learning; everything is over all pairs of the step, whatever their micro-batches and
+optimizer steps; measuring changes nothing.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,23 +22,28 @@ OLDEST_AGE = 8
 
 
 class Measures:
-    """Collects over the micro-batches of one step."""
+    """Collects over the micro-batches of one optimizer step."""
 
-    def __init__(self) -> None:
-        self._loss = 0.0
+    def __init__(self, *, moved: bool = False) -> None:
+        """`moved`: the weights are not any more those that the batch began with."""
+        self._moved = moved
+        self.loss = 0.0
         self._columns: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
     def add(self, loss: Tensor, scored: Scored, terms: Terms, facts: PairFacts, ages: Tensor) -> None:
-        self._loss += float(loss.detach())
+        self.loss += float(loss.detach())
+        at_start = scored.log_probs if facts.proximal is None else facts.proximal
+        moved = self._moved and facts.proximal is None
         for name, column in (
-            ("log_ratio", scored.log_probs - facts.behaviour),
+            ("log_ratio", at_start - facts.behaviour),
             ("log_prob", scored.log_probs),
             ("entropy", scored.entropy),
             ("clipped", terms.clipped),
             ("masked", terms.masked),
             ("advantage", facts.advantage),
             ("age", ages),
+            ("fresh", (ages == 0) & (not moved)),
         ):
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
 
@@ -48,18 +57,18 @@ class Measures:
 
     def rescale(self, factor: float) -> None:
         """The loss, as the gradient was rescaled."""
-        self._loss *= factor
+        self.loss *= factor
 
     def summary(self, *, supervised: bool) -> Metrics:
         whole = {name: torch.cat(columns) for name, columns in self._columns.items()}
         metrics = {
-            "loss": self._loss,
+            "loss": self.loss,
             "pairs": float(whole["log_prob"].numel()),
             "entropy": float(whole["entropy"].mean()),
         }
         if supervised:
             return metrics
-        difference, fresh = whole["log_ratio"], whole["age"] == 0
+        difference, fresh = whole["log_ratio"], whole["fresh"] > 0
         return (
             metrics
             | {
@@ -75,6 +84,16 @@ class Measures:
             | _by_age(difference, whole["age"])
             | _mismatch(difference[fresh])
         )
+
+
+def together(parts: Sequence[Measures]) -> Measures:
+    """Of all optimizer steps of a batch. Each has a loss and a denominator of its own, so losses are averaged."""
+    whole = Measures()
+    whole.loss = math.fsum(part.loss for part in parts) / len(parts)
+    for part in parts:
+        for name, columns in part._columns.items():
+            whole._columns.setdefault(name, []).extend(columns)
+    return whole
 
 
 def _by_age(difference: Tensor, ages: Tensor) -> Metrics:

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from agentrl.config import learning
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.policies.objective import PolicyLoss
 from agentrl.training import checkpoints, dumps, origin, warmup
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
 from agentrl.training.demonstrations import read_demonstrations, tokenized
 from agentrl.training.dumps import Recorded
-from agentrl.training.learner import Learner, StepResult
+from agentrl.training.learner import Learner
 from agentrl.training.takeover import CHECKPOINTS, settings_of
 from agentrl.training.trajectories import Batch
 
@@ -58,19 +58,17 @@ Tell = Callable[[Stepped], bool]
 def train_recorded(
     config: RunConfig, place: Path, *, start: Path | None, out: Path | None, as_configured: bool, tell: Tell
 ) -> Done:
-    """Every recorded batch that comes after `start`. `as_configured` takes loss and learning rate of the file instead
-    of those that were recorded."""
+    """Every recorded batch that comes after `start`. `as_configured` takes loss, learning rate and optimizer steps
+    of the file instead of those that were recorded."""
     recorded = list(dumps.read(place))
     torch.set_num_threads(config.training.threads)
     begin = start or _starting_point(config, recorded)
     learner, progress = _learner(config, begin)
     wanted = [one for one in recorded if one.batch.step > progress.step]
     _refuse_gap(wanted, progress.step, named=start is not None)
-    own = learning.policy_loss(config.training, longest=config.sampling.context) if as_configured else None
     done = 0
     for one in wanted:
-        rate = float(config.training.learning_rate) if as_configured else one.learning_rate
-        result = train_once_more(learner, one, loss=own, learning_rate=rate)
+        result = dumps.train(learner, _as_configured(one, config) if as_configured else one)
         done += 1
         if not tell(Stepped(one.batch.step, wanted[-1].batch.step, result.metrics)):
             break
@@ -80,12 +78,14 @@ def train_recorded(
     return Done(begin, done, last, out)
 
 
-def train_once_more(
-    learner: Learner, one: Recorded, *, loss: PolicyLoss | None = None, learning_rate: float | None = None
-) -> StepResult:
-    """As its Step did, but for what is given."""
-    learner.optimizers.set_learning_rate(one.learning_rate if learning_rate is None else learning_rate)
-    return learner.train(one.batch, loss or one.loss)
+def _as_configured(one: Recorded, config: RunConfig) -> Recorded:
+    training = config.training
+    return msgspec.structs.replace(
+        one,
+        loss=learning.policy_loss(training, longest=config.sampling.context),
+        learning_rate=float(training.learning_rate),
+        optimizer_steps=training.optimizer_steps,
+    )
 
 
 def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done:

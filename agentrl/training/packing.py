@@ -102,7 +102,7 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
 def _by_group(trajectories: Sequence[Trajectory]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for index, trajectory in enumerate(trajectories):
-        groups.setdefault(trajectory.group or trajectory.record, []).append(index)
+        groups.setdefault(trajectory.group_key, []).append(index)
     return list(groups.values())
 
 

@@ -18,11 +18,18 @@ SHOWN = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s
 """Metrics of a Step that the unit's line has, and their names there."""
 
 
-def of_step(made: Made, result: StepResult, leased: Step, look: Look, seconds: float) -> dict[str, float]:
+def of_step(
+    made: Made, result: StepResult, leased: Step, look: Look, *, seconds: float, moved: bool
+) -> dict[str, float]:
+    """`moved`: the step began with other weights than those of its version; age 0 is no proof of a fault then."""
     groups = [look.ready[name].task for name in (*leased.tasks, *leased.filtered)]
     means = [group.baseline.mean for group in groups if group.baseline is not None]
     trained = made.batch.trained_tokens
-    metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)} | {
+    metrics = {
+        name: value
+        for name, value in result.metrics.items()
+        if math.isfinite(value) and not (moved and name.startswith("mismatch_"))
+    } | {
         "groups": float(len(leased.tasks)),
         "records": float(len(made.batch.trajectories)),
         "stale_records": float(len(made.stale) + len(look.decision.stale_records)),

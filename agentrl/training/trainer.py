@@ -30,6 +30,7 @@ from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
 from agentrl.telemetry.services import Meter
 from agentrl.training import (
     checkpoints,
+    dumps,
     origin,
     publication,
     reading,
@@ -41,7 +42,7 @@ from agentrl.training import (
 )
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
-from agentrl.training.dumps import DUMPS, Recorded, Recorder
+from agentrl.training.dumps import DUMPS, Recorder
 from agentrl.training.evaluating import Evaluator
 from agentrl.training.knobs import Knobs, Plan
 from agentrl.training.learner import Learner, StepResult
@@ -242,7 +243,10 @@ class Trainer:
             await self._quarantine(leased, result)
             return
         records = [one.record for one in made.batch.trajectories]
-        metrics = reports.of_step(made, result, leased, look, time.monotonic() - began) | self._evaluation
+        told = reports.of_step(
+            made, result, leased, look, seconds=time.monotonic() - began, moved=self.standing.trained
+        )
+        metrics = told | self._evaluation
         metrics = await telling.with_surroundings(self._database, self._config, metrics, records)
         await self._commit(leased, metrics, records)
         self._suspicion.cleared(leased.tasks)
@@ -251,14 +255,12 @@ class Trainer:
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
         after, self.standing.trained_step = self.standing.trained_step, batch.step
-        recorded = Recorded(batch=batch, after=after, loss=plan.loss, learning_rate=plan.learning_rate)
+        recorded = plan.recorded(batch, after)
         try:
             await asyncio.to_thread(self._recorder.write, recorded)
         except DiskError as full:
             log.error("%s It trains without that.", full.message)
-        self.learner.optimizers.set_learning_rate(plan.learning_rate)
-        with self._unit.phase("step", at_most_s=COMPUTE_AT_MOST_S):
-            return await asyncio.to_thread(self.learner.train, batch, plan.loss)
+        return await self._computed("step", dumps.train, self.learner, recorded)
 
     async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
         """The weights have moved: the answer has to be known, however often it takes to ask."""

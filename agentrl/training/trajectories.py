@@ -7,7 +7,8 @@ have them; a parent stands before its children.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -43,6 +44,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float = 0.0
     decays: bool = False
     """Whether the bounds of its ratios close with age."""
+
+    @property
+    def group_key(self) -> str:
+        """A record without a group is one by itself."""
+        return self.group or self.record
 
     @property
     def trained_tokens(self) -> int:
@@ -102,6 +108,23 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
                 total += self.ages.get(version, 0) * count
                 tokens += count
         return total / tokens if tokens else 0.0
+
+
+def in_parts(batch: Batch, count: int) -> list[Batch]:
+    """Disjoint parts of whole groups, in the batch's order and with as even numbers of groups as there are; fewer
+    parts if there are fewer groups."""
+    groups: dict[str, list[Trajectory]] = {}
+    for one in batch.trajectories:
+        groups.setdefault(one.group_key, []).append(one)
+    members = list(groups.values())
+    count = max(1, min(count, len(members)))
+    edges = [place * len(members) // count for place in range(count + 1)]
+    cuts = [members[low:high] for low, high in itertools.pairwise(edges)]
+    return [msgspec.structs.replace(batch, trajectories=_flat(cut)) for cut in cuts]
+
+
+def _flat(groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:
+    return [one for group in groups for one in group]
 
 
 def checked(trajectory: Trajectory) -> Trajectory:

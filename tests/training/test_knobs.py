@@ -99,3 +99,13 @@ def test_every_other_one_says_what_it_was_and_when_it_changes(
     sentence = unit._knobs.preview(name, value).sentence
     assert said in sentence
     assert "with the next step" in sentence
+
+
+def test_optimizer_steps_are_parts_of_whole_groups(unit: Unit, tmp_path: Path, tiny: Path) -> None:
+    knobs = Knobs(unit, configuration(tmp_path, tiny, groups=4), tuple)
+    assert knobs.take().optimizer_steps == 1
+    assert "cut into 2 parts" in unit._knobs.preview("optimizer_steps", 2).sentence
+    with pytest.raises(ConfigError, match="4 groups cannot be cut into 5 parts"):
+        unit._knobs.preview("optimizer_steps", 5)
+    unit._knobs.offer("optimizer_steps", 2)
+    assert knobs.take().optimizer_steps == 2

@@ -49,9 +49,13 @@ def same_files(one: Path, other: Path, *names: str) -> bool:
 
 
 @pytest.fixture
-async def recorded(db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """A run of five steps that recorded the last four; its learning rate was changed in the middle."""
-    config = configuration(tmp_path, tiny, steps=STEPS, dumps=4, checkpoint_every=2)
+async def recorded(
+    request: pytest.FixtureRequest, db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunConfig:
+    """A run of five steps that recorded the last four; its learning rate was changed in the middle. The parameter:
+    optimizer steps of each."""
+    cut = getattr(request, "param", 1)
+    config = configuration(tmp_path, tiny, steps=STEPS, dumps=4, checkpoint_every=2, optimizer_steps=cut)
     await closed_groups(db, 2 * STEPS)
     mine = trainer(db, config, tmp_path)
 
@@ -69,9 +73,16 @@ async def losses_of(db: Database, after: int) -> list[float]:
     return [step["metrics"]["loss"] for step in found]
 
 
+@pytest.mark.parametrize("recorded", [1, 2], indirect=True)
 async def test_recorded_batches_train_again_to_the_very_same_bits(
     db: Database, recorded: RunConfig, tmp_path: Path
 ) -> None:
+    made = await db.find_one("Step", {"status": "committed"})
+    assert made is not None
+    assert made["metrics"]["optimizer_steps"] == recorded.training.optimizer_steps
+    # What the run went by is in the files: another number in the run file changes nothing.
+    training = recorded.training.model_copy(update={"optimizer_steps": 3 - recorded.training.optimizer_steps})
+    recorded = recorded.model_copy(update={"training": training})
     files = sorted(path.name for path in (tmp_path / "dumps").iterdir())
     assert files == [f"step-{step:06d}.msgpack" for step in (2, 3, 4, 5)], "bounded: the newest four"
     ear = Ear()
