@@ -7,6 +7,8 @@ wants the run's name typed; scientific wants a note. The target was fixed at the
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from agentrl.protocol.commands import Accepted, Tune
 from agentrl.protocol.danger import Effect, Tier
 from agentrl.protocol.rows import UnitState
 from tui.dialogs.form import INNER, Field, Form, Question, Values
+from tui.model import intents
 from tui.model.ink import Line, Span, Tone, span, wrapped
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
@@ -33,6 +36,52 @@ class Acting:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+
+    # ---- what is wanted of the run as a whole ----
+
+    def do_undo(self) -> None:
+        undo = self._console.notices.take_undo(time.monotonic())
+        if undo is None:
+            self._console.say("There is nothing to take back.")
+        else:
+            self._console.perform(undo)
+
+    def do_run_pause(self) -> None:
+        self._console.perform(intents.pause("run"))
+
+    def do_run_resume(self) -> None:
+        self._console.perform(intents.resume("run"))
+
+    def do_run_stacks(self) -> None:
+        self._console.perform(intents.stacks(()))
+
+    def do_run_test_alert(self) -> None:
+        self._console.perform(intents.send_test_alert())
+
+    def do_run_down(self) -> None:
+        self._console.perform(intents.down())
+
+    def do_run_up(self) -> None:
+        self._console.run_worker(self._bring_up(), group="up")
+
+    async def _bring_up(self) -> None:
+        """By the command line, which starts a host agent in a session of its own: it outlives the console."""
+        console = self._console
+        name = console.mirror.name
+        if not console.settings.local or not name or console.read_only:
+            console.say("It is brought up on its own host: agentrl up --run NAME.", Tone.WARN)
+            return
+        console.say(f"agentrl up --run {name}", Tone.BUSY)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "agentrl", "up", "--run", name, "--yes",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await process.communicate()
+        console.connection.try_now()
+        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["done"]
+        console.say(f"up: {last[0]}", Tone.GOOD if process.returncode == 0 else Tone.BAD)
+
+    # ---- an intent ----
 
     async def carry_out(self, intent: Intent) -> None:
         """Preview, ask if need be, send. Whatever goes wrong is said in the notice line."""

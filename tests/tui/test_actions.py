@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.protocol.commands import COMMANDS
+from tui.acting import Acting
 from tui.app import Console
+from tui.asking import Asking
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
+from tui.navigation import Navigation
 from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
@@ -22,6 +25,8 @@ from tui.views.tuning import Tuning
 SCREENS = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training)
 PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage)
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
+FOR_ALL = (Navigation, Asking, Acting, Console)
+"""Who carries out what means the same in every view."""
 ELSEWHERE = {
     "apply": "agentrl up",
     "add_key": "agentrl keys new",
@@ -42,6 +47,10 @@ def test_within_a_view_no_key_means_two_things(view: str) -> None:
             assert taken.setdefault(key, action.id) == action.id, key
 
 
+def own(where: str) -> tuple[type, ...]:
+    return () if where == EVERYWHERE else (KINDS[where],)
+
+
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.id)
 def test_every_action_does_something_wherever_it_is_offered(action: Action) -> None:
     group, _, name = action.id.partition(".")
@@ -52,8 +61,9 @@ def test_every_action_does_something_wherever_it_is_offered(action: Action) -> N
             assert where in ("table", "logs")
         else:
             method = f"do_{action.id.replace('.', '_').replace('-', '_')}"
-            owner = Console if where == EVERYWHERE else KINDS[where]
-            assert callable(getattr(owner, method, None) or getattr(Console, method, None)), f"{method} in {where}"
+            able = [owner for owner in (*own(where), *FOR_ALL) if callable(getattr(owner, method, None))]
+            assert able, f"{method} in {where}"
+            assert len([owner for owner in able if owner in FOR_ALL]) <= 1, f"{method} means two things"
     assert action.help.endswith(".")
     assert not action.command or COMMANDS[action.command].mutates
 

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
+from agentrl.protocol.rows import AlertRow, AlertState
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
 from tests.waiting import aeventually
 from tui.app import Settings
+from tui.widgets.lines import Table
 from tui.widgets.paint import LIGHT
 
 VIEWS = {"1": "overview", "2": "fleet", "3": "events", "4": "alerts", "5": "tuning", "6": "logs"}
@@ -145,3 +147,25 @@ async def test_frozen_pictures_stand_and_the_data_goes_on(coordinator: Scripted)
         assert "something else" not in screen.text
         await screen.press("z")
         await screen.shows("something else")
+
+
+@pytest.mark.parametrize(
+    ("view", "key", "beside"), [("4", "alert/bad:judge-0", "exit 1"), ("5", "knob/pool.work_s", "")]
+)
+async def test_the_first_row_that_comes_into_sight_is_aimed_at(
+    coordinator: Scripted, view: str, key: str, beside: str
+) -> None:
+    """Whether none was there before, or only such that are not shown."""
+    populate(coordinator)
+    rows = {name: coordinator.rows.pop(name) for name in list(coordinator.rows) if name.startswith(("alert/", "knob/"))}
+    row = rows[key]
+    if isinstance(row, AlertRow):
+        coordinator.rows[f"{key}-before"] = msgspec.structs.replace(
+            row, id=f"{row.id}-before", state=AlertState.RESOLVED
+        )
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press(view)
+        await aeventually(lambda: screen.app.view.name_in_registry == VIEWS[view])
+        coordinator.publish(key, row)
+        table = screen.app.view.query_one(Table)
+        await aeventually(lambda: table.model.cursor == key.partition("/")[2])

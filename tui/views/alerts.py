@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from textual.app import ComposeResult
 
-from agentrl.protocol.rows import AlertRow, AlertState
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow
 from tui.model import alarms, intents, typed
 from tui.model.ink import Line, Span, Tone, cut, span
 from tui.model.intents import Intent
-from tui.model.mirror import Changes
 from tui.model.table import TableModel
-from tui.views.base import TableView, View, now
+from tui.views.base import FeedTable, View, now
 from tui.widgets.lines import Lines, Table
 
 
@@ -32,7 +33,7 @@ class AlertVerbs(View):
 
     def do_alert_silence(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.ask_silence(row)
+            self.console_app.asking.ask_silence(row)
 
     def do_alert_cure(self) -> None:
         row = self._aimed()
@@ -42,20 +43,20 @@ class AlertVerbs(View):
         if isinstance(found, Intent):
             self.console_app.perform(found)
         elif found is not None:
-            self.console_app.go(found)
+            self.console_app.navigation.look(found)
         elif row.suggest:
             self.console_app.copy(row.suggest, f"{row.suggest} belongs into a shell; it was copied.")
         else:
             self.console_app.say("This alert suggests nothing.")
 
 
-class Alerts(TableView, AlertVerbs):
+class Alerts(FeedTable[AlertRow], AlertVerbs):
     name_in_registry = "alerts"
+    kind = "alert"
     DEFAULT_CSS = "Alerts > #evidence { height: 4; }"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._changes: Changes | None = None
         self._resolved = False
         self._words: frozenset[str] = frozenset()
 
@@ -78,23 +79,8 @@ class Alerts(TableView, AlertVerbs):
             lines.insert(0, cut((Span(" c ", Tone.ACCENT), span(row.suggest, Tone.STRONG)), width))
         return lines
 
-    def update(self) -> None:
-        changes = self._changes = self._changes or self.mirror.watch("alert")
-        model = self.table.model
-        began_empty = not len(model)
-        for key in changes.take():
-            row = self.mirror.get(key)
-            if isinstance(row, AlertRow) and row.state is not AlertState.PENDING:
-                model.put(row.id, row)
-            else:
-                model.drop(key.partition("/")[2])
-        if began_empty and model.cursor is None:
-            model.aim_first()
-        self.repaint()
-
-    def do_move(self, how: str) -> None:
-        super().do_move(how)
-        self.repaint()
+    def takes(self, row: AnyRow | None) -> TypeGuard[AlertRow]:
+        return isinstance(row, AlertRow) and row.state is not AlertState.PENDING
 
     def apply_filter(self, words: frozenset[str]) -> None:
         self._words = words
@@ -107,8 +93,7 @@ class Alerts(TableView, AlertVerbs):
         )
 
     def alert(self) -> AlertRow | None:
-        target = self.table.model.target
-        return target[1] if target else None
+        return self.under_cursor()
 
     def do_alert_all(self) -> None:
         self._resolved = not self._resolved
@@ -117,7 +102,7 @@ class Alerts(TableView, AlertVerbs):
 
     def do_drill(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.open_row(f"alert/{row.id}")
+            self.console_app.navigation.open_row(f"alert/{row.id}")
 
     def cli_line(self) -> tuple[str, ...]:
         return ("alerts", "list", *(("--all",) if self._resolved else ()))

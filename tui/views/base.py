@@ -7,15 +7,18 @@ named after the registry (`unit.restart` is `do_unit_restart`), and nothing else
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar, cast
 
 from textual.containers import Vertical
 
-from tui.model.mirror import Mirror
+from agentrl.protocol.rows import AnyRow
+from tui.model.mirror import Changes, Mirror
 from tui.widgets.lines import Painted, Table
 
 if TYPE_CHECKING:
     from tui.app import Console
+
+R = TypeVar("R", bound=AnyRow)
 
 
 class View(Vertical):
@@ -116,6 +119,44 @@ class TableView(View):
         at = names.index(model.sort_column.name) if model.sort_column.name in names else 0
         model.sort(names[(at + by) % len(names)], descending=False)
         self.table.repaint()
+
+
+class FeedTable(TableView, Generic[R]):
+    """A table of all rows of one kind, as the mirror has them."""
+
+    kind: ClassVar[str]
+    """What stands before the slash in the keys of these rows."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._changes: Changes | None = None
+
+    def takes(self, row: AnyRow | None) -> TypeGuard[R]:
+        """Whether a row has a place here, whatever the filter says."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        changes = self._changes = self._changes or self.mirror.watch(self.kind)
+        model = self.table.model
+        for key in changes.take():
+            row, name = self.mirror.get(key), key.partition("/")[2]
+            if self.takes(row):
+                model.put(name, row)
+            else:
+                model.drop(name)
+        if model.cursor is None:
+            # Only until something is aimed at: the cursor of a row that went away stays where it was.
+            model.aim_first()
+        self.repaint()
+
+    def do_move(self, how: str) -> None:
+        super().do_move(how)
+        # What is told of the row under the cursor stands beside the table.
+        self.repaint()
+
+    def under_cursor(self) -> R | None:
+        target = self.table.model.target
+        return target[1] if target else None
 
 
 def now() -> float:

@@ -95,4 +95,4 @@ class Events(TableView):
         if target is None:
             self.console_app.say("Nothing is aimed at.", Tone.WARN)
             return
-        self.console_app.open_happening(target[1])
+        self.console_app.navigation.open_happening(target[1])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from textual.app import ComposeResult
 
-from agentrl.protocol.rows import UnitRow, UnitState
+from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from tui.model import fleet, intents
 from tui.model.ink import Line, Span, Tone, cut
-from tui.model.mirror import Changes
 from tui.model.table import TableModel
-from tui.views.base import TableView, View, now
+from tui.views.base import FeedTable, View, now
 from tui.widgets.lines import Lines, Table
 
 
@@ -65,28 +66,25 @@ class UnitVerbs(View):
 
     def do_unit_logs(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.open_logs([row.unit])
+            self.console_app.navigation.open_logs([row.unit])
 
     def do_unit_previous(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.open_logs([row.unit], -1)
+            self.console_app.navigation.open_logs([row.unit], -1)
 
     def do_unit_incident(self) -> None:
         if (row := self._aimed()) is not None:
             found = self.mirror.incidents(row.unit)
             if found:
-                self.console_app.open_row(f"incident/{found[0].id}")
+                self.console_app.navigation.open_row(f"incident/{found[0].id}")
             else:
                 self.console_app.say(f"{row.unit} never ended unplanned, as far as is remembered.")
 
 
-class Fleet(TableView, UnitVerbs):
+class Fleet(FeedTable[UnitRow], UnitVerbs):
     name_in_registry = "fleet"
+    kind = "unit"
     DEFAULT_CSS = "Fleet > #strengths { height: 1; } Fleet > #hosts { height: 1; }"
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._changes: Changes | None = None
 
     def compose(self) -> ComposeResult:
         yield Lines(self._strengths, id="strengths")
@@ -101,26 +99,14 @@ class Fleet(TableView, UnitVerbs):
     def _hosts(self, width: int, _: int) -> list[Line]:
         return [cut((Span(" "), *fleet.hosts(self.mirror)), width)]
 
-    def update(self) -> None:
-        changes = self._changes = self._changes or self.mirror.watch("unit")
-        model: TableModel[UnitRow] = self.table.model
-        began_empty = not model.all_count
-        for key in changes.take():
-            row = self.mirror.get(key)
-            if isinstance(row, UnitRow):
-                model.put(row.unit, row)
-            else:
-                model.drop(key.partition("/")[2])
-        if began_empty and model.cursor is None:
-            model.aim_first()
-        self.repaint()
+    def takes(self, row: AnyRow | None) -> TypeGuard[UnitRow]:
+        return isinstance(row, UnitRow)
 
     def apply_filter(self, words: frozenset[str]) -> None:
         self.table.model.filter((lambda row: fleet.keeps(words, row)) if words else None)
 
     def unit(self) -> UnitRow | None:
-        target = self.table.model.target
-        return target[1] if target else None
+        return self.under_cursor()
 
     def cli_line(self) -> tuple[str, ...]:
         return ("status",)
@@ -129,7 +115,7 @@ class Fleet(TableView, UnitVerbs):
 
     def do_drill(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.open_unit(row.unit)
+            self.console_app.navigation.open_unit(row.unit)
 
     def do_mark(self) -> None:
         self.table.model.toggle_mark()
@@ -166,6 +152,6 @@ class Fleet(TableView, UnitVerbs):
     def do_unit_logs(self) -> None:
         marked = sorted(self.table.model.marked)
         if marked:
-            self.console_app.open_logs(marked)
+            self.console_app.navigation.open_logs(marked)
         else:
             super().do_unit_logs()

@@ -133,10 +133,10 @@ class Records(AskedList):
 
     def do_drill(self) -> None:
         if (row := self._target()) is not None:
-            self.console_app.open_page(RecordPage(str(row["id"])))
+            self.console_app.navigation.open_page(RecordPage(str(row["id"])))
 
     def do_records_errors(self) -> None:
-        self.console_app.open_page(ToolErrors())
+        self.console_app.navigation.open_page(ToolErrors())
 
 
 class Training(AskedList):
@@ -160,7 +160,7 @@ class Training(AskedList):
 
     def do_drill(self) -> None:
         if (row := self._target()) is not None:
-            self.console_app.open_page(StepPage(str(row["id"])))
+            self.console_app.navigation.open_page(StepPage(str(row["id"])))
 
 
 class ToolErrors(AskedList):
@@ -187,7 +187,7 @@ class ToolErrors(AskedList):
     def do_drill(self) -> None:
         group: ToolErrorGroup | None = self._target()
         if group is not None and group.samples:
-            self.console_app.open_page(RecordPage(group.samples[0].record))
+            self.console_app.navigation.open_page(RecordPage(group.samples[0].record))
 
 
 class AskedPage(Page):

@@ -175,7 +175,7 @@ class Logs(View):
         self.repaint()
 
     def do_logs_unit(self) -> None:
-        self.console_app.choose_unit(lambda unit: self.open([unit]))
+        self.console_app.asking.choose_unit(lambda unit: self.open([unit]))
 
     def do_logs_older(self) -> None:
         self._to_life(-1)

@@ -53,6 +53,6 @@ class Overview(View):
     def _open(self, place: int) -> None:
         firing = self.mirror.firing
         if place < len(firing):
-            self.console_app.open_row(f"alert/{firing[place].id}")
+            self.console_app.navigation.open_row(f"alert/{firing[place].id}")
         else:
             self.console_app.say("There is no such alert.")

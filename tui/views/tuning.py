@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from textual.app import ComposeResult
 
-from agentrl.protocol.rows import KnobRow
+from agentrl.protocol.rows import AnyRow, KnobRow
 from tui.model import intents, knobs
 from tui.model.ink import Line, Span, Tone, cut, span
-from tui.model.mirror import Changes
 from tui.model.table import TableModel
-from tui.views.base import TableView, now
+from tui.views.base import FeedTable, now
 from tui.widgets.lines import Lines, Table
 
 
-class Tuning(TableView):
+class Tuning(FeedTable[KnobRow]):
     name_in_registry = "tuning"
+    kind = "knob"
     DEFAULT_CSS = "Tuning > #help { height: 2; }"
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._changes: Changes | None = None
 
     def compose(self) -> ComposeResult:
         model: TableModel[KnobRow] = TableModel(knobs.columns(), "name")
@@ -28,7 +26,7 @@ class Tuning(TableView):
         yield Lines(self._help, id="help")
 
     def _help(self, width: int, _: int) -> list[Line]:
-        row = self.knob()
+        row = self.under_cursor()
         if row is None:
             return []
         owner = f" It is applied by {row.owner}." if row.owner else ""
@@ -39,48 +37,29 @@ class Tuning(TableView):
             cut((Span("  "), span(scientific, Tone.WARN), span(changed, Tone.DIM)), width),
         ]
 
-    def update(self) -> None:
-        changes = self._changes = self._changes or self.mirror.watch("knob")
-        model = self.table.model
-        began_empty = not model.all_count
-        for key in changes.take():
-            row = self.mirror.get(key)
-            if isinstance(row, KnobRow):
-                model.put(row.name, row)
-            else:
-                model.drop(key.partition("/")[2])
-        if began_empty and model.cursor is None:
-            model.aim_first()
-        self.repaint()
-
-    def do_move(self, how: str) -> None:
-        super().do_move(how)
-        self.repaint()
+    def takes(self, row: AnyRow | None) -> TypeGuard[KnobRow]:
+        return isinstance(row, KnobRow)
 
     def apply_filter(self, words: frozenset[str]) -> None:
         self.table.model.filter((lambda row: knobs.keeps(words, row)) if words else None)
-
-    def knob(self) -> KnobRow | None:
-        target = self.table.model.target
-        return target[1] if target else None
 
     def select(self, name: str) -> None:
         self.table.model.aim(name)
         self.repaint()
 
     def cli_line(self) -> tuple[str, ...]:
-        row = self.knob()
+        row = self.under_cursor()
         return ("tune", row.name) if row else ("tune",)
 
     def do_drill(self) -> None:
-        row = self.knob()
+        row = self.under_cursor()
         if row is None:
             self.console_app.say("No knob is aimed at.", Tone.WARN)
         else:
-            self.console_app.ask_value(row)
+            self.console_app.asking.ask_value(row)
 
     def do_knob_undo(self) -> None:
-        row = self.knob()
+        row = self.under_cursor()
         if row is None:
             self.console_app.say("No knob is aimed at.", Tone.WARN)
         elif not row.changed_at:

@@ -1,0 +1,160 @@
+"""What the console asks a person: which action, which unit, which value, for how long.
+
+Invariants: a dialog only collects and checks what is typed; what is to be done about the answer is an intent, and goes
+the way of all intents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agentrl.errors import AgentrlError
+from agentrl.protocol.rows import AlertRow, KnobRow
+from agentrl.words.amounts import seconds
+from agentrl.words.rows import allowed
+from tui.acting import consequences
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.dialogs.keys import Keys
+from tui.dialogs.palette import Choice, Palette
+from tui.model import actions, details, intents, knobs, typed
+from tui.model.ink import Tone
+from tui.model.intents import Intent
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+_UNIT = "unit "
+
+
+class Asking:
+    """Every dialog but the consent to an act, which belongs to acting."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    # ---- which action ----
+
+    def do_help(self) -> None:
+        console = self._console
+        possible = [a for a in console.registry if console.may(a)]
+        name = console.view.name_in_registry
+        own = [a for a in possible if name in a.where]
+        moves = [a for a in possible if "table" in a.where]
+        everywhere = [a for a in possible if actions.EVERYWHERE in a.where]
+        console.push_screen(Keys([(name, own), ("moving", moves), ("everywhere", everywhere)]))
+
+    def do_palette(self) -> None:
+        console = self._console
+        choices = [
+            Choice(a.id, a.title, actions.sign(a.keys[0]) if a.keys else "", a.help)
+            for a in console.possible()
+            if a.id not in ("palette", "back")
+        ]
+
+        def is_line(text: str) -> bool:
+            try:
+                typed.understood(text, console.mirror)
+            except AgentrlError:
+                return False
+            return True
+
+        hint = "an action, a unit, or a command: scale web +1 · restart web-0 · tune KNOB VALUE"
+        console.push_screen(Palette([*choices, *self._units(_UNIT)], hint=hint, typed=is_line), self._chosen)
+
+    def _chosen(self, answer: str | None) -> None:
+        console = self._console
+        if answer is None:
+            return
+        if answer.startswith(":"):
+            self._typed_line(answer[1:])
+        elif answer.startswith(_UNIT):
+            console.navigation.open_unit(answer.removeprefix(_UNIT))
+        else:
+            console.do(next(action for action in console.registry if action.id == answer))
+
+    def _typed_line(self, text: str) -> None:
+        console = self._console
+        try:
+            meaning = typed.understood(text, console.mirror)
+        except AgentrlError as error:
+            console.say(str(error), Tone.WARN)
+            return
+        if isinstance(meaning, Intent):
+            console.perform(meaning)
+        else:
+            console.navigation.look(meaning)
+
+    # ---- which unit ----
+
+    def choose_unit(self, then: Callable[[str], None]) -> None:
+        choices = self._units("")
+        self._console.push_screen(Palette(choices, hint="which unit"), lambda unit: then(unit) if unit else None)
+
+    def _units(self, prefix: str) -> list[Choice]:
+        rows = self._console.mirror.units
+        return [Choice(f"{prefix}{row.unit}", row.unit, "", f"{row.state.value} · {row.status}") for row in rows]
+
+    # ---- which value ----
+
+    def ask_value(self, row: KnobRow) -> None:
+        """A new value of a knob, with what it would do."""
+        self._console.run_worker(self._ask_value(row), group="questions")
+
+    async def _ask_value(self, row: KnobRow) -> None:
+        console = self._console
+        try:
+            history = await console.connection.client.knob_history(row.name)
+        except AgentrlError as error:
+            console.say(str(error), Tone.BAD)
+            return
+
+        async def preview(values: Values) -> str:
+            intent = _tuned(row, values)
+            found = await console.connection.client.preview(intent.command, intent.args)
+            lines = consequences(found.effect, console.mirror, 400)
+            told = "; ".join("".join(part.text for part in line) for line in lines)
+            return f"{found.tier.name.lower()}: {told}"
+
+        lines = details.of_knob(row, history[-3:], 72)
+        fields = (Field("new value", hint=f"now {row.value}"), Field("note", hint="why"))
+        question = Question(row.name, tuple(lines), fields, "change it", partial(_wrong_value, row), preview)
+        answer = await console.push_screen_wait(Form(question))
+        if answer is not None:
+            console.perform(_tuned(row, answer))
+
+    # ---- for how long ----
+
+    def ask_silence(self, row: AlertRow) -> None:
+        def check(values: Values) -> str:
+            try:
+                seconds(values[0].strip())
+            except AgentrlError as wrong:
+                return str(wrong)
+            return ""
+
+        def then(values: Values | None) -> None:
+            if values is not None:
+                self._console.perform(intents.silence(row, seconds(values[0].strip()), values[1].strip()))
+
+        fields = (Field("for", "1h", "15m, 2h, 1d; 0 ends it"), Field("why", hint="for those who look later"))
+        question = Question(f"Send nothing about {row.id}", (), fields, "silence it", check)
+        self._console.push_screen(Form(question), then)
+
+
+def _wrong_value(row: KnobRow, values: Values) -> str:
+    """What is wrong with a new value and its note; empty if nothing is."""
+    if not values[0].strip():
+        return f"Type a value: {allowed(row)}."
+    value, wrong = knobs.meant(row, values[0])
+    if wrong:
+        return wrong
+    if value == row.value:
+        return "This is its value now."
+    return "A scientific knob wants a note." if row.scientific and not values[1].strip() else ""
+
+
+def _tuned(row: KnobRow, values: Values) -> Intent:
+    value, _ = knobs.meant(row, values[0])
+    return intents.tune(row, value, values[1].strip())
