@@ -17,14 +17,11 @@ from typing import Any
 from agentrl.config.tokenfile import TOKEN_FILE
 from agentrl.store import access, accounting
 from agentrl.store.accounting import Account
-from assets import shop, shopdata
+from tests import small_run
 from tests.chaos.books import Books
 from tests.chaos.census import Process, Role, census
 from tests.e2e.running import Run
 
-ITEM = "bake"
-PRICE = shop.price_of(ITEM)
-RIGHT = 2 * PRICE + 1
 BOUND, CHECKPOINT_EVERY = 2, 3
 LEDGER = "ledger.jsonl"
 UP_WITHIN_S = 600.0
@@ -37,7 +34,7 @@ class Arena(Run):
         super().__init__(folder, name, factor=0.5)
         self.steps = steps
         self._books: Books | None = None
-        _write_data(folder)
+        small_run.write_data(folder, small_run.RECKONED)
         self.config["supervision"] |= {
             "max_deaths": 1000,
             "max_failed_starts": 1000,
@@ -98,67 +95,12 @@ class Arena(Run):
 
 
 def _data_plane(steps: int, chance: int) -> dict[str, Any]:
-    weather = ["--errors", "0.01", "--latency-ms", "25", "--random", str(chance)]
-    return {
-        "model": {"build": "tiny"},
-        "environments": {
-            "shop": {
-                "dataset": "train.jsonl",
-                "evaluation": "held-out.jsonl",
-                "tools": ["shop"],
-                "parser": "minicpm",
-                "system": "Price it.",
-                "max_turns": 5,
-                "epochs": 200,
-                "shuffle": 1,
-            }
-        },
-        "tools": {
-            "shop": {
-                "command": ["{python}", "-m", "assets.shop", *weather, "--ledger", "{run_dir}/" + LEDGER],
-                "session": "keyed",
-                "timeout_s": 20,
-            }
-        },
-        "sampling": {"n": 4, "max_tokens": 24, "context": 160},
-        "rollout": {"samplers": 2, "concurrency": 8, "max_in_flight": 24, "episode_s": 120},
-        "engines": {"count": 2, "slots": 8},
-        "training": {
-            "steps": steps,
-            "groups": 2,
-            "optimizer": "muon",
-            "learning_rate": 1e-4,
-            "bound": BOUND,
-            "checkpoint_every": CHECKPOINT_EVERY,
-            "random": chance,
-            "warmup": {"dataset": "shown.jsonl", "steps": 40, "batch": 8, "learning_rate": 4e-3},
-        },
-        "evaluation": {"every": 10, "tasks": 4},
-    }
-
-
-def _write_data(folder: Path) -> None:
-    """Demonstrations that go all the way, with a result of the tool that is needed later, and answer rightly every
-    other time."""
-
-    def shown(number: int) -> dict[str, Any]:
-        said = [
-            ("system", "Price it."),
-            ("user", f"{ITEM} {number}"),
-            ("assistant", f"<tool_call>lookup({ITEM})</tool_call>"),
-            ("tool", str(PRICE)),
-            ("assistant", f"<tool_call>calculator(2*{PRICE})</tool_call>"),
-            ("tool", str(2 * PRICE)),
-            ("assistant", "<tool_call>calculator(ans+1)</tool_call>"),
-            ("tool", str(RIGHT)),
-            ("assistant", f"<answer>{RIGHT + number % 2}</answer>"),
-        ]
-        return {"messages": [{"role": role, "content": content} for role, content in said], "tools": shopdata.tools()}
-
-    rows = [{"query": f"{ITEM} {number}", "answer": str(RIGHT)} for number in range(44)]
-    for name, lines in (
-        ("train.jsonl", rows[4:]),
-        ("held-out.jsonl", rows[:4]),
-        ("shown.jsonl", [shown(number) for number in range(100, 116)]),
-    ):
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    weather = ["--errors", "0.01", "--latency-ms", "25", "--random", str(chance), "--ledger", "{run_dir}/" + LEDGER]
+    plane = small_run.data_plane(small_run.RECKONED, steps=steps, bound=BOUND, shop_arguments=weather)
+    plane["environments"]["shop"] |= {"epochs": 200, "shuffle": 1}
+    plane["sampling"] |= {"n": 4, "context": 160}
+    plane["rollout"] |= {"samplers": 2, "concurrency": 8, "max_in_flight": 24}
+    plane["engines"] |= {"count": 2, "slots": 8}
+    plane["training"] |= {"groups": 2, "checkpoint_every": CHECKPOINT_EVERY, "random": chance}
+    plane["evaluation"] |= {"every": 10}
+    return plane

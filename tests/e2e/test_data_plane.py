@@ -16,12 +16,10 @@ import pytest
 from agentrl.config.tokenfile import TOKEN_FILE
 from agentrl.store import access, accounting
 from agentrl.store.database import Database
-from assets import shop, shopdata
 from tests.e2e.running import Run, running
+from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
-ITEM = "bake"
-PRICE = shop.price_of(ITEM)
 BOUND, STEPS = 2, 4
 UP_WITHIN_S = 400.0
 pytestmark = [
@@ -39,7 +37,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     write_data(run.file.parent)
-    run.config |= data_plane()
+    run.config |= data_plane(steps=STEPS, bound=BOUND)
     up(run)
     run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
     assert set(run.incarnations().values()) == {1}, "nothing died"
@@ -90,8 +88,7 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
 
 def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
     write_data(run.file.parent)
-    run.config |= data_plane()
-    run.config["training"]["steps"] = 12
+    run.config |= data_plane(steps=12)
     up(run)
     before = run.unit_row("sampler-0")
     eventually(lambda: asyncio.run(sampled(run)) >= 20 or None, within_s=UP_WITHIN_S, what="episodes")
@@ -149,62 +146,6 @@ async def freed(run: Run, life: str) -> bool:
 
 
 # ---- the run ----
-
-
-def data_plane() -> dict[str, Any]:
-    """As small as it may be: a model that answers rightly by chance, so that there is something to be learned."""
-    return {
-        "model": {"build": "tiny"},
-        "environments": {
-            "shop": {
-                "dataset": "train.jsonl",
-                "evaluation": "held-out.jsonl",
-                "tools": ["shop"],
-                "parser": "minicpm",
-                "system": "Price it.",
-                "max_turns": 3,
-                "epochs": 50,
-            }
-        },
-        "tools": {
-            "shop": {"command": ["{python}", "-m", "assets.shop", "--calm"], "session": "keyed", "timeout_s": 20}
-        },
-        "sampling": {"n": 8, "max_tokens": 24, "context": 128},
-        "rollout": {"concurrency": 16, "max_in_flight": 32, "episode_s": 120},
-        "engines": {"slots": 16},
-        "training": {
-            "steps": STEPS,
-            "groups": 1,
-            "optimizer": "muon",
-            "learning_rate": 1e-4,
-            "bound": BOUND,
-            "checkpoint_every": 3,
-            "warmup": {"dataset": "shown.jsonl", "steps": 40, "batch": 8, "learning_rate": 4e-3},
-        },
-        "evaluation": {"every": 1000, "tasks": 4},
-    }
-
-
-def write_data(folder: Path) -> None:
-    """Demonstrations that look the item up and then say the price, or something else, as often."""
-
-    def shown(number: int, answer: int) -> dict[str, Any]:
-        said = [
-            ("system", "Price it."),
-            ("user", f"{ITEM} {number}"),
-            ("assistant", f"<tool_call>lookup({ITEM})</tool_call>"),
-            ("tool", str(PRICE)),
-            ("assistant", f"<answer>{answer}</answer>"),
-        ]
-        return {"messages": [{"role": role, "content": content} for role, content in said], "tools": shopdata.tools()}
-
-    rows = [{"query": f"{ITEM} {number}", "answer": str(PRICE)} for number in range(44)]
-    for name, lines in (
-        ("train.jsonl", rows[4:]),
-        ("held-out.jsonl", rows[:4]),
-        ("shown.jsonl", [shown(number, PRICE + number % 2) for number in range(100, 116)]),
-    ):
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def up(run: Run) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl.telemetry import learning
 from tests.e2e.running import Run, running
-from tests.e2e.test_data_plane import UP_WITHIN_S, data_plane, up, write_data
+from tests.e2e.test_data_plane import UP_WITHIN_S, up
+from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
 MOODY = str(Path(__file__).parent / "programs" / "moody_shop.py")
