@@ -16,6 +16,7 @@ from pathlib import Path
 from agentrl.config.run import RunConfig
 from agentrl.config.tokenfile import TOKEN_FILE, http_token
 from agentrl.engines.kept import Kept
+from agentrl.engines.manifest import Agreement
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Puller, ServiceReport
 from agentrl.engines.sglang.engine import SglangEngine
@@ -23,7 +24,7 @@ from agentrl.engines.sglang.process import free_port
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
 from agentrl.store import access
-from agentrl.telemetry.services import Meter
+from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
@@ -49,6 +50,7 @@ async def main(unit: Unit) -> None:
                 evaluates=unit.slot == 0,
                 load_within_s=config.engines.load_s,
                 on_version=lambda version: setattr(unit, "weights", version),
+                on_canary=lambda agreement: _tell_canary(unit, agreement),
                 on_serving=lambda serving: setattr(unit, "serving", serving),
                 on_news=unit.status,
             )
@@ -61,6 +63,11 @@ async def main(unit: Unit) -> None:
             await puller.leave("gone")
     finally:
         await database.close()
+
+
+def _tell_canary(unit: Unit, agreement: Agreement) -> None:
+    unit.metric(CANARY_LARGEST.name, agreement.largest)
+    unit.metric(CANARY_OVER_LIMIT.name, agreement.largest_over_limit)
 
 
 @contextlib.asynccontextmanager

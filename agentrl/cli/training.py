@@ -108,9 +108,9 @@ async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 async def list_versions(
     cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
 ) -> ExitCode:
-    """List publications: who serves them now, and why others refused."""
+    """List publications: who serves them now, how far engines were off at the canary, and why others refused."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step"))
+    return await lists.show_page(cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step", "canary"))
 
 
 def _who_serves(row: Row) -> object:
@@ -142,6 +142,7 @@ VERSIONS: lists.Columns = {
     "parent": lists.field("parent"),
     "step": lists.field("step"),
     "announced": lists.moment("announced_at"),
+    "canary": lists.field("canary_largest"),
     "engines": _who_serves,
     "refused because": lambda row: "; ".join(row.get("reasons") or ()),
 }

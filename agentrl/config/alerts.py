@@ -24,7 +24,7 @@ BUILT_IN_RULES = (
         "host-strays",
     ),
     *("journal-full", "not-listening", "no-progress"),
-    *("no-step", "engine-lags", "version-rejected", "tool-server-left-alone", "tool-fails"),
+    *("no-step", "engine-lags", "version-rejected", "canary-differs", "tool-server-left-alone", "tool-fails"),
     *("learning-mismatch", "learning-drift", "learning-entropy", "learning-gradient", "learning-no-signal"),
     *("learning-truncation", "learning-no-tools", "learning-tools-fail", "learning-length", "learning-not-finite"),
     "learning-overfits",

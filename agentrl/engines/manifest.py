@@ -24,6 +24,8 @@ MEAN_LIMIT = 1e-3
 """Mean |difference| of log-probs in float32 beyond which engine and trainer do not compute the same model."""
 MEAN_LIMIT_HALF = 2e-2
 """The same where the engine computes in numbers of half that size."""
+LARGEST_OVER_MEAN = 20.0
+"""A single token of the canary may well be further off than the mean; beyond so many times that limit it is strange."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -56,15 +58,22 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     largest: float = 0.0
     k3: float = 0.0
     """Mean of exp(d) - 1 - d, an estimate of the divergence."""
+    limit: float = MEAN_LIMIT
+    """What the mean may be, by the numbers that the engine computes with."""
 
-    def problem(self, limit: float = MEAN_LIMIT) -> str:
+    def problem(self) -> str:
         """Empty, or the sentence why the weights must not serve. Not-a-number is never in agreement."""
-        if self.mean <= limit:
+        if self.mean <= self.limit:
             return ""
         return (
             f"the canary differs: mean |log-prob difference| {self.mean:.3g} over {self.tokens} tokens, "
-            f"limit {limit:g}, largest {self.largest:.3g}"
+            f"limit {self.limit:g}, largest {self.largest:.3g}"
         )
+
+    @property
+    def largest_over_limit(self) -> float:
+        """Weights may serve, and still be further off at one token than numbers of that size explain."""
+        return self.largest / (LARGEST_OVER_MEAN * self.limit)
 
 
 def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
@@ -130,17 +139,17 @@ def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, FileEn
         raise WeightsRefusedError(f"The weights in {directory} are not as announced: {'; '.join(wrong)}.")
 
 
-def compare(canary: Canary, ours: Sequence[Sequence[float]]) -> Agreement:
+def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN_LIMIT) -> Agreement:
     """How far our log-probs of the canary are from the writer's. Raises WeightsRefusedError if they do not pair up."""
     theirs = canary.log_probs
     if [len(one) for one in theirs] != [len(one) for one in ours]:
         raise WeightsRefusedError("The canary has another number of log-probs than of tokens to predict.")
     differences = [b - a for one, other in zip(theirs, ours, strict=True) for a, b in zip(one, other, strict=True)]
     if not differences:
-        return Agreement()
+        return Agreement(limit=limit)
     if not all(map(math.isfinite, differences)):
         nan = float("nan")
-        return Agreement(tokens=len(differences), mean=nan, p99=nan, largest=nan, k3=nan)
+        return Agreement(tokens=len(differences), mean=nan, p99=nan, largest=nan, k3=nan, limit=limit)
     sizes = sorted(map(abs, differences))
     count = len(sizes)
     return Agreement(
@@ -149,6 +158,7 @@ def compare(canary: Canary, ours: Sequence[Sequence[float]]) -> Agreement:
         p99=sizes[min(count - 1, math.ceil(0.99 * count) - 1)],
         largest=sizes[-1],
         k3=math.fsum(math.expm1(max(-20.0, min(20.0, d))) - max(-20.0, min(20.0, d)) for d in differences) / count,
+        limit=limit,
     )
 
 

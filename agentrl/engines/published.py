@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from agentrl.engines.manifest import Manifest
+from agentrl.engines.manifest import Agreement, Manifest
 from agentrl.engines.puller import Announced, ServiceReport
 from agentrl.policies.states import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store import services
-from agentrl.store.database import Database
-from agentrl.store.documents import Service
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import CanaryReading, Service
 from agentrl.store.updates import NOW, from_now
 
 S = PublicationStatus
@@ -63,9 +63,13 @@ class StoredPublications:
             [{"$set": {"permits": {"$concatArrays": [others, [mine]]}}}],
         )
 
-    async def served(self, version: int, engine: str) -> None:
+    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
         check(PUBLICATION, S.ANNOUNCED, S.CURRENT, Actor.ENGINE, str(version))
-        told = {"$addToSet": {"served_by": engine}}
+        told: Plain = {"$addToSet": {"served_by": engine}}
+        if agreement is not None and agreement.tokens:
+            reading = CanaryReading(engine, agreement.largest, agreement.mean, agreement.limit)
+            told["$addToSet"]["canary"] = msgspec.to_builtins(reading)
+            told["$max"] = {"canary_largest": agreement.largest}
         first = await self._database.update_one(
             "Publication", {"_id": version, "status": S.ANNOUNCED}, {"$set": {"status": S.CURRENT}, **told}
         )

@@ -1,4 +1,5 @@
-"""What an engine unit does beside generating: it pulls publications, and tells that and what it serves.
+"""What an engine unit does beside generating: it pulls publications, and tells what it serves and how the
+canary compared.
 
 Invariants: weights serve only after their files and their canary agreed with what was announced; a publication that is
 refused is refused once, with the reason, and the version before serves on; an update is made only with a permit, so
@@ -14,11 +15,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from agentrl.engines.manifest import Manifest
+from agentrl.engines.manifest import Agreement, Manifest
 from agentrl.engines.protocol import EngineGoneError, Load, WeightsRefusedError
 
 log = logging.getLogger("engine")
@@ -71,8 +72,8 @@ class Publications(Protocol):
         """May this engine update to it now? At least half of the engines should stay routed."""
         ...
 
-    async def served(self, version: int, engine: str) -> None:
-        """This engine serves it; gives the permit back."""
+    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
+        """This engine serves it, and so its canary compared; gives the permit back."""
         ...
 
     async def refused(self, version: int, engine: str, why: str) -> None:
@@ -85,6 +86,11 @@ class Publications(Protocol):
 class Target(Protocol):
     """The engine that is updated."""
 
+    @property
+    def agreement(self) -> Agreement | None:
+        """How the canary of the weights that serve compared."""
+        ...
+
     async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None: ...
 
     async def load(self) -> Load: ...
@@ -96,6 +102,13 @@ class Beside(Protocol):
     async def pin(self, version: int, path: str = "") -> None: ...
 
     async def unpin(self) -> None: ...
+
+
+class _Decision(NamedTuple):
+    version: int
+    why: str = ""
+    """Of a refusal."""
+    agreement: Agreement | None = None
 
 
 class Puller:
@@ -112,6 +125,7 @@ class Puller:
         evaluates: bool = True,
         load_within_s: float = 600.0,
         on_version: Callable[[int], None] = lambda version: None,
+        on_canary: Callable[[Agreement], None] = lambda agreement: None,
         on_serving: Callable[[str], None] = lambda serving: None,
         on_news: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -128,11 +142,12 @@ class Puller:
         self._evaluates = evaluates
         self._load_within_s = load_within_s
         self._on_version = on_version
+        self._on_canary = on_canary
         self._on_serving = on_serving
         self._on_news = on_news
         self._refused: set[int] = set()
-        self._untold: tuple[int, str] | None = None
-        """A decision that the store has not got yet: the version, and why it was refused."""
+        self._untold: _Decision | None = None
+        """What the store has not got yet."""
         self._evaluated: Announced | None = None
         self._pinned: int | None = None
         self.version: int | None = None
@@ -204,7 +219,10 @@ class Puller:
             self.version = version
             self._on_version(version)
             self._on_news(f"serves version {version}")
-            self._decide(version, "")
+            agreement = self._target.agreement
+            if agreement is not None and agreement.tokens:
+                self._on_canary(agreement)
+            self._untold = _Decision(version, agreement=agreement)
         self._serve_on()
 
     async def _step_aside(self) -> None:
@@ -225,20 +243,16 @@ class Puller:
         self._refused.add(version)
         serving = "nothing serves" if self.version is None else f"version {self.version} serves on"
         self._on_news(f"refused version {version} ({why}); {serving}")
-        self._decide(version, why)
-
-    def _decide(self, version: int, why: str) -> None:
-        self._untold = (version, why)
+        self._untold = _Decision(version, why)
 
     async def _tell(self) -> None:
         """Tell the last decision, again and again until the store has it."""
-        if self._untold is None:
+        if (decision := self._untold) is None:
             return
-        version, why = self._untold
-        if why:
-            await self._publications.refused(version, self._me.id, why)
+        if decision.why:
+            await self._publications.refused(decision.version, self._me.id, decision.why)
         else:
-            await self._publications.served(version, self._me.id)
+            await self._publications.served(decision.version, self._me.id, decision.agreement)
         self._untold = None
         await self.report()
 

@@ -281,6 +281,16 @@ class Checkpoint(Named):
     at: datetime | None = None
 
 
+class CanaryReading(msgspec.Struct, frozen=True):
+    """How an engine's log-probs of the canary compared with the trainer's: |difference|."""
+
+    engine: str
+    largest: float
+    mean: float
+    limit: float
+    """Beyond which mean it would have refused."""
+
+
 class Publication(Document):
     id: int = msgspec.field(name="_id", default=0)
     """The version."""
@@ -293,6 +303,10 @@ class Publication(Document):
     announced_at: datetime | None = None
     reasons: list[str] = []
     served_by: list[str] = []
+    canary: list[CanaryReading] = []
+    """Of every engine that served it."""
+    canary_largest: float | None = None
+    """Of them all."""
     evaluation: str = ""
     """`wanted`, `queued` or `done`; empty if nobody asked for one."""
 

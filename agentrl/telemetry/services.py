@@ -18,6 +18,13 @@ IN_MODEL = Metric("in_model_s", "s", "Seconds that episodes stood in model calls
 STEP = Metric("step", "", "Number of the trainer's last step.")
 REJECTED = Metric("rejected_version", "", "The newest version, if no engine takes it; else 0.", (0, 0))
 
+CANARY_LARGEST = Metric(
+    "canary_largest", "nat", "Largest |Δ log-prob| of the canary between engine and trainer, of the version served."
+)
+CANARY_OVER_LIMIT = Metric(
+    "canary_over_limit", "", "canary_largest against what is usual: 0.02, or 0.4 where the engine has bf16.", (0.0, 1.0)
+)
+
 BREAKER_OPEN = Metric("breaker_open", "", "Whether a tool server is left alone.", (0, 0))
 TOOL_P95 = Metric("tool_p95_s", "s", "95 of 100 recent calls of a tool took less.")
 TOOL_RATE = Metric("tool_calls_per_s", "1/s", "Calls of a tool in the last minute.")
@@ -28,7 +35,7 @@ TOOL_FAILURES = Metric(
 SERVICES = {
     metric.name: metric
     for metric in (
-        *(BUSY, OFFERED, IN_TOOLS, IN_MODEL, STEP, REJECTED),
+        *(BUSY, OFFERED, IN_TOOLS, IN_MODEL, STEP, REJECTED, CANARY_LARGEST, CANARY_OVER_LIMIT),
         *(BREAKER_OPEN, TOOL_P95, TOOL_RATE, TOOL_FAILURES),
     )
 }

@@ -11,11 +11,20 @@ from agentrl.control.alerts.book import AlertEngine, World
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND
 from agentrl.control.alerts.rules import default_rules
 from agentrl.control.books.metrics import Metrics
+from agentrl.engines.manifest import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import alarms
 from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
 from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry.learning import LEARNING
-from agentrl.telemetry.services import BREAKER_OPEN, REJECTED, STEP, TOOL_FAILURES, named
+from agentrl.telemetry.services import (
+    BREAKER_OPEN,
+    CANARY_LARGEST,
+    CANARY_OVER_LIMIT,
+    REJECTED,
+    STEP,
+    TOOL_FAILURES,
+    named,
+)
 from tests.policies.test_alarms import HEALTHY, series
 
 AT = 1_700_000_000.0
@@ -185,6 +194,22 @@ def test_a_version_that_no_engine_takes_is_told_until_one_is_taken() -> None:
     assert plant.pass_time(3) == ["version-rejected:v4"]
     assert "its bytes are others" in plant.fired[0].evidence[0]
     plant.report("steward-0", **{REJECTED.name: 0.0})
+    assert plant.pass_time(60) == []
+
+
+def test_an_engine_whose_canary_is_strange_is_told_although_it_serves() -> None:
+    plant = Plant(unit("engine-0", weights=7), unit("engine-1", weights=7))
+    for name, largest in (("engine-0", 0.05), ("engine-1", 1e-5)):
+        told = Agreement(tokens=300, mean=5e-4, largest=largest)
+        plant.report(name, **{CANARY_LARGEST.name: told.largest, CANARY_OVER_LIMIT.name: told.largest_over_limit})
+    assert plant.pass_time(3) == ["canary-differs:engine-0"]
+    (row,) = plant.fired
+    assert "version 7" in row.sentence
+    assert "0.05 nat" in row.sentence
+    assert "normal: at most 1" in row.evidence[0]
+    # The same difference is what numbers of half that size make of it.
+    in_half = Agreement(tokens=300, mean=5e-4, largest=0.05, limit=MEAN_LIMIT_HALF)
+    plant.report("engine-0", **{CANARY_OVER_LIMIT.name: in_half.largest_over_limit})
     assert plant.pass_time(60) == []
 
 

@@ -171,7 +171,14 @@ def test_every_suggestion_is_a_real_command() -> None:
 
 def test_every_default_rule_has_a_case_here() -> None:
     tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress"}
-    of_the_data_plane = {"no-step", "engine-lags", "version-rejected", "tool-server-left-alone", "tool-fails"}
+    of_the_data_plane = {
+        "no-step",
+        "engine-lags",
+        "version-rejected",
+        "canary-differs",
+        "tool-server-left-alone",
+        "tool-fails",
+    }
     elsewhere = {rule.name for rule in OUT_OF_BAND} | of_the_data_plane  # test_learning_rules has those
     assert {rule.name for rule in default_rules()} == tested | elsewhere
 

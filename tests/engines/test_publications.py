@@ -21,11 +21,13 @@ from pymongo import AsyncMongoClient
 from agentrl.config.tokenfile import http_token
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.manifest import Manifest
+from agentrl.engines.manifest import Agreement, Canary, Manifest
 from agentrl.engines.protocol import EngineGoneError, Load, Sampling
 from agentrl.engines.published import StoredPublications
 from agentrl.engines.puller import Announced, Puller, ServiceReport
+from agentrl.store import lists
 from agentrl.store.database import connect
+from agentrl.store.documents import Publication, load
 from tests.engines.conftest import Weights
 from tests.waiting import aeventually
 
@@ -132,6 +134,39 @@ async def test_what_does_not_agree_is_refused_once_with_the_reason(
     await engine.close()
 
 
+async def test_how_far_the_canary_was_off_is_kept_for_every_engine_and_version(
+    store: StoredPublications, database: Database, first: Weights, run_dir: Path
+) -> None:
+    true = first.manifest()
+    off = [[value + 5e-4 * (place % 2) for place, value in enumerate(one)] for one in true.canary.log_probs]
+    shifted = Manifest(true.files, Canary(true.canary.ids, off))
+    await publish(database, first)
+    told: list[Agreement] = []
+    for slot in range(2):
+        engine = EmbeddedEngine(slots=1, context=64)
+        engine.start()
+        me = ServiceReport(id=f"engine-{slot}.1", unit=f"engine-{slot}", url="http://127.0.0.1:1")
+        puller = Puller(engine, store, me, run_dir=run_dir, beside=engine, on_canary=told.append)
+        await puller.look()
+        await database["Publication"].update_one({"_id": 1}, {"$set": {"manifest": msgspec.to_builtins(shifted)}})
+        await engine.close()
+    first_told, second_told = told
+    assert first_told.largest < 1e-4
+    assert second_told.largest == pytest.approx(5e-4, abs=1e-4)
+    found = load(Publication, await document(database, 1))
+    assert {one.engine: one.largest for one in found.canary} == {
+        "engine-0.1": first_told.largest,
+        "engine-1.1": second_told.largest,
+    }
+    assert found.canary[1].mean == pytest.approx(2.5e-4, abs=1e-4)
+    assert found.canary_largest == second_told.largest
+    # Told again, after an answer that was lost, it is there once.
+    await store.served(1, "engine-1.1", second_told)
+    assert len((await document(database, 1))["canary"]) == 2
+    page = await lists.page(store._database, "Publication", filter="canary_largest > 0.0004")
+    assert [row["canary_largest"] for row in page.rows] == [second_told.largest]
+
+
 async def test_at_most_half_of_the_engines_update_at_once(
     store: StoredPublications, database: Database, first: Weights
 ) -> None:
@@ -143,7 +178,7 @@ async def test_at_most_half_of_the_engines_update_at_once(
     holder, other = f"engine-{granted.index(True)}.1", f"engine-{granted.index(False)}.1"
     assert await store.permit(1, holder)
     assert not await store.permit(1, other)
-    await store.served(1, holder)
+    await store.served(1, holder, None)
     assert await store.permit(1, other)
     # A permit of an engine that died ends by itself.
     await database["Publication"].update_one(
@@ -167,7 +202,7 @@ async def test_permits_count_whichever_versions_they_are_for_as_long_as_a_load_m
     # What has not served yet was not routed to; what is silent is dead.
     await database["Service"].update_one({"_id": "engine-0.1"}, {"$set": {"state": "starting"}})
     assert await store.permit(2, "engine-1.1")
-    await store.served(2, "engine-1.1")
+    await store.served(2, "engine-1.1", None)
     await database["Service"].update_one({"_id": "engine-0.1"}, {"$set": {"state": "loading"}})
     assert await store.permit(1, "engine-0.1")
     assert not await store.permit(2, "engine-1.1")
@@ -239,6 +274,8 @@ async def test_an_engine_that_starts_after_a_bad_version_serves_the_one_before(
 
 class OneVersion:
     """An engine that holds one version and cannot serve while it loads; how it loads, the test says."""
+
+    agreement: Agreement | None = None
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -326,6 +363,8 @@ async def test_an_engine_that_does_not_come_to_an_end_with_loading_ends(
 class Away:
     """A store that fails until it is told not to; an engine that only counts."""
 
+    agreement: Agreement | None = None
+
     def __init__(self) -> None:
         self.away = False
         self.told: list[tuple[str, int]] = []
@@ -345,7 +384,7 @@ class Away:
         self.away = True
         return True
 
-    async def served(self, version: int, engine: str) -> None:
+    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
         self._check()
         self.told.append((engine, version))
 

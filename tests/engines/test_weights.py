@@ -17,7 +17,7 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.embedded.building import build_tiny
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.weights import load_unverified, load_verified
-from agentrl.engines.manifest import Canary, Manifest, compare
+from agentrl.engines.manifest import MEAN_LIMIT_HALF, Canary, Manifest, compare
 from agentrl.engines.protocol import Sampling, WeightsRefusedError
 from tests.engines.conftest import FILES, TEXTS, Weights
 
@@ -192,7 +192,8 @@ def test_how_far_two_computations_are_apart() -> None:
     assert apart.mean == pytest.approx(0.002)
     assert apart.largest == pytest.approx(0.004)
     assert "limit 0.001" in apart.problem()
-    assert apart.problem(limit=2e-2) == ""
+    in_half = compare(canary, [[-1.0, -2.0 + 0.004]], MEAN_LIMIT_HALF)
+    assert in_half.problem() == ""
     assert compare(Canary(), []).problem() == ""
 
 

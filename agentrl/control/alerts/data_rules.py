@@ -5,14 +5,23 @@ Invariants: as in `rules`; what is slow by nature is judged by its own pace befo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from statistics import median
 
 from agentrl.control.alerts.book import Finding, World
-from agentrl.control.alerts.learning_rules import trainers
+from agentrl.control.alerts.learning_rules import evidence, is_outside, trainers
 from agentrl.protocol.rows import UnitRow, UnitState
-from agentrl.telemetry.services import BREAKER_OPEN, REJECTED, STEP, TOOL_FAILURES, named_in
+from agentrl.telemetry.services import (
+    BREAKER_OPEN,
+    CANARY_LARGEST,
+    CANARY_OVER_LIMIT,
+    REJECTED,
+    STEP,
+    TOOL_FAILURES,
+    named_in,
+)
 
 STEP_WITHIN_S = 900.0
 STEPS_LATE = 10
@@ -61,6 +70,19 @@ def version_rejected(world: World, alerting: Collection[str], now: float) -> Ite
                 f"No engine takes version {version:.0f}; the one before it serves on.",
                 engines or ("no engine is there",),
                 "agentrl logs engine-0",
+            )
+
+
+def canary_differs(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in _at_work(world, "engine"):
+        values = world.metrics.values(name)
+        if is_outside(CANARY_OVER_LIMIT, values, standing=name in alerting):
+            yield Finding(
+                name,
+                f"{name} computes the canary of version {unit.weights} otherwise than the trainer, and serves it: at "
+                f"one token by {CANARY_LARGEST.in_words(values.get(CANARY_LARGEST.name, math.nan))}.",
+                (evidence(CANARY_OVER_LIMIT, values), "The mean was within the limit, so it was not refused."),
+                "agentrl versions list",
             )
 
 

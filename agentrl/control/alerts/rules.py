@@ -84,6 +84,7 @@ def default_rules(
         BuiltIn("no-step", Severity.WARNING, 0.0, data_rules.no_step),
         BuiltIn("engine-lags", Severity.WARNING, 60.0, data_rules.engine_lags),
         BuiltIn("version-rejected", Severity.WARNING, 0.0, data_rules.version_rejected),
+        BuiltIn("canary-differs", Severity.WARNING, 0.0, data_rules.canary_differs),
         BuiltIn("tool-server-left-alone", Severity.WARNING, 5.0, data_rules.breaker_open),
         BuiltIn("tool-fails", Severity.WARNING, 10.0, data_rules.tool_fails),
         *OUT_OF_BAND,

@@ -18,7 +18,7 @@ import msgspec
 
 from agentrl.config.data import Engines
 from agentrl.engines import manifest as manifests
-from agentrl.engines.manifest import CONFIG_FILE, Manifest
+from agentrl.engines.manifest import CONFIG_FILE, Agreement, Manifest
 from agentrl.engines.protocol import EngineError, EngineGoneError, Load, PauseMode, WeightsRefusedError
 from agentrl.engines.sglang.arguments import arguments, canary_limit
 from agentrl.engines.sglang.process import SglangServer, url_of
@@ -61,6 +61,8 @@ class SglangEngine:
         self.url = url_of(port)
         self.steps = 0
         """How often the server told how it does: whoever watches for a hang looks here."""
+        self.agreement: Agreement | None = None
+        """How the canary of the weights that serve compared."""
 
     @property
     def pid(self) -> int | None:
@@ -167,9 +169,10 @@ class SglangEngine:
     async def _compare(self, server: SglangServer, wanted: Held) -> None:
         canary = wanted.manifest.canary
         ours = [await server.client.score(ids, deadline_s=SCORE_WITHIN_S) for ids in canary.ids]
-        limit = canary_limit(self._engines, self._config)
-        if problem := manifests.compare(canary, ours).problem(limit):
+        agreement = manifests.compare(canary, ours, canary_limit(self._engines, self._config))
+        if problem := agreement.problem():
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {problem}.")
+        self.agreement = agreement
 
     async def _let_in(self, server: SglangServer) -> None:
         await server.open()
