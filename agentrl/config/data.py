@@ -267,6 +267,10 @@ class Training(Section):
     """`bypass`: against the policy that sampled. `decoupled`: against the policy that the step begins with."""
     weight_cap: _Least = 0.0
     """With `decoupled`: pairs are weighted by that policy over the one that sampled, at most so much; 0: no weights."""
+    reference: Literal["none", "initial"] = "none"
+    """`initial`: every step tells how far the policy is from what the run began with (`kl_reference`)."""
+    reference_weight: _Least = 0.0
+    """With a reference: what the distance to it counts in the loss; 0: it is only told."""
     aggregation: Aggregation = "token-mean"
     """What a token counts: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
     `sampling.context` tokens each)."""
@@ -363,6 +367,11 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
     if problem := sglang.problem_of(data.engines.args):
         yield ("engines", "args"), problem
     n = data.sampling.n
+    if data.training.reference_weight and data.training.reference == "none":
+        yield (
+            ("training", "reference_weight"),
+            "weighs the distance to a reference, and there is none: reference: initial",
+        )
     if data.training.optimizer_steps > data.training.groups:
         yield ("training", "optimizer_steps"), f"is larger than training.groups ({data.training.groups})"
     if data.rollout.max_in_flight < n:

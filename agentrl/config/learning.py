@@ -80,6 +80,7 @@ def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = 
         dual_clip=float(training.dual_clip) or None,
         ratio=training.ratio,
         weight_cap=float(training.weight_cap) or None,
+        reference_weight=float(training.reference_weight),
         decay=with_decay,
         aggregation=training.aggregation,
         longest=longest,

@@ -24,6 +24,10 @@ MEAN_LIMIT = 1e-3
 """Mean |difference| of log-probs in float32 beyond which engine and trainer do not compute the same model."""
 MEAN_LIMIT_HALF = 2e-2
 """The same where the engine computes in numbers of half that size."""
+P99_OVER_MEAN = 10.0
+"""99 of 100 tokens are nearer than so many times the limit of the mean, where nothing but rounding is between them."""
+K3_OVER_SQUARE = 10.0
+"""K3 is half a mean square: no more than so many times the square of that limit, for the same reason."""
 LARGEST_OVER_MEAN = 20.0
 """A single token of the canary may well be further off than the mean; beyond so many times that limit it is strange."""
 

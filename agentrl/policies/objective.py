@@ -31,6 +31,9 @@ class PolicyLoss:
     ratio: RatioAgainst = "bypass"
     weight_cap: float | None = None
     """Only decoupled: every pair is weighted by min(π_old/μ, cap)."""
+    reference_weight: float = 0.0
+    """What half the square of log π_θ - log π_ref counts at every pair: its gradient is that of the KL to the
+    reference."""
     decay: Decay | None = None
     """Pairs are masked once π_θ/μ leaves bounds that close with the age of their version."""
     aggregation: Aggregation = "token-mean"

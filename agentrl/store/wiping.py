@@ -26,7 +26,7 @@ from agentrl.store.database import Database
 from agentrl.store.embedded import Mongod, wait_until_data_is_free
 from agentrl.store.files import prepare
 
-MADE = ("checkpoints", "dumps", "logs", "stacks", "supervised", "tensorboard", "weights")
+MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "weights")
 """Directories of the run's directory that a run makes."""
 BUILT_MODEL = "model"
 """Made only where the configuration says so."""

@@ -20,11 +20,21 @@ MISMATCH_K3 = Metric("mismatch_k3", "nat", "KL between engine and trainer on tok
 MISMATCH_OVER_LIMIT = Metric(
     "mismatch_over_limit", "", "mismatch_mean against what the engine allows: 1e-3, or 2e-2 in bf16.", (0.0, 1.0)
 )
+MISMATCH_P99_OVER_LIMIT = Metric(
+    "mismatch_p99_over_limit", "", "mismatch_p99 against ten times that limit.", (0.0, 1.0)
+)
+MISMATCH_K3_OVER_LIMIT = Metric(
+    "mismatch_k3_over_limit", "", "mismatch_k3 against ten times the square of that limit.", (0.0, 1.0)
+)
 
 WEIGHT_MEAN = Metric("weight_mean", "", "Mean of ρ = π/μ over the pairs of a step.", (0.5, 2.0))
 WEIGHT_STD = Metric("weight_std", "", "Spread of ρ.", (0.0, 1.0))
 ESS = Metric("ess", "", "Effective sample size, as a share of the pairs.", (0.3, float("inf")))
 ACCEPTED = Metric("accepted_share", "", "Pairs that neither a clip nor a bound took out.", (0.8, float("inf")))
+
+KL_REFERENCE = Metric(
+    "kl_reference", "nat", "KL of the policy to the reference, of a token, by the K3 estimate.", (0.0, 1.0)
+)
 
 ENTROPY = Metric("entropy", "nat", "Mean entropy of the policy at its own tokens.")
 ENTROPY_KEPT = Metric("entropy_kept", "", "Entropy against that of fifty steps before.", (0.5, float("inf")))
@@ -51,6 +61,7 @@ INFRASTRUCTURE = Metric("infrastructure_share", "", "Attempts since the last ste
 
 OF_STEPS = (
     *(REWARD, EVALUATION, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
+    *(MISMATCH_P99_OVER_LIMIT, MISMATCH_K3_OVER_LIMIT, KL_REFERENCE),
     *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
     *(ZERO_VARIANCE, ZERO_VARIANCE_LATELY, TRUNCATION, TRUNCATION_RISE, TOOL_CALLS, TOOL_CALLS_KEPT),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -66,6 +66,7 @@ class _Part(NamedTuple):
     counts: _Counts
     micros: list[MicroBatch]
     proximal: list[Tensor | None]
+    reference: list[Tensor | None]
     packed_tokens: int
 
 
@@ -101,6 +102,7 @@ class Learner:
         self.optimizers = _optimizers_of(model, settings)
         prepared = self.accelerator.prepare(model, *self.optimizers.optimizers)
         self._model: torch.nn.Module = prepared[0]
+        self._reference: torch.nn.Module | None = None
         self.optimizers.replace(prepared[1:])
 
     @property
@@ -116,6 +118,11 @@ class Learner:
         fresh.replace(prepared if isinstance(prepared, (tuple, list)) else [prepared])
         fresh.set_learning_rate(learning_rate)
         self.optimizers = fresh
+
+    def compare_with(self, directory: Path) -> None:
+        """Take the model there as the reference. It is no part of what is trained or saved."""
+        reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
+        self._reference = reference.to(self.accelerator.device)
 
     def save(self, directory: Path) -> list[str]:
         """Weights, configuration and tokenizer; the names of the files."""
@@ -156,13 +163,14 @@ class Learner:
         pairs_of = Counter(record for row in packed for record in row.pairs.record)
         counts = _Counts(pairs_of, self._everywhere(pairs_of))
         micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
-        return _Part(batch, counts, micros, self._proximal(micros, objective), sum(map(len, packed)))
+        proximal = self._proximal(micros, objective)
+        return _Part(batch, counts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
 
     def _gradient(self, part: _Part, objective: Objective, measured: measures.Measures) -> float:
         """Its length before it was cut; it is left where optimizers look for it."""
         self.optimizers.zero_grad()
-        for micro, before in zip(part.micros, part.proximal, strict=True):
-            facts = self._facts(micro, part.batch, part.counts, objective, before)
+        for micro, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
+            facts = replace(self._facts(micro, part.batch, part.counts, objective, before), reference=first)
             scored = score(self._model, micro, self.layout)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
@@ -260,6 +268,13 @@ class Learner:
         if objective == "supervised" or objective.ratio == "bypass":
             return [None] * len(micros)
         return [score(self._model, micro, self.layout).log_probs for micro in micros]
+
+    @torch.no_grad()
+    def _referenced(self, micros: Sequence[MicroBatch], objective: Objective) -> list[Tensor | None]:
+        """log π_ref of every pair."""
+        if objective == "supervised" or self._reference is None:
+            return [None] * len(micros)
+        return [score(self._reference, micro, self.layout).log_probs for micro in micros]
 
 
 def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:

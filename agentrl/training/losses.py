@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentrl.errors import ConfigError
 from agentrl.policies.objective import Aggregation, PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
+_NO_REFERENCE = "A run keeps its own in RUN_DIR/reference; see training.reference."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +32,8 @@ class PairFacts:
     """log π_old, for the decoupled ratio."""
     bounds: tuple[Tensor, Tensor] | None = None
     """Lower and upper bound of π_θ/μ for each pair, for decay."""
+    reference: Tensor | None = None
+    """log π_ref, where there is a reference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +70,11 @@ def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms
         gain, clipped = torch.where(cut, floor, gain), clipped | cut
     if loss.weight_cap is not None and facts.proximal is not None:
         gain = gain * ratio(facts.proximal, facts.behaviour).clamp(max=loss.weight_cap)
+    if loss.reference_weight:
+        if facts.reference is None:
+            raise ConfigError("The loss weighs the distance to a reference, and there is none.", hint=_NO_REFERENCE)
+        apart = (log_probs - facts.reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        gain = gain - loss.reference_weight * 0.5 * apart**2
     masked = _outside(log_probs, facts)
     return Terms(torch.where(masked, torch.zeros_like(gain), -gain), clipped & ~masked, masked)
 

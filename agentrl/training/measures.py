@@ -43,6 +43,7 @@ class Measures:
             ("masked", terms.masked),
             ("advantage", facts.advantage),
             ("age", ages),
+            *((("log_reference", facts.reference - scored.log_probs),) if facts.reference is not None else ()),
             ("fresh", (ages == 0) & (not moved)),
         ):
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
@@ -80,6 +81,7 @@ class Measures:
                 "age_mean": float(whole["age"].mean()),
                 "age_max": float(whole["age"].max()),
             }
+            | ({"kl_reference": _k3(whole["log_reference"])} if "log_reference" in whole else {})
             | _drift(difference)
             | _by_age(difference, whole["age"])
             | _mismatch(difference[fresh])
@@ -115,7 +117,7 @@ def _drift(difference: Tensor) -> Metrics:
         "weight_std": float(weights.std(unbiased=False)),
         # Effective sample size, as a share of the pairs.
         "ess": float(weights.sum() ** 2 / (weights.numel() * (weights**2).sum())),
-        "kl_behaviour": float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean()),
+        "kl_behaviour": _k3(difference),
     }
 
 
@@ -127,5 +129,10 @@ def _mismatch(difference: Tensor) -> Metrics:
         "mismatch_mean": float(size.mean()),
         "mismatch_p99": float(size.quantile(0.99)) if size.numel() < 1 << 20 else float(size.max()),
         "mismatch_max": float(size.max()),
-        "mismatch_k3": float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean()),
+        "mismatch_k3": _k3(difference),
     }
+
+
+def _k3(difference: Tensor) -> float:
+    """Mean of exp(d) - 1 - d: a KL that is never negative, of the policy whose log-probs are taken away."""
+    return float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean())

@@ -23,6 +23,7 @@ from agentrl.training.checkpoints import PROGRESS_FILE, Progress
 from agentrl.training.demonstrations import read_demonstrations, tokenized
 from agentrl.training.dumps import Recorded
 from agentrl.training.learner import Learner
+from agentrl.training.reference import REFERENCE
 from agentrl.training.takeover import CHECKPOINTS, settings_of
 from agentrl.training.trajectories import Batch
 
@@ -129,6 +130,8 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
     if not (start / "config.json").is_file():
         raise ConfigError(f"{start} is neither a model nor a checkpoint: it has no config.json.")
     learner = Learner(start, settings_of(config))
+    if (kept := Path(config.dir) / REFERENCE).is_dir():
+        learner.compare_with(kept)
     if not (start / PROGRESS_FILE).is_file():
         return learner, Progress(step=0, version=0)
     if not checkpoints.restore_optimizers(start, learner):

@@ -18,7 +18,7 @@ from agentrl.store import checkpoints as stored
 from agentrl.store import lineages, publications
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, Lineage, load
-from agentrl.training import checkpoints, history, origin
+from agentrl.training import checkpoints, history, origin, reference
 from agentrl.training.demonstrations import Demonstration, read_demonstrations, tokenized
 from agentrl.training.files import FileFact, sweep_unfinished
 from agentrl.training.learner import Learner, LearnerSettings
@@ -81,6 +81,8 @@ async def take_over(
         warmed_up = await asyncio.to_thread(_warm_up, learner, config, trajectories, say)
     elif not await asyncio.to_thread(checkpoints.restore_optimizers, source, learner):
         log.warning("%s was written with another optimizer: it begins anew", chosen.id)
+    if config.training.reference == "initial":
+        await asyncio.to_thread(reference.keep, run_dir, learner, anew=chosen is None)
     versions = await publications.parents(database)
     # Without a checkpoint these are the weights of the very first publication once more.
     parent = chosen.version or None if chosen else min(versions, default=None)

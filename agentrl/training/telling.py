@@ -9,19 +9,19 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from agentrl.config.run import RunConfig
+from agentrl.engines.manifest import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
 from agentrl.policies import alarms
 from agentrl.store import census
 from agentrl.store.database import Database, StoreError
+from agentrl.telemetry.learning import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
 
 log = logging.getLogger("trainer")
-
-MISMATCH_IN_FLOAT32 = 1e-3
-MISMATCH_IN_BFLOAT16 = 2e-2
+_OVER_LIMIT = {"mean": MISMATCH_OVER_LIMIT, "p99": MISMATCH_P99_OVER_LIMIT, "k3": MISMATCH_K3_OVER_LIMIT}
 
 
 def mismatch_limit(config: RunConfig) -> float:
     """By how much the log-probs of engine and trainer may differ: embedded engines compute in float32 like it."""
-    return MISMATCH_IN_FLOAT32 if config.engines.kind == "embedded" else MISMATCH_IN_BFLOAT16
+    return MEAN_LIMIT if config.engines.kind == "embedded" else MEAN_LIMIT_HALF
 
 
 async def with_surroundings(
@@ -29,8 +29,10 @@ async def with_surroundings(
 ) -> dict[str, float]:
     """The metrics of a Step that is about to be committed, and all that its alarms look at."""
     told = dict(metrics)
-    if "mismatch_mean" in told:
-        told["mismatch_over_limit"] = told["mismatch_mean"] / mismatch_limit(config)
+    limit = mismatch_limit(config)
+    for name, most in (("mean", limit), ("p99", P99_OVER_MEAN * limit), ("k3", K3_OVER_SQUARE * limit**2)):
+        if (value := told.get(f"mismatch_{name}")) is not None:
+            told[_OVER_LIMIT[name].name] = value / most
     try:
         told |= await census.of_trained(database, records)
         told |= await census.since(database, await census.last_commit(database))

@@ -86,6 +86,7 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
         (SMALL + "training: {decay: {cap: 9}}\n", "training.decay cannot be followed: The lower bound would reach 0"),
         (SMALL + "training: {bound: 4, hard_bound: 2}\n", "hard bound 2 is smaller than the bound 4"),
         (SMALL + "training: {loss: sft}\n", "is a job of `agentrl train`"),
+        (SMALL + "training: {reference_weight: 0.1}\n", "and there is none: reference: initial"),
         (SMALL + "training: {weight_cap: 2}\n", "count the same difference twice"),
         (SMALL + "training: {dual_clip: 1.1}\n", "dual_clip must be above 1 + clip_high"),
         (SMALL + "training: {aggregation: record-sum, denominator: kept}\n", "Only a mean over tokens"),

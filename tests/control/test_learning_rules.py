@@ -29,7 +29,13 @@ from tests.policies.test_alarms import HEALTHY, series
 
 AT = 1_700_000_000.0
 WELL = HEALTHY | {"weight_mean": 1.0, "weight_std": 0.1, "ess": 0.98, "accepted_share": 0.97}
-WELL |= {"mismatch_mean": 1e-6, "mismatch_over_limit": 1e-3, "not_finite_in_a_row": 0.0, "valid_share": 0.97}
+WELL |= {
+    "mismatch_mean": 1e-6,
+    "mismatch_over_limit": 1e-3,
+    "kl_reference": 0.3,
+    "not_finite_in_a_row": 0.0,
+    "valid_share": 0.97,
+}
 
 
 def unit(name: str, **more: object) -> UnitRow:
@@ -75,6 +81,7 @@ class Plant:
 BAD: dict[str, tuple[dict[str, list[float]], Severity, str]] = {
     "learning-mismatch": ({"mismatch_over_limit": [40.0]}, Severity.PAGE, "agentrl pause trainer-0"),
     "learning-drift": ({"ess": [0.2]}, Severity.WARNING, "agentrl tune bound"),
+    "learning-reference": ({"kl_reference": [1.6]}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-entropy": ({"entropy": [0.3] * 8}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-gradient": ({"gradient_norm": [12.0]}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-no-signal": ({"zero_variance_share": [0.9] * 10}, Severity.WARNING, "agentrl tune temperature"),
@@ -94,6 +101,15 @@ BAD: dict[str, tuple[dict[str, list[float]], Severity, str]] = {
     ),
     "learning-invalid": ({"valid_share": [0.3]}, Severity.PAGE, "agentrl why"),
 }
+
+
+@pytest.mark.parametrize("name", ["mismatch_p99_over_limit", "mismatch_k3_over_limit"])
+def test_a_tail_of_the_mismatch_is_a_fault_although_its_mean_is_within_the_limit(name: str) -> None:
+    plant = Plant()
+    assert plant.learn(series(20, **{name: [3.0]})) == ["learning-mismatch:trainer-0"]
+    (row,) = plant.fired
+    assert row.severity == Severity.PAGE
+    assert "3 times" in row.sentence
 
 
 @pytest.mark.parametrize("rule", BAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ CASES = {
     "dual clip": PolicyLoss(dual_clip=3.0),
     "decoupled": PolicyLoss(ratio="decoupled"),
     "decoupled and weighted": PolicyLoss(ratio="decoupled", weight_cap=2.0),
+    "held to a reference": PolicyLoss(reference_weight=0.7),
     "narrow": PolicyLoss(clip_low=0.05, clip_high=0.1),
 }
 
@@ -32,7 +34,8 @@ def facts_of(count: int, *, generator: int = 0, bounds: tuple[float, float] | No
     advantage = torch.randn(count, generator=chance, dtype=torch.float64)
     weight = torch.full((count,), 1.0 / count, dtype=torch.float64)
     limits = None if bounds is None else tuple(torch.full((count,), one, dtype=torch.float64) for one in bounds)
-    return PairFacts(behaviour, advantage, weight, proximal, limits)  # type: ignore[arg-type]
+    reference = behaviour + torch.randn(count, generator=chance, dtype=torch.float64) * 0.5
+    return PairFacts(behaviour, advantage, weight, proximal, limits, reference)  # type: ignore[arg-type]
 
 
 def near(facts: PairFacts, *, generator: int = 1, spread: float = 0.6) -> torch.Tensor:
@@ -115,7 +118,7 @@ def test_the_dual_clip_limits_what_a_bad_sample_may_cost() -> None:
 
 def test_at_the_policy_that_sampled_every_form_has_the_same_gradient() -> None:
     facts = facts_of(30)
-    on_policy = PairFacts(facts.behaviour, facts.advantage, facts.weight, facts.behaviour)
+    on_policy = replace(facts, proximal=facts.behaviour, reference=facts.behaviour)
     found = [
         gradient(lambda x, loss=loss: losses.total(policy_terms(x, on_policy, loss), on_policy.weight), facts.behaviour)
         for loss in CASES.values()

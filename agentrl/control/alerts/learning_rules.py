@@ -93,7 +93,7 @@ OUT_OF_BAND = (
     OutOfBand(
         "learning-mismatch",
         Severity.PAGE,
-        (of.MISMATCH_OVER_LIMIT,),
+        (of.MISMATCH_OVER_LIMIT, of.MISMATCH_P99_OVER_LIMIT, of.MISMATCH_K3_OVER_LIMIT),
         "Engine and trainer disagree about the same tokens, {value} times more than is allowed. This is a fault.",
         PAUSE,
         (of.MISMATCH_MEAN, of.MISMATCH_P99, of.MISMATCH_K3),
@@ -104,6 +104,14 @@ OUT_OF_BAND = (
         (of.WEIGHT_MEAN, of.ESS, of.WEIGHT_STD, of.ACCEPTED),
         "The policy has moved far away from what its batches were sampled from.",
         "agentrl tune bound",
+    ),
+    OutOfBand(
+        "learning-reference",
+        Severity.WARNING,
+        (of.KL_REFERENCE,),
+        "The policy is {value} of a token away from its reference.",
+        LOWER_RATE,
+        (of.REWARD, of.ENTROPY),
     ),
     OutOfBand(
         "learning-entropy",

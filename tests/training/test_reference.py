@@ -1,0 +1,101 @@
+"""The reference: how far the policy is from what the run began with, and what holds it there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.policies.objective import PolicyLoss
+from agentrl.store.database import Database
+from agentrl.training import offline
+from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
+from agentrl.training.learner import Learner
+from agentrl.training.reference import REFERENCE
+from agentrl.training.trajectories import Batch
+from tests.training.conftest import make_learner
+from tests.training.rollouts import closed_groups, configuration, trainer
+from tests.training.trees import batch_of, group
+
+
+def some_batch() -> Batch:
+    chance = random.Random(6)
+    return batch_of([one for name in ("a", "b") for one in group(chance, 4, name=name)])
+
+
+def held(tiny: Path, **settings: Any) -> Learner:
+    learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=5e-3, **settings)
+    learner.compare_with(tiny)
+    return learner
+
+
+def test_the_distance_is_nothing_at_first_and_grows_with_what_is_learned(tiny: Path) -> None:
+    learner, batch = held(tiny), some_batch()
+    told = [learner.train(batch, PolicyLoss()).metrics["kl_reference"] for _ in range(4)]
+    assert told[0] == pytest.approx(0.0, abs=1e-9)
+    assert told[-1] > told[1] > 1e-4
+    assert "kl_reference" not in make_learner(tiny, exact=False).train(batch, PolicyLoss()).metrics
+
+
+def test_a_weight_holds_the_policy_near_its_reference(tiny: Path) -> None:
+    batch, told = some_batch(), {}
+    for weight in (0.0, 30.0):
+        learner = held(tiny)
+        for _ in range(8):
+            told[weight] = learner.train(batch, PolicyLoss(reference_weight=weight)).metrics["kl_reference"]
+    assert told[30.0] < told[0.0] / 3
+
+
+def test_the_reference_itself_is_neither_trained_nor_saved(tiny: Path, tmp_path: Path) -> None:
+    learner, batch = held(tiny), some_batch()
+    names = set(learner.model.state_dict())
+    reference = learner._reference
+    assert reference is not None
+    before = {name: value.clone() for name, value in reference.state_dict().items()}
+    learner.train(batch, PolicyLoss(reference_weight=1.0))
+    assert all(torch.equal(value, before[name]) for name, value in reference.state_dict().items())
+    assert set(learner.model.state_dict()) == names
+    assert learner.save(tmp_path / "saved") == make_learner(tiny, exact=False).save(tmp_path / "alone")
+
+
+def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
+    loss, batch = PolicyLoss(reference_weight=2.0), some_batch()
+    moved = [held(tiny, tokens_per_batch=tokens, token_cost=cost) for tokens, cost in ((16_384, None), (40, 0.0))]
+    first, second = ([one.train(batch, loss).metrics for _ in range(2)][-1] for one in moved)
+    assert first["packed_tokens"] != second["packed_tokens"]
+    assert first["kl_reference"] == pytest.approx(second["kl_reference"], rel=1e-3)
+    assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)
+
+
+def test_a_loss_that_wants_a_reference_says_that_there_is_none(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="there is none"):
+        make_learner(tiny, exact=False).train(some_batch(), PolicyLoss(reference_weight=0.1))
+
+
+async def test_all_lives_of_a_trainer_have_one_reference_and_so_has_training_again(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    def config(steps: int) -> Any:
+        options = {"dumps": 9, "checkpoint_every": 2, "reference": "initial", "reference_weight": 0.5}
+        made = configuration(tmp_path, tiny, steps=steps, **options)
+        return made.model_copy(update={"dir": str(tmp_path)})
+
+    await closed_groups(db, 8)
+    await trainer(db, config(2), tmp_path).run()
+    kept = (tmp_path / REFERENCE / WEIGHTS_FILE).read_bytes()
+    await trainer(db, config(4), tmp_path, life=2).run()
+    assert (tmp_path / REFERENCE / WEIGHTS_FILE).read_bytes() == kept, "the second life began elsewhere"
+    found = await db.find("Step", {"status": "committed"}, sort=[("step", 1)])
+    told = [step["metrics"]["kl_reference"] for step in found]
+    assert len(told) == 4
+    assert told[0] < 1e-9 < told[1] < told[3]
+    (half,) = (tmp_path / "checkpoints").glob("step-000002.*")
+    again = {"start": half, "out": tmp_path / "again", "as_configured": False, "tell": lambda step: True}
+    offline.train_recorded(config(4), tmp_path / "dumps", **again)
+    (last,) = (tmp_path / "checkpoints").glob("step-000004.*")
+    for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
+        assert (tmp_path / "again" / name).read_bytes() == (last / name).read_bytes()
