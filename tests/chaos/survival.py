@@ -13,6 +13,9 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from agentrl.errors import AgentrlError
 from tests.chaos.arena import Arena
 from tests.chaos.blows import REQUIRED
 from tests.chaos.books import Witness
@@ -52,13 +55,13 @@ def survive(folder: Path, *, seed: int, minutes: float, only: str = "") -> Resul
             storm.calm()
         proof = Proof(arena)
         result.problems = _problems(arena, list(proof.findings(witness)))
-        result.figures = [*_figures(storm, proof), *storm.figures()]
+        result.figures = [*_figures(storm, proof), *storm.figures(), _account(arena)]
         result.problems += _down(arena)
     except Exception as failed:  # noqa: BLE001 - told with its traceback
         # The boundary: a storm that cannot be ended well is a result too.
         storm.say("".join(traceback.format_exception(failed)))
         result.problems.append(f"{type(failed).__name__}: {failed}")
-        result.figures = storm.figures()
+        result.figures = [*storm.figures(), _account(arena)]
     finally:
         try:
             arena.close()
@@ -97,6 +100,14 @@ def _problems(arena: Arena, findings: list[Finding]) -> list[str]:
         told.append(f"the account: {problem.sentence()}")
         told += story(arena, problem.examples)
     return told
+
+
+def _account(arena: Arena) -> str:
+    """All sums, where they can be had."""
+    try:
+        return f"account: {msgspec.json.encode(arena.account()).decode()}"
+    except (AgentrlError, OSError) as away:
+        return f"the account cannot be read: {away}"
 
 
 def _figures(storm: Storm, proof: Proof) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ from agentrl.store.documents import Lineage, load
 from agentrl.training import history
 from tests.chaos.arena import Arena
 from tests.chaos.books import Plain
-from tests.chaos.census import Process, Role, frozen
+from tests.chaos.census import Role, frozen
 from tests.chaos.storm import LostError, Storm
 
 ENDS_WITHIN_S = 45.0
@@ -39,7 +40,7 @@ def sampler(storm: Storm) -> None:
         mine = {"owner": sleeper.incarnation, "status": "running"}
         storm.until(lambda: books.count("Record", mine) > 0, "a record under way", within_s=COMES_WITHIN_S)
         with frozen(sleeper):
-            _declare_dead(storm, sleeper)
+            _declare_dead(storm, {"_id": sleeper.incarnation})
             held = {"owner": sleeper.incarnation, "status": {"$in": HELD}}
             names = [record["_id"] for record in books.find("Record", held, "_id")]
             storm.until(lambda: not books.count("Record", held), "its records to be freed", within_s=COMES_WITHIN_S)
@@ -81,27 +82,14 @@ def trainer(storm: Storm) -> None:
 
 def two_stewards(storm: Storm) -> None:
     """A second one keeps house beside the first for a while, and is killed."""
-    arena = storm.arena
-    environ = {
-        **os.environ,
-        "AGENTRL_RUN": arena.uuid(),
-        "AGENTRL_RUN_DIR": str(arena.dir),
-        "AGENTRL_STATE_DIR": str(arena.state_dir),
-    }
-    name = f"rival{storm.blows.get('two stewards', 0)}"
-    with (arena.file.parent / "rival-steward.log").open("ab") as log:
-        rival = subprocess.Popen([sys.executable, "-c", RIVAL, name], env=environ, stdout=log, stderr=log)
-    try:
-        alive = {"role": "steward", "expired": False, "unit": f"{name}-0"}
-        storm.until(lambda: arena.books.count("Owner", alive) > 0, "a second steward", within_s=COMES_WITHIN_S)
-        storm.say(f"a second steward keeps house (pid {rival.pid})")
-        committed = arena.books.committed()
-        goal = min(committed + 2, arena.steps)
-        storm.until(lambda: arena.books.committed() >= goal, "two steps with two stewards", within_s=2 * COMES_WITHIN_S)
-    finally:
-        rival.kill()
-        rival.wait()
-    storm.say("killed the second steward")
+    books = storm.arena.books
+    with _second_steward(storm) as unit:
+        alive = {"role": "steward", "expired": False, "unit": unit}
+        storm.until(lambda: books.count("Owner", alive) > 0, "a second steward", within_s=COMES_WITHIN_S)
+        storm.say(f"{unit} keeps house too")
+        goal = min(books.committed() + 2, storm.arena.steps)
+        storm.until(lambda: books.committed() >= goal, "two steps with two stewards", within_s=2 * COMES_WITHIN_S)
+    storm.say(f"killed {unit}")
 
 
 # ---- inside ----
@@ -114,11 +102,32 @@ def _nobody_intervenes(storm: Storm) -> Iterator[None]:
         yield
 
 
-def _declare_dead(storm: Storm, sleeper: Process) -> None:
-    """As whoever believes a confirmation of its death."""
-    storm.arena.books.database["Owner"].update_one(
-        {"_id": sleeper.incarnation}, {"$set": {"expired": True, "why": "it sleeps"}}
-    )
+@contextmanager
+def _second_steward(storm: Storm) -> Iterator[str]:
+    """The name of its unit, which nobody had before. Nobody but the test supervises it, so the test also confirms its
+    death: its lease would outlive it."""
+    arena = storm.arena
+    name = f"rival-{uuid.uuid4().hex[:8]}"
+    environ = {
+        **os.environ,
+        "AGENTRL_RUN": arena.uuid(),
+        "AGENTRL_RUN_DIR": str(arena.dir),
+        "AGENTRL_STATE_DIR": str(arena.state_dir),
+    }
+    unit = f"{name}-0"
+    with (arena.file.parent / "rival-steward.log").open("ab") as log:
+        rival = subprocess.Popen([sys.executable, "-c", RIVAL, name], env=environ, stdout=log, stderr=log)
+    try:
+        yield unit
+    finally:
+        rival.kill()
+        rival.wait()
+        storm.until(lambda: _declare_dead(storm, {"unit": unit}), f"the end of {unit}'s lease", within_s=COMES_WITHIN_S)
+
+
+def _declare_dead(storm: Storm, whom: Plain) -> bool:
+    """As whoever believes a confirmation of its death. False while the store does not take it."""
+    return storm.arena.books.change("Owner", whom, {"$set": {"expired": True, "why": "the test says so"}})
 
 
 def _a_leased_step(storm: Storm) -> Plain:
