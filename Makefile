@@ -51,12 +51,12 @@ tour: $(STAMP)
 
 sglang-cpu: $(SGLANG_STAMP)
 
-$(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt
+$(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt $(shell find tests/sglang_cpu -name '*.py')
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang.txt
 	$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -r requirements/sglang-cpu.txt
 	@# What SGLang wants beside: operations without a kernel for processors, and a library for images.
-	@echo "$(CURDIR)/tests/sglang_cpu" > "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/agentrl-cpu.pth"
+	@cp -R tests/sglang_cpu/. "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
 test: $(STAMP) $(SGLANG_STAMP)

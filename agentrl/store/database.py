@@ -296,7 +296,8 @@ def _translated(foreign: pymongo.errors.PyMongoError, where: str) -> AgentrlErro
         return DiskError(f"MongoDB cannot write to {where}: its disk is full.", hint="Make room; nothing was changed.")
     if codes & _LOGIN_FAILED:
         return ConfigError(f"MongoDB does not let this user in ({where}).", hint="Check the URL's user and password.")
-    if foreign.timeout or isinstance(foreign, pymongo.errors.ConnectionFailure):
+    # A cursor that is not known any more was open when the server was killed.
+    if foreign.timeout or isinstance(foreign, pymongo.errors.ConnectionFailure | pymongo.errors.CursorNotFound):
         return StoreUnavailableError(f"MongoDB did not answer ({where}): {_shortly(foreign)}.")
     return StoreError(f"MongoDB refused an operation on {where}: {_shortly(foreign)}.")
 

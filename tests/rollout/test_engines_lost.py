@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from agentrl.engines.embedded.building import build_tiny
 from agentrl.engines.embedded.model import Model, score
 from agentrl.engines.embedded.weights import load_unverified
 from agentrl.engines.manifest import Canary
+from agentrl.engines.protocol import EngineGoneError
 from agentrl.rollout.attempt import Settings
 from agentrl.store import services
 from agentrl.store.documents import Record
@@ -103,16 +104,19 @@ async def test_one_of_two_engines_is_killed_under_sixty_four_calls(
         await stage.task(n=16, agent_name="single_turn_agent", sampling={"max_tokens_per_call": 150, "context": 256})
     second = published(tmp_path, 2)
     patient = Settings(call_s=200.0, episode_s=400.0)
+    # Engines that are held call nothing to an end, however fast they are and however slow the rest is.
+    await at_all_engines(stage, lambda engine: engine.pause("in_place"))
     async with stage.sampler(concurrency=CALLS, settings=patient):
         await aeventually(lambda: both_are_called(stage), within_s=90)
+        await at_all_engines(stage, HttpEngine.resume)
+        await at_all_engines(stage, lambda engine: engine.pause("in_place"))
         # Tokens that are kept: everything under way is ended with what it has, and continued by the newer weights.
         await stage.db.insert_many("Publication", [second])
-        for service in await services.alive(stage.db, "engine"):
-            client = HttpEngine(service.url, TOKEN)
-            await client.abort("")
-            await client.close()
+        await at_all_engines(stage, lambda engine: engine.abort(""))
         await aeventually(lambda: both_are_called(stage), within_s=90)
         engines["engine-0.1"].kill()
+        engines["engine-0.1"].wait()
+        await at_all_engines(stage, HttpEngine.resume)
         records = await stage.ended(count=CALLS, within_s=400)
 
     assert len(records) == CALLS
@@ -131,6 +135,15 @@ async def test_one_of_two_engines_is_killed_under_sixty_four_calls(
     models = {version: load_unverified(tmp_path / f"weights/v{version:06d}", version) for version in (1, 2)}
     for record in records:
         check_tokens(record, [call for call in calls if call.record == record.id], models)
+
+
+async def at_all_engines(stage: Stage, act: Callable[[HttpEngine], Awaitable[object]]) -> None:
+    """Of those that answer."""
+    for service in await services.alive(stage.db, "engine"):
+        client = HttpEngine(service.url, TOKEN)
+        with contextlib.suppress(EngineGoneError):
+            await act(client)
+        await client.close()
 
 
 async def both_are_called(stage: Stage) -> bool:
