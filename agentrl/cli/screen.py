@@ -84,7 +84,7 @@ def _head(run: RunRow, now: float) -> Text:
         f"up {output.since(run.started_at, now)}" if run.started_at else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
-    for trouble in (run.journal_full, run.not_listening):
+    for trouble in (run.journal_full, run.not_listening, run.not_recording):
         if trouble:
             text.append("\n").append(output.sanitise(trouble), style="bold red")
     return text

@@ -23,7 +23,7 @@ BUILT_IN_RULES = (
         "host-cannot-write",
         "host-strays",
     ),
-    *("journal-full", "not-listening", "no-progress"),
+    *("journal-full", "not-listening", "not-recording", "no-progress"),
     *("no-step", "engine-lags", "version-rejected", "canary-differs", "tool-server-left-alone", "tool-fails"),
     *(
         "learning-mismatch",

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from agentrl.config import data, learning
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
-from agentrl.config.base import Flag, Secret, Section
+from agentrl.config.base import Bytes, Flag, Secret, Section
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.sidecars import Sidecar, is_endpoint
 from agentrl.config.times import SupervisionTimes
@@ -70,6 +70,11 @@ class Coordinator(Section):
     state_dir: str = ""
     """Directory for journal, keys and ledgers, on a local disk; relative to the run file. Empty means the usual one,
     `~/.local/state/agentrl/NAME`."""
+    recordings_max: Bytes = 2 << 30
+    """How much of what the console shows is kept on disk, for `agentrl tui --replay`; the oldest goes first. 0 keeps
+    nothing."""
+    recordings_days: Annotated[float, Field(strict=True, gt=0, le=3650)] = 7.0
+    """How long it is kept."""
 
 
 class RunConfig(data.DataPlane):

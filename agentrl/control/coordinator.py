@@ -43,6 +43,7 @@ from agentrl.control.executor import Executor
 from agentrl.control.lasting import lasting
 from agentrl.control.listening import Listening
 from agentrl.control.performing import Performer
+from agentrl.control.recorder import Recorder
 from agentrl.control.records import whereabouts
 from agentrl.control.records.journal import Journal
 from agentrl.control.records.keyring import Keyring
@@ -135,6 +136,7 @@ class Coordinator:
         self._settings = Settings(context, self._state_dir)
         self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
+        self._recorder = Recorder(context, self._state_dir)
         ending = Ending(context, asks, self._over.set)
         self._performer = Performer(
             context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
@@ -153,7 +155,7 @@ class Coordinator:
         self._listening = Listening(self._hub, self._feed_out, self._metrics_out, self._listening_changed)
         self._settings.may_refuse = self._listening.check
         self._settings.on_times = hosts.tell_times
-        self._settings.on_config += [self._alerting.configure, self._listening.configure]
+        self._settings.on_config += [self._alerting.configure, self._listening.configure, self._recorder.configure]
         self._sign = RunDirSign(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
 
     def _acts(self, knob_acts: KnobActs, stacks: Stacks) -> dict[str, Act]:
@@ -178,7 +180,7 @@ class Coordinator:
         """Until `down` has ended, or `stop` is called."""
         self._open()
         vitals = Vitals(self._context, self._metrics_out.publish)
-        turning = Turning(self._context, self._sign, vitals, self._alerting.tick)
+        turning = Turning(self._context, self._sign, vitals, (self._alerting.tick, self._recorder.tick))
         watch = AgentWatch(self._context, self._state_dir, self._hosts.agent_died)
         tasks = [lasting("turning", turning.run), lasting("agent watch", watch.run)]
         try:
@@ -253,6 +255,7 @@ class Coordinator:
         self._context.executor.flush()
         self._clients.close()
         self._alerting.close()
+        self._recorder.close()
         self._performer.close()
         self._listening.close()
         self._hub.close()

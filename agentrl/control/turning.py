@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agentrl.control.context import Context
 from agentrl.control.records.lock import RunDirSign
@@ -28,11 +28,13 @@ KEEP_EVENTS_S = 90 * 86_400.0
 
 
 class Turning:
-    def __init__(self, context: Context, sign: RunDirSign, vitals: Vitals, look: Callable[[float], None]) -> None:
+    def __init__(
+        self, context: Context, sign: RunDirSign, vitals: Vitals, each_turn: Iterable[Callable[[float], None]]
+    ) -> None:
         self._context = context
         self._sign = sign
         self._vitals = vitals
-        self._look = look
+        self._each_turn = tuple(each_turn)
         self._last = context.clock.now()
         self._sign_at = self._prune_at = 0.0
 
@@ -60,7 +62,8 @@ class Turning:
         self._judge_hosts(now)
         self._judge_units(now)
         self._context.operations.review(now)
-        self._look(now)
+        for look in self._each_turn:
+            look(now)
         self._context.feed.tick(now, now)
         self._keep_house(now)
 

@@ -57,6 +57,8 @@ class RunRow(Row, tag="run", frozen=True):
     """Number of the scientific segment; raised by each change of a scientific knob."""
     not_listening: str = ""
     """A sentence while the coordinator should be reached from other hosts and cannot."""
+    not_recording: str = ""
+    """A sentence while what happens should be recorded and is not."""
 
 
 class GroupRow(Row, tag="group", frozen=True):

@@ -123,6 +123,12 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         "the disk is full",
         "agentrl doctor",
     ),
+    "not-recording:my-run": (
+        world(not_recording="Nothing is recorded: No space left on device."),
+        Severity.WARNING,
+        "No space left",
+        "agentrl doctor",
+    ),
     "not-listening:my-run": (
         world(not_listening="Nothing can listen on tcp://0.0.0.0:7400: Address already in use."),
         Severity.WARNING,

@@ -54,7 +54,7 @@ def _run(mirror: Mirror, at: Circumstances) -> Line:
     ):
         if detail:
             parts += [Span(" · ", Tone.DIM), span(detail)]
-    for trouble in (run.journal_full, run.not_listening):
+    for trouble in (run.journal_full, run.not_listening, run.not_recording):
         if trouble:
             parts += [Span(" · ", Tone.DIM), span(trouble, Tone.BAD)]
     return tuple(parts)

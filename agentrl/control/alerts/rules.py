@@ -80,6 +80,7 @@ def default_rules(
         BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
         BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
         BuiltIn("not-listening", Severity.WARNING, 0.0, _not_listening),
+        BuiltIn("not-recording", Severity.WARNING, 0.0, _not_recording),
         BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
         BuiltIn("no-step", Severity.WARNING, 0.0, data_rules.no_step),
         BuiltIn("engine-lags", Severity.WARNING, 60.0, data_rules.engine_lags),
@@ -315,6 +316,16 @@ def _not_listening(world: World, alerting: Collection[str], now: float) -> Itera
             world.run.name,
             f"Other hosts cannot reach the coordinator of {world.run.name}; everything on this host goes on.",
             (world.run.not_listening,),
+            "agentrl doctor",
+        )
+
+
+def _not_recording(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    if world.run is not None and world.run.not_recording:
+        yield Finding(
+            world.run.name,
+            f"What happens in {world.run.name} is not recorded now, so it cannot be replayed; the run itself goes on.",
+            (world.run.not_recording,),
             "agentrl doctor",
         )
 

@@ -201,6 +201,7 @@ class Board:
             config_source=life.config_source,
             journal_full=life.journal_full,
             not_listening=life.not_listening,
+            not_recording=life.not_recording,
             segment=life.segment,
         )
 
@@ -276,6 +277,7 @@ class RunLife:
     config_source: str = ""
     journal_full: str = ""
     not_listening: str = ""
+    not_recording: str = ""
     segment: int = 0
 
 

@@ -58,6 +58,8 @@ class Feed:
         self.epoch = epoch
         self.seq = 0
         """Number of the last row that was published."""
+        self.on_row: Callable[[str, msgspec.Raw | None], object] = lambda key, value: None
+        """Hears of every row that is published; None: it is gone."""
         self._publish = publish
         self._kinds: dict[str, dict[str, _Entry]] = {}
         self._changed: dict[str, _Entry] = {}
@@ -161,9 +163,10 @@ class Feed:
             return 0
         entry.due = self._now + MIN_GAP_S
         self.seq += 1
-        value = wire.raw(None) if entry.row is None else entry.encoded()
-        frame = wire.encode(FeedRow(self.epoch, self.seq, key, value))
+        value = None if entry.row is None else entry.encoded()
+        frame = wire.encode(FeedRow(self.epoch, self.seq, key, wire.raw(None) if value is None else value))
         self._publish(frame)
+        self.on_row(key, value)
         if entry.row is None:
             self._forget(key, entry)
         return len(frame)

@@ -1,0 +1,59 @@
+"""What the console would have shown at any past moment is on disk, whoever died meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+from agentrl.protocol.rows import IncidentRow, RunRow, UnitRow
+from agentrl.protocol.wire import decode_row
+from agentrl.recording.reader import Recording
+from tests.e2e.running import Run
+from tests.waiting import eventually
+
+
+def rows_at(recording: Recording, at: float) -> dict[str, object]:
+    rows: dict[str, object] = {}
+    for block in recording.changes(recording.frame_at(at)):
+        for change in block:
+            if change.at <= at:
+                rows[change.key] = None if change.gone else decode_row(change.value)
+    return {key: row for key, row in rows.items() if row is not None}
+
+
+def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run) -> None:
+    run.unit("tick", "ticker", "--every", "0.05")
+    run.up()
+    run.wait_state("tick-0", "ready")
+    calm_at = time.time()
+    first = run.coordinator_pid()
+    run.kill(run.unit_row("tick-0").pid)
+    run.wait_incarnation("tick-0", above=1)
+    recordings = run.state_dir / "recordings"
+
+    def marked() -> Recording | None:
+        found = Recording.open(recordings)
+        return found if any(mark.key.startswith("incident/") for mark in found.marks) else None
+
+    eventually(marked, within_s=30, what="the incident in the recording")
+    run.kill(first)
+    eventually(lambda: run.coordinator_pid() != first, within_s=60, what="another coordinator")
+    run.wait_state("tick-0", "ready")
+    eventually(lambda: len(Recording.open(recordings).frames) >= 2, within_s=60, what="a second life's frame")
+    recording = Recording.open(recordings)
+    assert not recording.damaged
+
+    calm = rows_at(recording, calm_at)
+    assert isinstance(calm["run"], RunRow)
+    unit = calm["unit/tick-0"]
+    assert isinstance(unit, UnitRow)
+    assert (unit.state.value, unit.incarnation) == ("ready", 1)
+    assert not [key for key in calm if key.startswith("incident/")]
+
+    (mark, *_) = [mark for mark in recording.marks if mark.key.startswith("incident/")]
+    incident = rows_at(recording, mark.at + 0.01)[mark.key]
+    assert isinstance(incident, IncidentRow)
+    assert incident.unit == "tick-0"
+
+    last = rows_at(recording, time.time())["unit/tick-0"]
+    assert isinstance(last, UnitRow)
+    assert last.incarnation == run.unit_row("tick-0").incarnation

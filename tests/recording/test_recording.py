@@ -1,0 +1,253 @@
+"""What is written is what is read: over minutes, files, lives, cuts and damage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError, ProtocolError
+from agentrl.protocol import wire
+from agentrl.recording.blocks import MAGIC, Change, Packer, Unpacker, head
+from agentrl.recording.reader import Recording
+from agentrl.recording.writer import FILE_S, FRAME_S, Limits, Writer
+
+BEGAN = 1_000_000.0
+
+
+class Run:
+    """A feed by hand: rows as they are, and a recorder that hears of every change."""
+
+    def __init__(self, directory: Path, limits: Limits | None = None, now: float = BEGAN) -> None:
+        self.rows: dict[str, msgspec.Raw] = {}
+        self.now = now
+        self.writer = Writer(directory, f"epoch of {now}", lambda: self.rows.items(), limits)
+        self.writer.tick(self.now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def put(self, key: str, value: object) -> None:
+        if value is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = wire.raw(value)
+        self.writer.row(self.now, key, self.rows.get(key))
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1.0
+            self.writer.tick(self.now)
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Run]]:
+    """Runs that are closed at the end; until then whoever reads finds what a killed writer leaves."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(Run(*args, **options))
+
+
+def state_at(recording: Recording, at: float) -> dict[str, object]:
+    """Rows as they were."""
+    rows: dict[str, object] = {}
+    for block in recording.changes(recording.frame_at(at)):
+        for change in block:
+            if change.at > at:
+                return rows
+            if change.gone:
+                rows.pop(change.key, None)
+            else:
+                rows[change.key] = msgspec.msgpack.decode(change.value)
+    return rows
+
+
+VALUES = st.one_of(st.none(), st.integers(-(2**63), 2**63), st.text(max_size=300))
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["run", "unit/a", "unit/b", "incident/1"]), VALUES, st.integers(0, 90)), max_size=12
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_every_moment_is_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object, int]]
+) -> None:
+    directory = tmp_path_factory.mktemp("recording")
+    was: dict[float, dict[str, object]] = {}
+    with Run(directory) as run:
+        for key, value, seconds in steps:
+            run.put(key, value)
+            # Of several changes in one moment the last one is how it was.
+            was[run.now] = {key: msgspec.msgpack.decode(row) for key, row in run.rows.items()}
+            run.wait(seconds)
+    recording = Recording.open(directory)
+    for at, rows in was.items():
+        assert state_at(recording, at) == rows
+
+
+def test_after_a_cut_everything_but_the_last_second_is_there(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    for second in range(10):
+        run.put("unit/a", second)
+        run.wait(1)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    seen = set()
+    for length in range(len(MAGIC) + 1, len(whole) + 1, 3):
+        file.write_bytes(whole[:length])
+        try:
+            recording = Recording.open(tmp_path)
+        except ConfigError:
+            continue
+        rows = state_at(recording, run.now)
+        seen.add(rows.get("unit/a"))
+        assert not recording.damaged
+    file.write_bytes(whole)
+    assert seen == {None, *range(9)} or seen == {None, *range(10)}
+    assert state_at(Recording.open(tmp_path), run.now)["unit/a"] == 9
+
+
+def test_a_frame_needs_no_other(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.put("run", "first")
+    run.wait(3 * FRAME_S)
+    run.put("unit/a", "second")
+    run.wait(1)
+    run.writer.close()
+    recording = Recording.open(tmp_path)
+    assert len(recording.frames) == 4
+    first_block = next(iter(recording.changes(3)))
+    assert [change.key for change in first_block] == ["run"]
+    assert recording.frame_at(0.0) == 0, "what lies before is shown as the beginning"
+    assert recording.frame_at(BEGAN + 1e9) == 3
+
+
+def test_what_began_is_marked_once(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.put("incident/i1", {"a": 1})
+    run.put("incident/i1", {"a": 2})
+    run.put("unit/a", 1)
+    run.wait(2 * FRAME_S)
+    run.put("incident/i1", {"a": 3})
+    run.put("alert/x", 1)
+    run.wait(2)
+    run.writer.close()
+    assert [mark.key for mark in Recording.open(tmp_path).marks] == ["incident/i1", "alert/x"]
+
+
+def test_two_lives_of_a_coordinator_are_one_line_of_time(begin: Callable[..., Run], tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    first.put("run", "one")
+    first.wait(5)  # killed: nobody closes
+    second = begin(tmp_path, now=first.now + 100)
+    second.put("run", "two")
+    second.wait(130)
+    recording = Recording.open(tmp_path)
+    assert state_at(recording, first.now)["run"] == "one"
+    assert state_at(recording, second.now)["run"] == "two"
+    assert recording.begin == BEGAN
+    assert recording.end >= first.now + 100
+
+
+def test_the_oldest_files_go_first_and_never_the_present_one(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path, Limits(most_bytes=20_000))
+    for hour in range(6):
+        run.put(f"unit/{hour}", os.urandom(5_000).hex())
+        run.now += FILE_S
+        run.writer.tick(run.now)
+    run.writer.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) < 6
+    assert state_at(Recording.open(tmp_path), run.now).keys() == {f"unit/{hour}" for hour in range(6)}
+    assert sum(file.stat().st_size for file in files[:-1]) <= 20_000
+
+
+def test_nothing_is_kept_where_nothing_may_be(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path, Limits(most_bytes=0))
+    run.put("run", "x")
+    run.wait(100)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_their_owners_alone(begin: Callable[..., Run], tmp_path: Path) -> None:
+    begin(tmp_path / "new")
+    (file,) = (tmp_path / "new").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
+    begin: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "recordings"
+    blocked.write_text("a file stands where the directory belongs")
+    run = begin(blocked)
+    run.put("run", "lost")
+    run.wait(3 * FRAME_S)
+    assert "Nothing is recorded" in run.writer.trouble
+    assert len([record for record in caplog.records if "nothing is recorded" in record.message]) == 1
+    blocked.unlink()
+    run.put("run", "kept")
+    run.wait(FRAME_S)
+    assert not run.writer.trouble
+    run.writer.close()
+    assert state_at(Recording.open(blocked), run.now) == {"run": "kept"}
+
+
+def test_damage_costs_what_comes_after_it_and_is_told(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.put("run", "kept")
+    run.wait(FRAME_S + 1)
+    run.writer.close()
+    (file,) = tmp_path.iterdir()
+    frames = Recording.open(tmp_path).frames
+    body = bytearray(file.read_bytes())
+    body[frames[1].begin] = 99
+    file.write_bytes(body)
+    recording = Recording.open(tmp_path)
+    assert len(recording.frames) == 1
+    assert "damaged" in recording.damaged[0]
+    assert state_at(recording, BEGAN + 5) == {"run": "kept"}
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", MAGIC, MAGIC + b"\xff" * 40, os.urandom(100)])
+def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.rec"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="no recording"):
+        Recording.open(file)
+    with pytest.raises(ConfigError):
+        Recording.open(tmp_path / "nosuch.rec")
+
+
+@given(st.binary(max_size=200))
+def test_rubbish_never_raises_anything_else(data: bytes) -> None:
+    for read in (lambda: head(data), lambda: list(Unpacker().unpack(data))):
+        try:
+            read()
+        except ProtocolError:
+            continue
+
+
+def test_a_stream_of_similar_rows_is_small() -> None:
+    packer = Packer()
+
+    def rows() -> Iterator[Change]:
+        for number in range(600):
+            value = {"type": "unit", "unit": f"web-{number % 200}", "status": "works", "cpu_percent": number * 0.37}
+            yield Change(BEGAN + number, f"unit/web-{number % 200}", wire.raw(value))
+
+    plain = sum(len(msgspec.msgpack.encode(change)) for change in rows())
+    assert len(packer.pack(rows())) < plain / 3
