@@ -17,6 +17,10 @@ MAX_REDRAWS = 2
 """Redrawing until success would select short episodes."""
 
 
+CALLED_AT_MOST = 2
+"""How often a tool call is made: in its session, and in a fresh one if it failed there."""
+
+
 class OutcomeClass(enum.StrEnum):
     POLICY = "policy"
     LIMIT = "limit"
@@ -142,6 +146,14 @@ def tool_fault(
         case ToolCallStatus.LOST:
             fault = "infrastructure"
     return fault
+
+
+def fault_on_fresh_session(
+    first: tuple[str, str], again: tuple[str, str] | None, *, works_for_others: bool
+) -> Literal["policy", "infrastructure"]:
+    """Whose doing it was that a call failed, after the same was asked in a fresh session: status and reason of both.
+    `again` is None if there was no session to be had. Where the tool fails for everybody, alike proves nothing."""
+    return "policy" if again == first and works_for_others else "infrastructure"
 
 
 def may_redraw(redraws: int, *, breaker_open: bool = False, max_redraws: int = MAX_REDRAWS) -> bool:

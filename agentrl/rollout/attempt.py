@@ -15,7 +15,7 @@ from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
-from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.policies.outcomes import CALLED_AT_MOST, Outcome, OutcomeClass
 from agentrl.rollout import loops
 from agentrl.rollout.clock import EpisodeClock
 from agentrl.rollout.ending import Endings, structure
@@ -157,7 +157,7 @@ class Attempt:
             recorder,
             task.servers,
             tool_s=settings.tool_s,
-            wait_s=longest_s + AROUND_A_CALL_S,
+            wait_s=CALLED_AT_MOST * longest_s + AROUND_A_CALL_S,
             stateless=all(server.session == "shared" for server in servers),
             wait=house.wait,
             parked=clock.parked,

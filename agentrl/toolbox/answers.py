@@ -89,6 +89,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Of the server alone; waiting for its turn is not in it."""
     reason: str = ""
     """Of `lost`: who lost it. Of others: empty."""
+    alone: bool = True
+    """Of `lost`: whether no other call went with it. Of several, any may be to blame."""
     left_out: int = 0
     """Characters that were cut out of the middle."""
     breaker_open: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import mcp_types as types
+import msgspec
 
 from agentrl.config.data import ToolServer
 from agentrl.policies.outcomes import Blame, tool_fault
@@ -36,12 +37,13 @@ async def ask(
     timeout_s: float,
 ) -> Answer:
     """Whatever the server does, as an answer."""
+    means: Blame
     meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
     try:
         result = await connection.call(tool, arguments, meta=meta, timeout_s=timeout_s)
     except CallTimedOutError as late:
         # A caller in a hurry says nothing about the tool.
-        means: Blame = config.timeout_means if timeout_s >= config.timeout_s else "infrastructure"
+        means = config.timeout_means if timeout_s >= config.timeout_s else "infrastructure"
         return _failed("timeout", late.message, timeout_means=means)
     except CallRejectedError as rejected:
         return _failed("tool_error", rejected.message, most_chars=config.result_max_chars)
@@ -50,9 +52,9 @@ async def ask(
             "lost", failed.message, "server", crash_means=config.crash_means, most_chars=config.result_max_chars
         )
     except ConnectionFailedError as gone:
-        return _failed(
-            "lost", gone.message, "server", crash_means=config.crash_means if gone.alone else "infrastructure"
-        )
+        means = config.crash_means if gone.alone else "infrastructure"
+        lost = _failed("lost", gone.message, "server", crash_means=means)
+        return msgspec.structs.replace(lost, alone=gone.alone)
     return _of_result(result, config.result_max_chars)
 
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient
+from agentrl.policies.outcomes import CALLED_AT_MOST
 from agentrl.toolbox.answers import (
     Answer,
     CallTool,
@@ -100,7 +101,7 @@ class Tools:
         nobody knows whether it ran.
         """
         body = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
-        within_s = (timeout_s or LONGEST_CALL_S) + TURN_WITHIN_S
+        within_s = CALLED_AT_MOST * (timeout_s or LONGEST_CALL_S) + TURN_WITHIN_S
         return await self._ask("POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", Answer, body, within_s=within_s)
 
     async def close(self, session: str) -> None:

@@ -17,6 +17,7 @@ from agentrl.toolbox.breaker import Breaker
 from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.memory import Call
 from agentrl.toolbox.servers import Keeper
+from agentrl.toolbox.trial import Trials
 
 RETURN_WITHIN_S = 5.0
 """How long a call waits for a server that died and is being started again."""
@@ -32,6 +33,7 @@ class Server:
     breaker: Breaker
     at_once: int
     """More calls at once only make a server slower, or fail."""
+    trials: Trials
     turns: asyncio.Semaphore = field(init=False)
     tools: dict[str, ToolInfo] = field(default_factory=dict)
     sessions: int = 0

@@ -41,6 +41,7 @@ from agentrl.toolbox.memory import Call, Memory
 from agentrl.toolbox.servers import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
 from agentrl.toolbox.sessions import Lease, Server, Session, reserve
 from agentrl.toolbox.statistics import Statistics
+from agentrl.toolbox.trial import Trials
 
 TIDY_EVERY_S = 5.0
 CANCELLED = Answer(status="cancelled", content="The session was closed.")
@@ -95,10 +96,12 @@ class Toolbox:
         def take_tools(tools: tuple[ToolInfo, ...]) -> None:
             server.take_tools(tools)
 
-        starter = Starter(connector(name, config, run_dir), self._gate, take_tools)
+        connect = connector(name, config, run_dir)
+        starter = Starter(connect, self._gate, take_tools)
         keeper: Keeper = Pool(starter, config.pool) if config.session == "process" else OneForAll(starter)
         at_once = self._quotas.calls_of_server // (2 if config.url else 1)
-        server = Server(name, config, keeper, Breaker(breaker), max(1, at_once))
+        trials = Trials(config, connect, self._gate)
+        server = Server(name, config, keeper, Breaker(breaker), max(1, at_once), trials)
         return server
 
     @contextlib.asynccontextmanager
@@ -304,18 +307,23 @@ class Toolbox:
                 call=call.id,
                 timeout_s=timeout_s,
             )
+            latency_s = time.monotonic() - began
+            # The caller's hurry says nothing about the server.
+            hurried = answer.status == "timeout" and timeout_s < limit_s
+            if not hurried and server.breaker.state(time.monotonic()) is BreakerStatus.CLOSED:
+                answer = await server.trials.judged(call, tool, answer)
         except BaseException:
             server.breaker.abandoned(permit)
             raise
         now = time.monotonic()
-        if answer.status == "timeout" and timeout_s < limit_s:
-            server.breaker.abandoned(permit)  # the caller's hurry, which says nothing about the server
+        if hurried:
+            server.breaker.abandoned(permit)
         else:
             server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
         if answer.status in ("timeout", "lost") and server.config.session != "process":
             connection.doubt()
         broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerStatus.CLOSED
-        return msgspec.structs.replace(answer, latency_s=now - began, breaker_open=broken)
+        return msgspec.structs.replace(answer, latency_s=latency_s, breaker_open=broken)
 
     # ---- inside ----
 

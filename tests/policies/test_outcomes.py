@@ -72,3 +72,20 @@ def test_training_holds_when_too_few_attempts_are_valid() -> None:
     assert not outcomes.must_hold(counts, threshold=0.5, least=41), "too little is known yet"
     assert outcomes.valid_share({OutcomeClass.UNSCORED: 3}) is None
     assert not outcomes.must_hold({}, threshold=1.0, least=0)
+
+
+@pytest.mark.parametrize(
+    ("again", "works", "fault"),
+    [
+        (("timeout", ""), True, "policy"),
+        (("timeout", ""), False, "infrastructure"),
+        (("ok", ""), True, "infrastructure"),
+        (("tool_error", ""), True, "infrastructure"),
+        (("lost", "server"), True, "infrastructure"),
+        (None, True, "infrastructure"),
+    ],
+)
+def test_only_what_fails_alike_where_others_succeed_is_the_policys_fault(
+    again: tuple[str, str] | None, works: bool, fault: str
+) -> None:
+    assert outcomes.fault_on_fresh_session(("timeout", ""), again, works_for_others=works) == fault

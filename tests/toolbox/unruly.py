@@ -79,6 +79,14 @@ class Tools:
             raise Breakage("the line is down")
         return "found"
 
+    async def stumble(self, session: str, path: str) -> Result:
+        """Fails the first time that it is asked for this file."""
+        first = not Path(path).exists()  # noqa: ASYNC240 - one look
+        _append(path, session)
+        if first:
+            raise Breakage("the line is down")
+        return "found"
+
     async def excuse(self, session: str) -> Result:
         """A failure that says itself whose fault it is."""
         return {**_content("upstream is down"), "isError": True, "_meta": {"agentrl/fault": "infrastructure"}}
