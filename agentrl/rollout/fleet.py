@@ -2,7 +2,8 @@
 
 Invariants: who is called said in the store, a moment ago, that it serves; an engine that nobody answers for is out of
 the choice with the call that found it so, and back with a newer sign of life; a lasting silence of the store keeps the
-last view, in which the dead are found by calling them. Connections are kept per address and closed with the fleet.
+last view, in which the dead are found by calling them. Connections are kept per address; those of an engine are closed
+when it left and no call is under way there, those of a toolbox with the fleet, because sessions outlive its absence.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -69,6 +71,8 @@ class Fleet:
         self._signs: dict[str, tuple[datetime | None, float]] = {}
         """The last sign of life of each, and when this process first saw it."""
         self._engine_clients: dict[str, HttpEngine] = {}
+        self._calls: Counter[str] = Counter()
+        """Under way, by the engine's address."""
         self._toolbox_clients: dict[str, Toolbox] = {}
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
@@ -93,13 +97,17 @@ class Fleet:
         return max((one.version for one in self._candidates if one.version is not None), default=None)
 
     def client(self, engine: Candidate) -> Engine:
+        if engine.url not in self._engine_clients:
+            self._engine_clients[engine.url] = HttpEngine(engine.url, self._token)
         return self._engine_clients[engine.url]
 
     def sent(self, engine: Candidate) -> None:
         self._router.sent(engine.name)
+        self._calls[engine.url] += 1
 
     def answered(self, engine: Candidate) -> None:
         self._router.answered(engine.name)
+        self._calls[engine.url] -= 1
 
     def found_dead(self, engine: Candidate) -> None:
         log.warning("%s at %s does not answer any more", engine.name, engine.url)
@@ -146,13 +154,13 @@ class Fleet:
         self._candidates = [self._candidate(service, now) for service in engines]
         self._first_version = (lineage and lineage.first_version) or 0
         self._toolboxes = toolboxes
-        for service in engines:
-            if service.url not in self._engine_clients:
-                self._engine_clients[service.url] = HttpEngine(service.url, self._token)
         for service in toolboxes:
             if service.url not in self._toolbox_clients:
                 self._toolbox_clients[service.url] = self._make_toolbox(service.url)
         self._signs = {one.id: self._signs[one.id] for one in engines}
+        self._calls = +self._calls
+        for url in self._engine_clients.keys() - self._calls.keys() - {one.url for one in engines}:
+            await self._engine_clients.pop(url).close()
 
     async def close(self) -> None:
         clients: Iterable[Closable] = [*self._engine_clients.values(), *self._toolbox_clients.values()]

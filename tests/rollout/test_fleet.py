@@ -34,3 +34,24 @@ async def test_engines_at_versions_of_an_abandoned_lineage_are_not_called(db: Da
     pinned = fleet.engine("evaluation", version=120)
     assert pinned is not None
     await fleet.close()
+
+
+async def test_the_connections_of_an_engine_go_with_it_once_its_calls_have_ended(db: Database) -> None:
+    fleet = Fleet(db, "token", no_toolbox)
+    service = Service(id="engine-0.1", unit="engine-0", kind="engine", url="http://127.0.0.1:1", version=1, slots=8)
+    service.state = "serving"
+    await services.report(db, service)
+    await fleet.look()
+    engine = fleet.engine("conversation")
+    assert engine is not None
+    before = fleet.client(engine)
+    fleet.sent(engine)
+    service.state = "gone"
+    await services.report(db, service)
+    await fleet.look()
+    assert fleet.engine("conversation") is None
+    assert fleet.client(engine) is before, "a call is under way there"
+    fleet.answered(engine)
+    await fleet.look()
+    assert fleet.client(engine) is not before
+    await fleet.close()
