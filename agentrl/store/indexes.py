@@ -19,6 +19,7 @@ def _index(name: str, keys: str, **options: Any) -> IndexModel:
 
 
 IN_HAND = [RecordStatus.RUNNING.value, RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
+UNSCORED = [RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
 UNFOLLOWED = [RecordStatus.FAILED.value, RecordStatus.ABANDONED.value]
 ASKED = [ToolCallStatus.REQUESTED.value, ToolCallStatus.RUNNING.value]
 
@@ -27,7 +28,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         # Admission: what is queued of an environment, in its order. Counting: what is in a status for a purpose.
         _index("queue", "status purpose environment epoch place"),
         _index("order", "admitted_order"),
-        _index("ready", "status admitted_order"),
+        _index("in_order", "status admitted_order _id"),
         _index("evaluations", "version purpose status"),
         _index("seating", "seating", partialFilterExpression={"seating": True}),
         _index("sweeping", "sweeping", partialFilterExpression={"sweeping": True}),
@@ -40,6 +41,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         # Claims: the first open one in the order of admission. What most Records are not any more costs nothing.
         _index("open", "order seat", partialFilterExpression={"status": RecordStatus.OPEN.value}),
         _index("counts", "status purpose environment"),
+        # What waits for its score, the oldest first.
+        _index("unscored", "order", partialFilterExpression={"status": {"$in": UNSCORED}, "owner": ""}),
         _index("in_hand", "owner status", partialFilterExpression={"status": {"$in": IN_HAND}}),
         _index("seats", "task round seat attempt", unique=True),
         _index(
