@@ -25,6 +25,7 @@ from agentrl.store.audit.problems import SEATED, Check, Problem, attempts
 from agentrl.store.database import Database, Plain
 
 LOOK_AGAIN_S = 0.5
+UNKNOWN = "unknown"
 _TABLES = (TASK, RECORD, STEP, DISPATCHED_SAMPLING_TASK, TOOL_CALL, CHECKPOINT, PUBLICATION)
 
 
@@ -117,7 +118,9 @@ async def _counted(database: Database, collection: str, key: Plain) -> list[tupl
 async def _by_purpose(database: Database, collection: str) -> dict[str, dict[str, int]]:
     sums: dict[str, dict[str, int]] = {}
     for group, count in await _counted(database, collection, {"purpose": "$purpose", "status": "$status"}):
-        sums.setdefault(group["purpose"], {})[group["status"]] = count
+        # What has no purpose is a document that something else wrote: counted, and not with those that have one.
+        of_purpose = sums.setdefault(group.get("purpose", UNKNOWN), {})
+        of_purpose[group.get("status", UNKNOWN)] = count
     return sums
 
 

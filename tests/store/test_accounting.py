@@ -134,6 +134,16 @@ async def test_an_account_says_what_does_not_agree(db: Database, what: str, monk
     assert what in {problem.what for problem in account.problems}, account.problems
 
 
+async def test_what_has_no_purpose_is_counted_apart(db: Database) -> None:
+    await a_run(db)
+    before = (await accounting.account(db)).records
+    unset = {"$unset": {"purpose": "", "status": ""}}
+    assert await db.update_one("Record", {"seat": 0}, unset)
+    records = (await accounting.account(db)).records
+    assert records["unknown"] == {"unknown": 1}
+    assert sum(sum(each.values()) for each in records.values()) == sum(sum(each.values()) for each in before.values())
+
+
 async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> None:
     await sampler(db)
     (task,) = await queue(db, 1)
