@@ -7,6 +7,7 @@ often it is asked for; whatever it does is a conditional update of the store, as
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.errors import RefusedError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.policies.states import HOLDS_SEAT, RecordStatus
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.data import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
@@ -111,7 +112,7 @@ class Changes:
     async def _read(file: str) -> tuple[list[Row], list[Row]]:
         if not Path(file).is_absolute():
             raise UsageError(f"{file} must be a whole path: the steward has a directory of its own.")
-        rows = await asyncio.to_thread(datasets.read, file)
+        rows = await asyncio.to_thread(_rows_here, file)
         train = datasets.split_of(rows, "train", default="train")
         if not train:
             raise UsageError(f"{file} has no rows to train on: all of them are held out.")
@@ -162,6 +163,16 @@ class Changes:
 
 _WORK = sorted(status.value for status in HOLDS_SEAT - {RecordStatus.OPEN})
 """Records in which some work was put already."""
+
+
+def _rows_here(file: str) -> list[Row]:
+    """Whoever named the file may sit at another host."""
+    if not Path(file).exists():
+        raise ConfigError(
+            f"There is no dataset {file} on {platform.node()}, where the steward reads it.",
+            hint="Copy it there, or name it by a path that both hosts have.",
+        )
+    return datasets.read(file)
 
 
 def _few(sentences: list[str]) -> tuple[str, ...]:
