@@ -89,9 +89,7 @@ class HttpEngine:
         try:
             done, _ = await asyncio.wait([call], timeout=deadline_s)
             if not done:
-                # An engine that cannot be told has no answer either, which the call itself will find out.
-                with contextlib.suppress(EngineError):
-                    await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
+                await self._abort_late(rid)
             made = _generated(_answer(await call), time.monotonic() - began)
         finally:
             call.cancel()  # closes the connection, by which the engine learns that nobody waits
@@ -101,12 +99,12 @@ class HttpEngine:
     async def stream(
         self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
     ) -> AsyncIterator[Generated]:
-        """What there is so far, again and again; the last one is complete."""
         began = time.monotonic()
         body = {**_generate_body(rid, ids, sampling, version), "stream": True}
+        deadline = asyncio.create_task(self._abort_after(rid, deadline_s), name=f"deadline of {rid}")
         try:
             async with (
-                asyncio.timeout(deadline_s),
+                asyncio.timeout(deadline_s + ABORT_GRACE_S),
                 self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
             ):
                 if reply.status != 200:
@@ -119,6 +117,17 @@ class HttpEngine:
             raise self._gone(broken) from broken
         except BodyTooLargeError as endless:
             raise self._rubbish(endless) from endless
+        finally:
+            deadline.cancel()
+
+    async def _abort_after(self, rid: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self._abort_late(rid)
+
+    async def _abort_late(self, rid: str) -> None:
+        """An engine that cannot be told has no answer either, which the call itself will find out."""
+        with contextlib.suppress(EngineError):
+            await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
 
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
         body = {

@@ -110,7 +110,8 @@ class Engine(Protocol):
     def stream(
         self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
     ) -> AsyncIterator[Generated]:
-        """What there is so far, again and again; the last one is complete. Who breaks it off ends the call."""
+        """What there is so far, again and again; the last one is complete, and an `abort` at the deadline. Who breaks
+        it off ends the call."""
         ...
 
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:

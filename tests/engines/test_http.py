@@ -153,6 +153,18 @@ async def test_at_the_deadline_the_partial_answer_is_returned(client: HttpEngine
     assert (await client.generate("r/c1", [4], Sampling(max_new_tokens=2), deadline_s=20)).finish == "length"
 
 
+@pytest.mark.parametrize("over_http", [True, False])
+async def test_at_its_deadline_a_stream_ends_with_what_there_is(
+    engine: EmbeddedEngine, client: HttpEngine, over_http: bool
+) -> None:
+    subject = client if over_http else engine
+    await client.pause("in_place")
+    parts = [part async for part in subject.stream("r/c0", [4, 5, 6], LONG, deadline_s=0.1)]
+    assert (parts[-1].finish, parts[-1].ids) == ("abort", [])
+    assert await idle(client)
+    await client.resume()
+
+
 async def test_a_caller_that_goes_away_frees_its_slot(client: HttpEngine) -> None:
     call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
     await aeventually(lambda: under_way(client), every_s=0.001)

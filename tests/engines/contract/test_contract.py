@@ -159,6 +159,15 @@ async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(sub
     assert len(made.ids) < LONG
 
 
+async def test_at_the_deadline_a_stream_is_aborted_too_and_ends_with_what_there_is(
+    subject: Subject, first: Weights
+) -> None:
+    long = Sampling(max_new_tokens=LONG, stop_token_ids=(end_of(first),), temperature=2.0)
+    parts = [part async for part in subject.client.stream("late-stream", PROMPT, long, deadline_s=0.05)]
+    assert parts[-1].finish == "abort"
+    assert len(parts[-1].ids) < LONG
+
+
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_call_is_continued_with_the_weights_that_came_meanwhile(
     subject: Subject, first: Weights, second: Weights, mode: PauseMode, tolerance: float
