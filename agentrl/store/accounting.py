@@ -52,10 +52,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 async def account(database: Database, *, max_trained_count: int = 1) -> Account:
     problems = await _problems(database, max_trained_count)
     if problems:
-        # A change that spans documents may have been half way; what is wrong stays wrong.
+        # A change that spans documents may have been half way; what is wrong stays wrong, of the same documents.
         await asyncio.sleep(LOOK_AGAIN_S)
         again = {problem.what: problem for problem in await _problems(database, max_trained_count)}
-        problems = [again[problem.what] for problem in problems if problem.what in again]
+        both = [(problem, again[problem.what]) for problem in problems if problem.what in again]
+        problems = [now for before, now in both if not now.examples or set(before.examples) & set(now.examples)]
     steps = await _counted(database, "Step", {"status": "$status"})
     return Account(
         tasks=await _by_purpose(database, "Task"),

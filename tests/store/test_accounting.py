@@ -9,6 +9,7 @@ import pytest
 from agentrl.policies.groups import GroupRule
 from agentrl.policies.states import Actor, CallStatus
 from agentrl.store import accounting, claims, groups, indexes, lineages, publications, tasks
+from agentrl.store.audit.problems import Problem
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import (
     DispatchedSamplingTask,
@@ -142,6 +143,32 @@ async def test_what_has_no_purpose_is_counted_apart(db: Database) -> None:
     records = (await accounting.account(db)).records
     assert records["unknown"] == {"unknown": 1}
     assert sum(sum(each.values()) for each in records.values()) == sum(sum(each.values()) for each in before.values())
+
+
+async def test_documents_that_were_each_half_way_for_a_moment_are_no_problem(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where records end all the time: at each look another one is between two writes."""
+    await a_run(db)
+    first, second = (record["_id"] for record in await db.find("Record", {}, sort=[("_id", 1)], limit=2))
+    told = {record["_id"]: record["generated_tokens"] for record in await db.find("Record", {})}
+
+    async def tells(record: str, tokens: int) -> None:
+        assert await db.update_one("Record", {"_id": record}, {"$set": {"generated_tokens": tokens}})
+
+    look = accounting._problems
+
+    async def look_and_go_on(database: Database, most: int) -> list[Problem]:
+        found = await look(database, most)
+        assert found
+        await tells(first, told[first])
+        await tells(second, told[second] + 1)
+        return found
+
+    await tells(first, told[first] + 1)
+    monkeypatch.setattr(accounting, "_problems", look_and_go_on)
+    monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
+    assert not (await accounting.account(db)).problems
 
 
 async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> None:

@@ -33,7 +33,7 @@ Check = Callable[[Database], Coroutine[Any, Any, Problem | None]]
 
 async def found(database: Database, collection: str, stages: Sequence[Plain], what: str) -> Problem | None:
     """A problem if the stages leave anything."""
-    rest = {"count": {"$sum": 1}, "examples": {"$firstN": {"input": "$_id", "n": SHOWN}}}
+    rest = {"count": {"$sum": 1}, "examples": {"$minN": {"input": "$_id", "n": SHOWN}}}
     left = await database.aggregate(collection, [*stages, {"$group": {"_id": None, **rest}}])
     if not left:
         return None
@@ -42,7 +42,7 @@ async def found(database: Database, collection: str, stages: Sequence[Plain], wh
 
 def listed(names: Sequence[str], what: str) -> Problem | None:
     """A problem if there are any names."""
-    return Problem(what, len(names), tuple(names[:SHOWN])) if names else None
+    return Problem(what, len(names), tuple(sorted(names)[:SHOWN])) if names else None
 
 
 def attempts(fields: Mapping[str, Any]) -> Plain:
