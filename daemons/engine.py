@@ -53,6 +53,9 @@ async def main(unit: Unit) -> None:
                 on_canary=lambda agreement: _tell_canary(unit, agreement),
                 on_serving=lambda serving: setattr(unit, "serving", serving),
                 on_news=unit.status,
+                waiting_for=lambda version: unit.wait(
+                    "its weights to be loaded", on=f"version {version}", at_most_s=config.engines.load_s
+                ),
             )
             unit.status(f"will be at {kept.url}, waits for weights")
             async with _following(puller) as following:

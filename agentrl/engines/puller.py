@@ -12,8 +12,10 @@ be away: then the engine serves what it has, and reports again when it is back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -128,11 +130,12 @@ class Puller:
         on_canary: Callable[[Agreement], None] = lambda agreement: None,
         on_serving: Callable[[str], None] = lambda serving: None,
         on_news: Callable[[str], None] = lambda sentence: None,
+        waiting_for: Callable[[int], AbstractContextManager[None]] = lambda version: contextlib.nullcontext(),
     ) -> None:
         """`me` says who and where this engine is; its state and version are kept here.
 
         Without `beside` the engine holds one version. Then it serves the version of an evaluation instead of the
-        newest, if it is the one that `evaluates`.
+        newest, if it is the one that `evaluates`. `waiting_for` is entered while a version is loaded.
         """
         self._target = target
         self._publications = publications
@@ -145,6 +148,7 @@ class Puller:
         self._on_canary = on_canary
         self._on_serving = on_serving
         self._on_news = on_news
+        self._waiting_for = waiting_for
         self._refused: set[int] = set()
         self._untold: _Decision | None = None
         """What the store has not got yet."""
@@ -209,8 +213,9 @@ class Puller:
         self._on_serving(f"loading(v{version})" if self.version is None else f"loading(v{self.version}→v{version})")
         await self._step_aside()
         try:
-            async with asyncio.timeout(self._load_within_s):
-                await self._target.update(str(self._path_of(announced)), version, announced.manifest)
+            with self._waiting_for(version):
+                async with asyncio.timeout(self._load_within_s):
+                    await self._target.update(str(self._path_of(announced)), version, announced.manifest)
         except WeightsRefusedError as wrong:
             self._refuse(version, wrong.message)
         except TimeoutError:

@@ -25,6 +25,8 @@ from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob, Preview
 
 log = logging.getLogger("trainer")
+Ages = Callable[[], Sequence[int] | None]
+"""Of the records that are ready now and go by the bound of the run; None before they were looked at."""
 STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
 _AT_THE_BOUND: dict[Strategy, str] = {
     "drop": "dropped",
@@ -73,9 +75,9 @@ class Kept(NamedTuple):
 
 
 class FreshnessKnobs:
-    """How old a record may be, and what happens then. `ages` gives the ages of the records that are ready now."""
+    """How old a record may be, and what happens then."""
 
-    def __init__(self, unit: Unit, config: RunConfig, ages: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, unit: Unit, config: RunConfig, ages: Ages) -> None:
         training = config.training
         self._config = config
         self._ages = ages
@@ -154,7 +156,10 @@ class FreshnessKnobs:
         return self._voiding(change, before, after)
 
     def _voiding(self, change: str, before: Freshness, after: Freshness) -> Preview:
-        lost = voided(self._ages(), before, after)
+        ages = self._ages()
+        if ages is None:
+            return Preview(f"{change}; how old the ready records are is not known yet", exact_undo=False)
+        lost = voided(ages, before, after)
         if not lost:
             return Preview(f"{change}; no ready record is too old for it")
         return Preview(f"{change} and voids {lost} ready records", exact_undo=False, loses=lost)
@@ -203,9 +208,9 @@ class DecayKnobs:
 
 
 class Knobs:
-    """`ages` gives the ages of the records that are ready now and go by the bound of the run."""
+    """All of them."""
 
-    def __init__(self, unit: Unit, config: RunConfig, ages: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, unit: Unit, config: RunConfig, ages: Ages) -> None:
         training = config.training
         self._config = config
         self._freshness = FreshnessKnobs(unit, config, ages)

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 from agentrl.config.run import RunConfig
@@ -46,6 +46,7 @@ from agentrl.training.dumps import DUMPS, Recorder
 from agentrl.training.evaluating import Evaluator
 from agentrl.training.knobs import Knobs, Plan
 from agentrl.training.learner import Learner, StepResult
+from agentrl.training.patience import Patience
 from agentrl.training.selection import Look, Place
 from agentrl.training.standing import DivergedError, Standing
 from agentrl.training.suspicion import Suspicion
@@ -56,8 +57,7 @@ from agentrl.unit import Unit
 log = logging.getLogger("trainer")
 
 LOOK_EVERY_S = 0.2
-STORE_AGAIN_S = 1.0
-DISK_AGAIN_S = 5.0
+PARKED_LOOK_EVERY_S = 1.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
 COMPUTE_AT_MOST_S = 900.0
@@ -76,7 +76,7 @@ class Trainer:
         self._config = config
         self._run_dir = unit.run_dir
         self._recorder = Recorder(unit.run_dir / DUMPS, config.training.dumps)
-        self._ages: tuple[int, ...] = ()
+        self._ages: tuple[int, ...] | None = None
         self._knobs = Knobs(unit, config, lambda: self._ages)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
@@ -84,6 +84,7 @@ class Trainer:
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         life = f"{unit.name}.{unit.incarnation}"
         self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
+        self._lasting = Patience(unit, self._lease, at_most_s=BATCH_AT_MOST_S).lasting
         self._told: dict[str, object] = {}
         self._hold, self._hold_looked_at = "", float("-inf")
         self._held_since: float | None = None
@@ -136,17 +137,6 @@ class Trainer:
             self._unit.tick()
         await self._finish(why)
 
-    async def _lasting(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Again until it is done, while the store is away or a disk is full. To be given what may be done again."""
-        while True:
-            try:
-                return await act()
-            except StoreUnavailableError as away:
-                await self._store_is_away(away)
-            except DiskError as full:
-                await self._disk_is_full(full)
-            self._unit.tick()
-
     async def _round(self) -> str:
         """One look at everything. Why the run is complete, if it is."""
         if self._unit.draining:
@@ -159,11 +149,10 @@ class Trainer:
             return f"all {self._config.training.steps} steps are done"
         if self._unit.paused:
             # Behind what is due, so that what was trained is served and saved meanwhile.
-            await self._unit.park_while_paused_async()
+            await self._park(plan)
             return ""
-        held = await self._held()
-        look = await selection.look(self._database, self._place(plan), plan, held, self._suspicion, self._known)
-        self._ages = look.ages
+        await self._ask_for_a_hold()
+        look = await self._look(plan)
         for name in look.decision.stale_groups:
             await tasks.next_round(self._database, look.ready[name].task, Actor.TRAINER, "stale", final_reason="stale")
         match look.decision.act:
@@ -182,6 +171,23 @@ class Trainer:
                 await self._step(look, plan)
         return ""
 
+    async def _look(self, plan: Plan) -> Look:
+        place = self._place(plan)
+        look = await selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
+        self._ages = look.ages
+        return look
+
+    async def _park(self, plan: Plan) -> None:
+        """Begin nothing, and go on counting what is ready: previews tell what another bound would void now."""
+        parked = asyncio.create_task(self._unit.park_while_paused_async(), name="park")
+        try:
+            while not parked.done():
+                await self._look(plan)
+                await asyncio.wait([parked], timeout=PARKED_LOOK_EVERY_S)
+        finally:
+            parked.cancel()
+            await asyncio.wait([parked])
+
     async def _wait(self, why: str) -> None:
         """One wait from the first look that found no batch to the one that does; the steward tells what is missing."""
         if not self._waits:
@@ -195,21 +201,6 @@ class Trainer:
         self._waits = False
         self._meter.set(1, 1, time.monotonic())
         self._waiting.close()
-
-    async def _store_is_away(self, away: StoreUnavailableError) -> None:
-        log.warning("%s", away.message)
-        self._unit.status(f"waits for MongoDB: {away.message}")
-        if not self._lease.valid:
-            raise owners.OwnerLostError("The lease is past and MongoDB does not answer: others may have taken over.")
-        with self._unit.wait("MongoDB", on="mongo-0", at_most_s=BATCH_AT_MOST_S):
-            await asyncio.sleep(STORE_AGAIN_S)
-
-    async def _disk_is_full(self, full: DiskError) -> None:
-        """No Step is taken before what is due could be written: its weights would be published by nobody."""
-        log.error("%s", full.message)
-        self._unit.status(f"waits for room: {full.message}")
-        with self._unit.wait("room on the disk", on="disk", at_most_s=BATCH_AT_MOST_S):
-            await asyncio.sleep(DISK_AGAIN_S)
 
     # ---- one step ----
 
@@ -442,13 +433,12 @@ class Trainer:
         most = self._config.training.max_trained_count
         return Place(self._tree, now.version, publishes, self._epochs, waited, most)
 
-    async def _held(self) -> str:
+    async def _ask_for_a_hold(self) -> None:
         if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:
             self._hold_looked_at = time.monotonic()
             found = await selection.validity(self._database)
             self._hold = found.hold
             self._unit.metric(VALID.name, math.nan if found.share is None else found.share)
-        return self._hold
 
     async def _computed(self, phase: str, work: Callable[..., T], *arguments: object) -> T:
         with self._unit.phase(phase, at_most_s=COMPUTE_AT_MOST_S):

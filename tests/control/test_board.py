@@ -5,7 +5,8 @@ And what of measurements is news.
 
 from __future__ import annotations
 
-from agentrl.control.books.board import PROGRESS_NEWS, Board
+from agentrl.config.paths import RunFile
+from agentrl.control.books.board import PROGRESS_NEWS, Board, RunLife
 from agentrl.control.books.metrics import MemoryStory
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
@@ -97,3 +98,18 @@ def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
     slot.state, slot.done = UnitState.STOPPED, True
     assert board.unit_row(slot, paused=False).done
     assert board.group_row(board.state.groups["job"]).other == {"completed": 1}
+
+
+def test_a_run_of_which_a_unit_died_is_degraded_until_it_is_up_again() -> None:
+    board = board_of(("web", ()))
+    board.state.run.up = True
+    slot = board.state.slots["web-1"]
+    file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
+    slot.state = UnitState.STARTING
+    row = board.run_row(file, life)
+    assert row.state == "starting", "it was asked to be started again"
+    slot.deaths = [1.0]
+    row = board.run_row(file, life)
+    assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
+    slot.state = UnitState.READY
+    assert board.run_row(file, life).state == "running"

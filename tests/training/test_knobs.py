@@ -31,6 +31,15 @@ def test_a_new_bound_says_what_it_voids_and_holds_from_the_next_step(unit: Unit,
     assert knobs.take().freshness.bound == 1
 
 
+def test_before_anything_was_counted_a_bound_that_may_void_something_is_not_taken_for_harmless(
+    unit: Unit, tmp_path: Path, tiny: Path
+) -> None:
+    Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: None)
+    preview = unit._knobs.preview("bound", 1)
+    assert (preview.loses, preview.exact_undo) == (0, False)
+    assert "is not known yet" in preview.sentence
+
+
 def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny: Path) -> None:
     knobs = Knobs(unit, configuration(tmp_path, tiny, bound=3), tuple)
     assert knobs.take().loss.decay is None

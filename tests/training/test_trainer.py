@@ -19,7 +19,7 @@ from agentrl.store import accounting, lineages, publications
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.steps import LineageClosedError
-from agentrl.training import checkpoints, publication
+from agentrl.training import checkpoints, patience, publication
 from agentrl.training import trainer as training
 from agentrl.training.learner import Learner
 from agentrl.training.trainer import DivergedError
@@ -222,7 +222,7 @@ LOST: dict[str, tuple[tuple[object, str], int]] = {
 async def test_an_answer_that_was_lost_is_asked_for_again(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    monkeypatch.setattr(training, "STORE_AGAIN_S", 0.0)
+    monkeypatch.setattr(patience, "STORE_AGAIN_S", 0.0)
     await closed_groups(db, 6)
     place, time = LOST[lost]
     passed = 0
@@ -247,7 +247,7 @@ async def test_an_answer_that_was_lost_is_asked_for_again(
 async def test_a_drain_while_the_store_is_away_still_ends_with_a_checkpoint(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "STORE_AGAIN_S", 0.0)
+    monkeypatch.setattr(patience, "STORE_AGAIN_S", 0.0)
     await closed_groups(db, 6)
     mine = trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path)
     begun = 0
@@ -298,6 +298,8 @@ async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_traine
         await aeventually(published)
         assert len(await committed(db)) == 1
         assert sorted(await task_statuses(db)) == ["ready"] * 4 + ["trained"] * 2
+        # What is ready is one version older by now, and a preview knows it.
+        await aeventually(lambda: mine._unit._knobs.preview("bound", 0).loses == 8 or None)
         monkeypatch.undo()
         mine._unit._orders.pause(False)
         await running

@@ -217,7 +217,11 @@ class Board:
             return "degraded", f"{worst.unit} is {worst.state.value}: {worst.reason}{more}"
         if wanted and all(s.done for s in wanted):
             return "completed", "every job is done"
-        coming = [s.unit for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
+        coming = [s for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
+        again = [s for s in coming if s.deaths or s.oom_deaths or s.failed_starts]
+        if again:
+            more = f" (and {len(again) - 1} more)" if len(again) > 1 else ""
+            return "degraded", f"{again[0].unit} died and is {again[0].state.value} again{more}"
         if coming:
             return "starting", f"{len(coming)} units are not ready yet"
         return "running", ""
