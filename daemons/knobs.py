@@ -19,7 +19,7 @@ from agentrl.training.knobs import Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
 
-COLUMNS = ("knob", "what", "allowed", "default", "takes effect")
+COLUMNS = ("knob", "of", "what", "allowed", "default", "takes effect")
 
 
 def declared(group: str, run_dir: Path) -> tuple[KnobDeclaration, ...]:
@@ -64,7 +64,7 @@ def _row(group: str, each: KnobDeclaration) -> tuple[str, ...]:
     )
     default = f"{each.default:g}" if isinstance(each.default, float) else str(each.default)
     when = f"{each.boundary}, scientific" if each.scientific else each.boundary
-    return f"`{group}.{each.name}`", each.help, knob.allowed, default, when
+    return f"`{each.name}`", group, each.help, knob.allowed, default, when
 
 
 def _line(cells: tuple[str, ...] | list[str]) -> str:
