@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from tests.waiting import eventually
 MOODY = str(Path(__file__).parent / "programs" / "moody_shop.py")
 STEPS_OF_A_HEALTHY_RUN = 6
 WITHIN_S = 180.0
+USUAL_S = 30.0
+"""The history of a latency is kept at a pace of ten seconds; three moments make it usual."""
+SLOW_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
@@ -86,6 +90,37 @@ def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
     said = re.compile(r"(trainer waits \d+% for batches|the trainer is \d+% busy)")
     assert said.match(told["sentence"])
     assert said.search(run.raw("status").stdout)
+
+
+def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the_time_of_the_change(run: Run) -> None:
+    def pulse() -> Any:
+        return run.cli("status")["pulse"]
+
+    def latency_of(told: Any) -> Any:
+        return next(tool for tool in told["tools"] if tool["name"] == "shop.lookup")
+
+    begun = time.time()
+    eventually(lambda: time.time() - begun > USUAL_S or None, within_s=WITHIN_S, what="a latency that is usual")
+    before = pulse()
+    assert before["bottleneck"] != "tools"
+    usual_s, slowed = latency_of(before)["p95_s"], time.time()
+    mood(run).write_text(f"slow {SLOW_S:g}")
+
+    def named() -> Any:
+        told = pulse()
+        assert told["bottleneck"] == "tools", told["sentence"]
+        assert latency_of(told).get("changed_at", 0.0) > 0.0, told
+        return told
+
+    told = eventually(named, within_s=WITHIN_S, what="another bottleneck")
+    lookup = latency_of(told)
+    assert lookup["before_s"] < SLOW_S <= lookup["p95_s"]
+    assert lookup["before_s"] == pytest.approx(usual_s, rel=1.0)
+    assert slowed - 1.0 < lookup["changed_at"] == told["since_at"] < time.time()
+    at = time.strftime("%H:%M", time.localtime(lookup["changed_at"]))
+    changed = f"shop.lookup p95 {lookup['before_s']:g} → {lookup['p95_s']:g} s since {at}"
+    assert told["sentence"].endswith(f"% in tools: {changed}")
+    mood(run).unlink()
 
 
 def test_a_tool_that_does_not_answer_is_at_the_end_of_the_chain(run: Run) -> None:

@@ -1,0 +1,257 @@
+"""A run in the hands of an operator, through the command line alone: it grows and shrinks, loses an engine and its
+trainer, and ages are told over both lives of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.running import Run, running
+from tests.e2e.test_data_plane import UP_WITHIN_S, up
+from tests.small_run import data_plane, write_data
+from tests.waiting import eventually
+
+WITHIN_S = 180.0
+BOUND, CHECKPOINT_EVERY = 2, 2
+LOAD_S = 20.0
+WEIGHTS = "model.safetensors"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Up, with a trainer that makes steps. The tests below take turns, in their order."""
+    folder = tmp_path_factory.mktemp("operated")
+    for made in running(folder, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
+        write_data(folder)
+        made.config |= data_plane()
+        made.config["engines"] |= {"load_s": LOAD_S}
+        made.config["training"] |= {"steps": 0, "bound": BOUND, "checkpoint_every": CHECKPOINT_EVERY}
+        made.config["evaluation"] = {"every": 0}
+        up(made)
+        goes_on(made)
+        yield made
+
+
+# ---- what an operator sees ----
+
+
+def newest_step(run: Run) -> int:
+    rows = run.cli("steps", "list", "--filter", "status = committed", "--sort", "-step", "--limit", "1")["rows"]
+    return int(rows[0]["step"]) if rows else 0
+
+
+def goes_on(run: Run, steps: int = 2) -> None:
+    before = newest_step(run)
+    eventually(lambda: newest_step(run) >= before + steps or None, within_s=WITHIN_S, what="steps")
+
+
+def versions(run: Run) -> list[Any]:
+    """All publications, the oldest first."""
+    page = run.cli("versions", "list", "--sort", "id", "--limit", "1000")
+    assert not page.get("after")
+    return list(page["rows"])
+
+
+def unit(run: Run, name: str) -> Any:
+    return next((row for row in run.cli("status")["units"] if row["unit"] == name), None)
+
+
+def serves_newest(run: Run, name: str, life: int) -> Any:
+    """The version, once that life serves the newest there is."""
+
+    def served() -> Any:
+        newest = versions(run)[-1]
+        engines = newest.get("engines", {})
+        assert engines.get(f"{name}.{life}") == "serving", newest
+        return newest["id"]
+
+    return eventually(served, within_s=WITHIN_S, what=f"{name}.{life} to serve the newest version")
+
+
+def parked(run: Run, group: str) -> None:
+    """Paused, and nothing of it is under way."""
+    run.cli("pause", group)
+
+    def stands() -> bool:
+        row = run.unit_row(f"{group}-0")
+        return row.paused and (row.phase == "parked" or row.status.startswith("0 of "))
+
+    eventually(lambda: stands() or None, within_s=WITHIN_S, what=f"{group} to stand")
+
+
+def knob(run: Run, name: str) -> Any:
+    return run.cli("tune", name)["knob"]
+
+
+def in_force(run: Run, name: str, value: float) -> None:
+    eventually(lambda: knob(run, name)["in_force"] == value or None, within_s=WITHIN_S, what=f"{name} = {value}")
+
+
+def engines_called_by(run: Run, owner: str) -> set[str]:
+    """By its records that ended last."""
+    mine = ("--filter", f"owner = {owner} and finished_at != null", "--sort", "-finished_at", "--limit", "4")
+    records = run.cli("records", "list", *mine)["rows"]
+    turns = [turn for row in records for turn in run.cli("records", "show", row["id"])["turns"]]
+    return {turn["call"]["engine"] for turn in turns}
+
+
+# ---- it grows ----
+
+
+def test_what_is_added_in_mid_run_gets_its_share(run: Run) -> None:
+    run.cli("scale", "sampler", "2", within_s=UP_WITHIN_S)
+    run.cli("scale", "engine", "2", within_s=UP_WITHIN_S)
+    serves_newest(run, "engine-1", 1)
+    eventually(
+        lambda: "engine-1.1" in engines_called_by(run, "sampler-1.1") or None,
+        within_s=WITHIN_S,
+        what="episodes of the new sampler at the new engine",
+    )
+    goes_on(run)
+    assert {row["unit"]: row.get("restarts", 0) for row in run.cli("status")["units"] if row.get("restarts")} == {}
+
+
+# ---- an engine that never enters the transfer ----
+
+
+def test_an_engine_that_hangs_in_loading_is_named_gets_no_calls_and_is_replaced(run: Run) -> None:
+    parked(run, "trainer")
+    stuck = serves_newest(run, "engine-0", 1)
+    with never_opened(run.dir / versions(run)[-1]["path"] / WEIGHTS):
+        run.cli("restart", "engine-1", within_s=UP_WITHIN_S)
+        hangs_and_is_named(run, stuck)
+        # The others go on, and what they publish and serve is not held up by it.
+        run.cli("resume", "trainer")
+        goes_on(run)
+        assert serves_newest(run, "engine-0", 1) > stuck
+        row = run.wait_incarnation("engine-1", above=2, within_s=WITHIN_S)
+    assert row.incarnation == 3
+    (incident,) = [one for one in run.cli("events", "--kind", "incident") if one["unit"] == "engine-1"]
+    assert f"Version {stuck} was not loaded within {LOAD_S:g} s" in str(incident)
+    assert serves_newest(run, "engine-1", 3) > stuck
+
+
+@contextlib.contextmanager
+def never_opened(file: Path) -> Iterator[None]:
+    """Whoever opens it hangs, as on a file server that does not answer: the kernel asks us first, and we are silent."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    held = os.open(file, os.O_RDWR)
+    try:
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield
+    finally:
+        os.close(held)
+        signal.signal(signal.SIGIO, before)
+
+
+def hangs_and_is_named(run: Run, stuck: int) -> None:
+    def told() -> Any:
+        row = unit(run, "engine-1")
+        assert (row["state"], row.get("serving")) == ("ready", f"loading(v{stuck})"), row
+        return row
+
+    row = eventually(told, within_s=WITHIN_S, what="an engine that loads")
+    assert row["status"] == f"loading version {stuck}"
+    assert row.get("weights") is None
+    (waits,) = (one for one in run.cli("why")["chains"] if one["links"][0]["who"] == "engine-1")
+    assert waits["culprit"] == f"version {stuck}"
+    assert versions(run)[-1]["engines"] == {"engine-0.1": "serving"}
+
+
+def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) -> None:
+    before = run.unit_row("engine-1")
+    run.kill(before.pid)
+
+    def degraded() -> Any:
+        row = run.run_row()
+        assert row.state == "degraded"
+        return row.reason
+
+    assert "engine-1" in eventually(degraded, within_s=WITHIN_S, what="a run that says so")
+    goes_on(run)
+    life = run.wait_incarnation("engine-1", above=before.incarnation).incarnation
+    serves_newest(run, "engine-1", life)
+    eventually(lambda: run.cli("status")["run"]["state"] == "running" or None, within_s=WITHIN_S, what="a whole run")
+
+
+# ---- it shrinks ----
+
+
+def test_what_is_removed_in_mid_run_is_drained_and_no_record_is_lost(run: Run) -> None:
+    run.cli("scale", "engine", "1", within_s=WITHIN_S)
+    run.cli("scale", "sampler", "1", within_s=WITHIN_S)
+    assert not {row["unit"] for row in run.cli("status")["units"] if row.get("desired", True)} & {
+        "sampler-1",
+        "engine-1",
+    }
+    assert all(not name.startswith("engine-1.") for name in versions(run)[-1]["engines"])
+    of_the_removed = ("records", "list", "--filter")
+    assert run.cli(*of_the_removed, "owner = sampler-1.1 and status = running")["rows"] == []
+    goes_on(run)
+    assert run.cli(*of_the_removed, "outcome_class = infrastructure")["rows"] == [], "every call was made elsewhere"
+    assert [one["unit"] for one in run.cli("events", "--kind", "incident") if "sampler" in one["unit"]] == []
+    run.cli("accounting")
+
+
+# ---- the trainer dies ----
+
+
+def test_after_the_trainers_death_no_version_is_used_twice_and_ages_go_over_both_lineages(run: Run) -> None:
+    run.cli("tune", "learning_rate", "5e-5", "--note", "calmer")
+    in_force(run, "learning_rate", 5e-5)
+    parked(run, "trainer")
+    eventually(lambda: run.cli("staleness").get("ready") or None, within_s=WITHIN_S, what="records that are ready")
+    parked(run, "sampler")
+    before, trainer = versions(run), run.unit_row("trainer-0")
+    run.kill(trainer.pid)
+    run.wait_incarnation("trainer-0", above=trainer.incarnation, within_s=UP_WITHIN_S)
+    after = versions(run)
+    assert [(one["id"], one["parent"]) for one in after[:-1]] == [(one["id"], one["parent"]) for one in before]
+    newest = after[-1]
+    assert newest["id"] > before[-1]["id"]
+    assert newest["lineage"] != before[-1]["lineage"]
+    (stands_at,) = run.cli("checkpoints", "list", "--sort", "-step", "--limit", "1")["rows"]
+    assert newest["parent"] == stands_at["version"]
+    assert knob(run, "learning_rate")["in_force"] == 5e-5, "from the first step on"
+
+    told = run.cli("staleness")
+    parents = {one["id"]: one["parent"] for one in after}
+    assert told["version"] == newest["id"]
+    assert told["ready"] == {str(age): count for age, count in ages_of_ready(run, parents, newest["id"]).items()}
+    assert all(int(age) > 0 for age in told["ready"]), "what was sampled before is older than what it begins with"
+
+
+def ages_of_ready(run: Run, parents: dict[int, int | None], newest: int) -> Counter[int]:
+    """Counted from the lists alone: steps in the tree of versions from a record's farthest version to the newest."""
+    return Counter(max(distance(parents, version, newest) for version in one["versions"]) for one in ready(run))
+
+
+def ready(run: Run) -> list[Any]:
+    """The records of groups that wait to be trained, with signal."""
+    tasks = run.cli("tasks", "list", "--filter", "status = ready and signal = true", "--limit", "1000")["rows"]
+    ids = {task["id"] for task in tasks}
+    scored = run.cli("records", "list", "--filter", "status = scored", "--sort", "-finished_at", "--limit", "1000")
+    return [record for record in scored["rows"] if record["task"] in ids]
+
+
+def distance(parents: dict[int, int | None], one: int, other: int) -> int:
+    ways = []
+    for version in (one, other):
+        way: list[int] = []
+        at: int | None = version
+        while at is not None:
+            way.append(at)
+            at = parents[at]
+        ways.append(way)
+    common = next(version for version in ways[0] if version in ways[1])
+    return ways[0].index(common) + ways[1].index(common)
