@@ -137,7 +137,7 @@ class HttpEngine:
         del body["rid"]
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
         found = [value for value, _, _ in pairs[1:] if value is not None]
-        if [token for _, token, _ in pairs] != list(ids) or len(found) != len(pairs) - 1:
+        if not _is_echo([token for _, token, _ in pairs], ids) or len(found) != len(pairs) - 1:
             raise EngineRubbishError(f"The engine {self.url} scored another sequence than it was given.")
         return found
 
@@ -266,6 +266,13 @@ def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: in
         "stream": False,
     }
     return body if version is None else {**body, "version": version}
+
+
+def _is_echo(told: Sequence[int], ids: Sequence[int]) -> bool:
+    """Whether these are the ids that were sent. SGLang tells the last one of the vocabulary as 0, with its log-prob."""
+    return len(told) == len(ids) and all(
+        one == sent or (one == 0 and sent == max(ids)) for one, sent in zip(told, ids, strict=True)
+    )
 
 
 def _sent_rid(rid: str) -> str:

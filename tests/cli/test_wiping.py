@@ -6,15 +6,18 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from agentrl.client.living import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
-from agentrl.store import database
+from agentrl.store import database, owners
 from agentrl.store.binary import find_mongod
 from agentrl.store.embedded import Mongod
 from agentrl.store.files import prepare
@@ -106,3 +109,76 @@ def test_a_wiped_run_has_nothing_left_but_what_it_was_given(shell: Shell, run_di
     assert left(run_dir) == ["of-mine"]
     assert json.loads((run_dir / "config.json").read_text()) == CONFIG
     assert with_server(count) == []
+
+
+# ---- a database of one's own ----
+
+
+@pytest.fixture
+async def shared(shell: Shell, run_dir: Path, mongo_url: str) -> AsyncIterator[database.Database]:
+    """The database of the run, on a server that it shares with the run `neighbour`."""
+    (run_dir / "config.json").write_text(json.dumps({**CONFIG, "mongo": {"url": "env:MY_MONGO_URL"}}))
+    shell.env["MY_MONGO_URL"] = mongo_url
+    async with opened(mongo_url, "old") as own, opened(mongo_url, "neighbour") as neighbour:
+        for each in (own, neighbour):
+            await each.insert_many("Task", [{"_id": f"t{number}"} for number in range(3)])
+        yield own
+        assert await neighbour.count("Task", {}) == 3, "of another run nothing goes"
+        for each in (own, neighbour):
+            await each.drop()
+
+
+@asynccontextmanager
+async def opened(url: str, name: str) -> AsyncIterator[database.Database]:
+    one = database.connect(url, name, within_s=20)
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+async def wiping(shell: Shell, *arguments: str, expect: int = 0, **env: str) -> Any:
+    return await asyncio.to_thread(shell, "runs", "wipe", "old", *arguments, "--json", expect=expect, **env)
+
+
+async def test_on_a_server_of_ones_own_only_the_database_of_the_run_goes(
+    shell: Shell, run_dir: Path, shared: database.Database
+) -> None:
+    refused = await wiping(shell, expect=ExitCode.REFUSED)
+    assert "loses 3 Task (" in refused.json["error"]["message"]
+    await wiping(shell, "--yes-really", "neighbour", expect=ExitCode.USAGE)
+    assert await shared.count("Task", {}) == 3
+    said = await wiping(shell, "--yes-really", "old")
+    assert said.json["wiped"]["documents"] == {"Task": 3}
+    assert await shared.collections() == []
+    assert left(run_dir) == ["of-mine"]
+    assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {}, "once more is harmless"
+
+
+async def test_on_a_server_of_ones_own_nothing_goes_while_a_unit_of_another_host_writes(
+    shell: Shell, run_dir: Path, shared: database.Database
+) -> None:
+    lease = owners.Lease(shared, "sampler-0.1", unit="sampler-0", role="sampler")
+    await lease.open()
+    refused = await wiping(shell, "--yes-really", "old", expect=ExitCode.REFUSED)
+    assert "old is in use by sampler-0.1" in refused.json["error"]["message"]
+    assert await shared.count("Task", {}) == 3
+    assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
+    await lease.close()
+    assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {"Owner": 1, "Task": 3}
+
+
+async def test_a_server_that_lets_nobody_in_is_named_without_a_password_and_no_file_goes(
+    shell: Shell, run_dir: Path, shared: database.Database, mongo_url: str
+) -> None:
+    password = urlsplit(mongo_url).password
+    assert password
+    refused = await wiping(
+        shell, "--yes-really", "old", expect=ExitCode.CONFIG, MY_MONGO_URL=mongo_url.replace(password, "wr0ng")
+    )
+    assert "does not let this user in" in refused.json["error"]["message"]
+    assert "wr0ng" not in refused.out + refused.err
+    unset = await wiping(shell, "--yes-really", "old", expect=ExitCode.CONFIG, MY_MONGO_URL="")
+    assert "MY_MONGO_URL" in unset.json["error"]["message"]
+    assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
+    assert await shared.count("Task", {}) == 3

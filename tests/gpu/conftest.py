@@ -28,7 +28,8 @@ def sglang_python() -> str:
 @pytest.fixture(scope="session")
 def sglang_arguments() -> Sequence[str]:
     """Its own kernels, in float32, which not all of them have."""
-    return ("--dtype", "float32", "--attention-backend", "triton", "--mem-fraction-static", "0.3")
+    kernels = ("--dtype", "float32", "--attention-backend", "triton")
+    return (*kernels, "--mem-fraction-static", "0.3", "--enable-memory-saver")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,14 @@ import msgspec
 from agentrl.config.data import Engines
 from agentrl.engines import manifest as manifests
 from agentrl.engines.manifest import CONFIG_FILE, Agreement, Manifest
-from agentrl.engines.protocol import EngineError, EngineGoneError, Load, PauseMode, WeightsRefusedError
+from agentrl.engines.protocol import (
+    EngineError,
+    EngineGoneError,
+    EngineRubbishError,
+    Load,
+    PauseMode,
+    WeightsRefusedError,
+)
 from agentrl.engines.sglang.arguments import arguments, canary_limit
 from agentrl.engines.sglang.process import SglangServer, url_of
 
@@ -131,16 +138,19 @@ class SglangEngine:
             token_file=self._token_file,
             environment=self._environment,
         )
-        await server.until_up(self._engines.load_s)
         try:
+            await server.until_up(self._engines.load_s)
             await self._compare(server, wanted)
-        except WeightsRefusedError:
+        except EngineError:
+            # There is nothing to go back to: the next attempt begins anew.
             await self.close()
             raise
         await self._let_in(server)
 
     async def _change_to(self, server: SglangServer, wanted: Held) -> None:
         await server.shut()
+        # The canary needs a cache.
+        await server.client.restore_memory()
         try:
             await self._put(server, wanted)
         except WeightsRefusedError as refused:
@@ -168,7 +178,10 @@ class SglangEngine:
 
     async def _compare(self, server: SglangServer, wanted: Held) -> None:
         canary = wanted.manifest.canary
-        ours = [await server.client.score(ids, deadline_s=SCORE_WITHIN_S) for ids in canary.ids]
+        try:
+            ours = [await server.client.score(ids, deadline_s=SCORE_WITHIN_S) for ids in canary.ids]
+        except EngineRubbishError as rubbish:
+            raise WeightsRefusedError(f"Version {wanted.version} is refused: {rubbish.message}") from rubbish
         agreement = manifests.compare(canary, ours, canary_limit(self._engines, self._config))
         if problem := agreement.problem():
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {problem}.")

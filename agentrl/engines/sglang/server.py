@@ -4,12 +4,14 @@
 
 Invariants: nothing is answered without the run's token, and the token is in no argument list, environment or log
 (SGLang writes its own `--api-key` into its log); while the door is shut, calls to generate are answered with 503, but
-for those of the unit, which compares the canary; the server never outlives the process that started it. Nothing of
-agentrl is imported here: its dependencies are not in that environment.
+for those of the unit, which compares the canary; an order to give up memory reaches SGLang only when it can follow it,
+because it dies of one that it cannot; the server never outlives the process that started it. Nothing of agentrl is
+imported here: its dependencies are not in that environment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import hmac
 import json
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 OPEN, SHUT = "/door/open", "/door/shut"
+RELEASE, RESTORE = "/release_memory_occupation", "/resume_memory_occupation"
 UNIT_HEADER = b"x-agentrl-unit"
 PR_SET_PDEATHSIG = 1
 Message = MutableMapping[str, Any]
@@ -32,10 +35,14 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 class Door:
     """In front of everything that SGLang serves. It is shut until it is told to open."""
 
-    def __init__(self, app: App, *, token: str) -> None:
+    def __init__(self, app: App, *, token: str, gives_memory: bool) -> None:
         self._app = app
         self._wanted = f"Bearer {token}".encode()
         self._open = False
+        self._gives_memory = gives_memory
+        self._has_memory = asyncio.Event()
+        self._has_memory.set()
+        self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,8 +56,52 @@ class Door:
             await _answer(send, 200, "")
         elif scope["path"] == "/generate" and not self._open and UNIT_HEADER not in headers:
             await _answer(send, 503, "The engine loads weights and takes no calls.")
+        elif scope["path"] in (RELEASE, RESTORE):
+            act = self._release if scope["path"] == RELEASE else self._restore
+            async with self._one_at_a_time:
+                await act(scope, receive, send)
         else:
+            if scope["path"] == "/generate":
+                await self._has_memory.wait()
             await self._app(scope, receive, send)
+
+    async def _release(self, scope: Message, receive: Receive, send: Send) -> None:
+        if not self._gives_memory:
+            await _answer(send, 400, "This server gives up no memory: it was started without --enable-memory-saver.")
+            return
+        if not self._has_memory.is_set():
+            await _answer(send, 200, "")
+            return
+        self._has_memory.clear()
+        # The scheduler answers this one for what it has under way, where it would assert the same and die.
+        if await _status_of(self._app, {**scope, "path": "/flush_cache", "raw_path": b"/flush_cache"}) != 200:
+            self._has_memory.set()
+            await _answer(send, 503, "Calls are under way; their cache cannot be given up.")
+            return
+        await self._app(scope, receive, send)
+
+    async def _restore(self, scope: Message, receive: Receive, send: Send) -> None:
+        if self._has_memory.is_set():
+            await _answer(send, 200, "")
+            return
+        await self._app(scope, receive, send)
+        self._has_memory.set()
+
+
+async def _status_of(app: App, scope: Message) -> int:
+    """How it answers a request without a body."""
+    status = 500
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"content-type")]
+    await app({**scope, "headers": headers}, receive, send)
+    return status
 
 
 async def _answer(send: Send, status: int, sentence: str) -> None:
@@ -75,7 +126,8 @@ def main(token_file: str, parent: str, *arguments: str) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    app.add_middleware(Door, token=Path(token_file).read_text(encoding="utf-8").strip())
+    token = Path(token_file).read_text(encoding="utf-8").strip()
+    app.add_middleware(Door, token=token, gives_memory="--enable-memory-saver" in arguments)
     try:
         run_server(prepare_server_args(list(arguments)))
     finally:

@@ -31,6 +31,8 @@ class Subject:
     kind: str
     url: str
     client: HttpEngine
+    gives_memory: bool = True
+    """Whether it can give up what its cache takes."""
 
     @property
     def keeps_cache(self) -> bool:
@@ -103,13 +105,14 @@ def address(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def subject(address: tuple[str, str], first: Weights) -> AsyncIterator[Subject]:
+async def subject(address: tuple[str, str], first: Weights, sglang_arguments: Sequence[str]) -> AsyncIterator[Subject]:
     kind, url = address
     client = HttpEngine(url, TOKEN)
     load = await client.load()
     if load.version != 1:
         await client.update(str(first.path), 1)
-    yield Subject(kind, url, client)
+    yield Subject(kind, url, client, kind == "embedded" or "--enable-memory-saver" in sglang_arguments)
+    await client.restore_memory()
     await client.resume()
     await client.abort("")
     await aeventually(lambda: _idle(client))

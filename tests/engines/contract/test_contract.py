@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import pytest
 
 from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import CallRefusedError, Generated, PauseMode, Sampling, VersionNotServedError
+from agentrl.engines.protocol import (
+    CallRefusedError,
+    EngineBusyError,
+    Generated,
+    PauseMode,
+    Sampling,
+    VersionNotServedError,
+)
 from tests.engines.conftest import Weights
 from tests.engines.contract.fixtures import CONTEXT, Subject
 from tests.waiting import aeventually
@@ -43,9 +51,10 @@ async def generates(client: HttpEngine) -> bool:
 
 
 async def endless(subject: Subject, weights: Weights, name: str) -> asyncio.Task[Generated]:
-    """A call that is under way for a while, unless it ends by chance."""
+    """A call that is under way for a while: the likeliest tokens of these weights do not come to an end by themselves,
+    as chance might."""
     call = asyncio.create_task(
-        subject.client.generate(name, PROMPT, sampling(weights, LONG, temperature=2.0), deadline_s=120)
+        subject.client.generate(name, PROMPT, sampling(weights, LONG, temperature=0.0), deadline_s=120)
     )
     await aeventually(lambda: generates(subject.client), every_s=0.005)
     return call
@@ -111,6 +120,14 @@ async def test_sequences_are_scored_as_the_model_scores_them(
     assert await subject.client.score(ids, deadline_s=60) == pytest.approx(found, abs=tolerance)
 
 
+async def test_the_last_id_of_the_vocabulary_is_scored_like_any_other(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    last = first.reference.config.vocab_size - 1
+    ids = [*PROMPT, last, 20, last]
+    assert distance(first.log_probs(ids), await subject.client.score(ids, deadline_s=60)) <= tolerance
+
+
 async def test_a_stop_token_ends_the_call_and_is_part_of_it(subject: Subject, first: Weights) -> None:
     expected = first.greedy(PROMPT, 8)
     stop = expected[3]
@@ -148,12 +165,12 @@ async def test_an_aborted_call_answers_with_what_it_has_and_no_other_is_touched(
     assert made.finish == "abort"
     assert len(made.ids) < LONG
     if made.ids:
-        assert_exact(first, PROMPT, made, tolerance, temperature=2.0)
+        assert_exact(first, PROMPT, made, tolerance)
     assert (await other).finish in ("length", "stop")
 
 
 async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(subject: Subject, first: Weights) -> None:
-    long = Sampling(max_new_tokens=LONG, stop_token_ids=(end_of(first),), temperature=2.0)
+    long = sampling(first, LONG, temperature=0.0)
     made = await subject.client.generate("late", PROMPT, long, deadline_s=0.05)
     assert made.finish == "abort"
     assert len(made.ids) < LONG
@@ -179,8 +196,8 @@ async def test_a_paused_call_is_continued_with_the_weights_that_came_meanwhile(
     assert [version for version, _ in made.versions] == [1, 2]
     before = made.versions[0][1]
     assert sum(count for _, count in made.versions) == len(made.ids)
-    old = first.log_probs([*PROMPT, *made.ids], 2.0)[len(PROMPT) - 1 :]
-    new = second.log_probs([*PROMPT, *made.ids], 2.0)[len(PROMPT) - 1 :]
+    old = first.log_probs([*PROMPT, *made.ids])[len(PROMPT) - 1 :]
+    new = second.log_probs([*PROMPT, *made.ids])[len(PROMPT) - 1 :]
     assert distance(old[:before], made.log_probs[:before]) <= tolerance
     if mode == "retract" or not subject.keeps_cache:
         # Computed anew: as if the new weights had read all of it.
@@ -233,6 +250,38 @@ async def test_it_tells_that_it_lives_what_it_serves_and_how_full_it_is(subject:
     call = await endless(subject, first, "counted")  # which counts it
     await subject.client.abort("counted")
     await call
+
+
+async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes_meanwhile_waits(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    call = await endless(subject, first, "under way")
+    if not subject.gives_memory:
+        with pytest.raises(CallRefusedError, match="started without --enable-memory-saver"):
+            await subject.client.release_memory()
+    else:
+        with pytest.raises(EngineBusyError, match="under way"):
+            await subject.client.release_memory()
+    await subject.client.abort("under way")
+    assert (await call).finish == "abort"
+    if subject.gives_memory:
+        await aeventually(lambda: gives_up(subject.client))
+    late = asyncio.create_task(subject.client.generate("late", PROMPT, sampling(first, 8), deadline_s=60))
+    if subject.gives_memory:
+        done, _ = await asyncio.wait([late], timeout=0.2)
+        assert not done, "there is no cache to compute in"
+    # Twice is once; an engine that gave nothing up takes nothing.
+    await subject.client.restore_memory()
+    await subject.client.restore_memory()
+    assert_exact(first, PROMPT, await late, tolerance)
+
+
+async def gives_up(client: HttpEngine) -> bool:
+    """What was aborted may be under way for another moment."""
+    with contextlib.suppress(EngineBusyError):
+        await client.release_memory()
+        return True
+    return False
 
 
 async def test_only_the_token_of_the_run_opens_it(subject: Subject, first: Weights) -> None:

@@ -1,0 +1,89 @@
+"""The door before an SGLang server: an order on memory that the server would die of does not get through.
+
+The processor build gives up no memory, so a small application stands behind the door here; `make test-gpu` has the
+server itself behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentrl.engines.client import HttpEngine
+from agentrl.engines.protocol import CallRefusedError, EngineBusyError
+from agentrl.engines.sglang.server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
+from agentrl.http.server import listening
+from tests.waiting import aeventually
+
+TOKEN = "a-token-for-tests-only"
+FLUSH = "/flush_cache"
+
+
+class Behind:
+    """Remembers what reached it. Like the server, it flushes no cache while it is busy."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+        self.is_busy = False
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.reached.append(scope["path"])
+        # Others come between.
+        await asyncio.sleep(0)
+        await _answer(send, 400 if scope["path"] == FLUSH and self.is_busy else 200, "")
+
+
+@pytest.fixture
+def behind() -> Behind:
+    return Behind()
+
+
+@pytest.fixture(params=[True])
+async def client(behind: Behind, request: pytest.FixtureRequest) -> AsyncIterator[HttpEngine]:
+    """At an open door; the parameter says whether the server was started so that it gives up memory."""
+    async with listening(Door(behind, token=TOKEN, gives_memory=request.param)) as url:
+        client = HttpEngine(url, TOKEN)
+        await client.order(OPEN)
+        yield client
+        await client.close()
+
+
+async def test_a_busy_server_is_not_told_to_give_up_its_cache(behind: Behind, client: HttpEngine) -> None:
+    behind.is_busy = True
+    with pytest.raises(EngineBusyError, match="under way"):
+        await client.release_memory()
+    await client.order("/generate")
+    assert behind.reached == [FLUSH, "/generate"]
+
+
+async def test_calls_wait_until_there_is_memory_again(behind: Behind, client: HttpEngine) -> None:
+    await client.release_memory()
+    call = asyncio.create_task(client.order("/generate"))
+    assert await client.health(), "it lives, and is asked for everything else"
+    await client.restore_memory()
+    await call
+    assert [path for path in behind.reached if path != "/health"] == [FLUSH, RELEASE, RESTORE, "/generate"]
+
+
+async def test_what_is_said_twice_is_done_once(behind: Behind, client: HttpEngine) -> None:
+    await client.restore_memory()
+    await asyncio.gather(client.release_memory(), client.release_memory())
+    await asyncio.gather(client.restore_memory(), client.restore_memory())
+    await aeventually(lambda: _is_open(client))
+    assert [path for path in behind.reached if path != "/generate"] == [FLUSH, RELEASE, RESTORE]
+
+
+async def _is_open(client: HttpEngine) -> bool:
+    await client.order("/generate")
+    return True
+
+
+@pytest.mark.parametrize("client", [False], indirect=True)
+async def test_a_server_that_cannot_says_which_argument_it_lacks(behind: Behind, client: HttpEngine) -> None:
+    with pytest.raises(CallRefusedError, match="started without --enable-memory-saver"):
+        await client.release_memory()
+    await client.restore_memory()
+    await client.order("/generate")
+    assert behind.reached == ["/generate"]
