@@ -68,7 +68,9 @@ async def list_checkpoints(
 ) -> ExitCode:
     """List checkpoints."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_checkpoints", asked, CHECKPOINTS, right=("step", "version"))
+    return await lists.show_page(
+        cli, "list_checkpoints", asked, CHECKPOINTS, right=("step", "version"), spare=("path",)
+    )
 
 
 async def show_checkpoint(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:

@@ -17,6 +17,11 @@ Boundary = Literal["now", "next claim", "next version", "restart"]
 _WORDS: dict[str, str] = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 
 
+def _plain(bound: float | None) -> str:
+    """A bound as people write it: 0 and not 0.0."""
+    return "" if bound is None else f"{bound:.15g}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
     """The declaration of one knob."""
@@ -49,9 +54,9 @@ class Knob:
             return f"one of {', '.join(self.choices)}"
         bounds = {
             (False, False): "",
-            (True, False): f" of at least {self.minimum}",
-            (False, True): f" of at most {self.maximum}",
-            (True, True): f" from {self.minimum} to {self.maximum}",
+            (True, False): f" of at least {_plain(self.minimum)}",
+            (False, True): f" of at most {_plain(self.maximum)}",
+            (True, True): f" from {_plain(self.minimum)} to {_plain(self.maximum)}",
         }[self.minimum is not None, self.maximum is not None]
         return f"{_WORDS[self.kind]}{bounds}{f' ({self.unit})' if self.unit else ''}"
 

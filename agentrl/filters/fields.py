@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["text", "number", "time", "flag", "texts"]
@@ -21,6 +21,8 @@ class Field:
     kind: Kind
     path: str = ""
     """As MongoDB has it; empty: the same."""
+    choices: tuple[str, ...] = ()
+    """All values that it can have, where they are known: another one is a mistake, and not a list without rows."""
 
     @property
     def stored(self) -> str:
@@ -40,6 +42,14 @@ class Fields:
         self._fields = {field.name: field for field in fields}
         self._prefixes = dict(prefixes or {})
         self._orders = dict(orders or {})
+
+    def among(self, **choices: Iterable[str]) -> Fields:
+        """The same, with all values that some of them can have."""
+        told = [
+            replace(field, choices=tuple(str(choice) for choice in choices.get(field.name, ())))
+            for field in self._fields.values()
+        ]
+        return Fields(told, prefixes=self._prefixes, orders=self._orders)
 
     @property
     def names(self) -> tuple[str, ...]:

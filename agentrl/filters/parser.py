@@ -190,7 +190,7 @@ class _Parser:
         if operator in ("<", "<=", ">", ">=") and field.kind in ("flag", "texts"):
             self.fail(sign, f"{field.name} has no order; use = or !=")
         token = self.next
-        value = self._value(field)
+        value = self._whole_value(field) if operator in ("=", "!=") else self._value(field)
         if value is None and operator not in ("=", "!="):
             self.fail(token, "null can only be compared with = and !=")
         if operator in ("~", "!~") and isinstance(value, str) and not 0 < len(value) <= LONGEST_TEXT:
@@ -199,10 +199,10 @@ class _Parser:
 
     def _choice(self, field: Field) -> Expression:
         self._expect("(", "after in comes a list in brackets, as in (a, b)")
-        values = [self._value(field)]
+        values = [self._whole_value(field)]
         while self.next.text == "," and self.next.kind == "mark":
             self._take()
-            values.append(self._value(field))
+            values.append(self._whole_value(field))
         self._expect(")", "the list is not closed, or a comma is missing")
         return In(field, tuple(values))
 
@@ -212,6 +212,14 @@ class _Parser:
             self.fail(token, problem)
 
     # ---- values ----
+
+    def _whole_value(self, field: Field) -> Value:
+        """One that the field can have; nothing, in quotes or as null, may stand in any."""
+        token = self.next
+        value = self._value(field)
+        if field.choices and value and value not in field.choices:
+            self.fail(token, f"{field.name} is one of {', '.join(field.choices)}, not {value!r}")
+        return value
 
     def _value(self, field: Field) -> Value:
         token = self._take()

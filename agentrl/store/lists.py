@@ -17,17 +17,19 @@ from agentrl.filters.fields import Fields
 from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort
+from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.policies.states import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
 from agentrl.store.database import Database, Plain
 
 FIELDS: Mapping[str, Fields] = {
-    "Task": known_fields.TASKS,
-    "Record": known_fields.RECORDS,
+    "Task": known_fields.TASKS.among(status=TaskStatus),
+    "Record": known_fields.RECORDS.among(status=RecordStatus, outcome=Outcome, outcome_class=OutcomeClass),
     "DispatchedSamplingTask": known_fields.CALLS,
     "Turn": known_fields.TURNS,
     "ToolCall": known_fields.TOOL_CALLS,
-    "Step": known_fields.STEPS,
-    "Checkpoint": known_fields.CHECKPOINTS,
-    "Publication": known_fields.PUBLICATIONS,
+    "Step": known_fields.STEPS.among(status=StepStatus),
+    "Checkpoint": known_fields.CHECKPOINTS.among(status=CheckpointStatus),
+    "Publication": known_fields.PUBLICATIONS.among(status=PublicationStatus),
     "Owner": known_fields.OWNERS,
     "Service": known_fields.SERVICES,
 }

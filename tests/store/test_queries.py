@@ -245,6 +245,9 @@ async def test_pages_put_together_are_the_list(db: Database) -> None:
     assert seen == [task.id for task in reversed(rows) if task.status == "queued"]
     with pytest.raises(FilterError, match="did you mean 'status'"):
         await lists.page(db, "Task", filter="statsu=queued")
+    with pytest.raises(FilterError, match=r"status is one of queued, .*, dead, not 'deda'"):
+        await lists.page(db, "Task", filter="status in (queued, deda)")
+    assert not (await lists.page(db, "Task", filter="status~deda or status=null")).rows
     with pytest.raises(UnknownNameError):
         await lists.page(db, "Chunk")
     with pytest.raises(UnknownNameError, match="go on from"):

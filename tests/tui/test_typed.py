@@ -87,7 +87,7 @@ def test_a_line_that_only_looks_leads_to_its_place(mirror: Mirror, line: str, lo
         ("scale web many", "not a number of units"),
         ("scale web -9", "cannot have -6"),
         ("scale nobody 1", "no group named nobody"),
-        ("tune pool.work_s 90", "must be a number from 0.0 to 9.0"),
+        ("tune pool.work_s 90", "must be a number from 0 to 9"),
         ("tune nothing 1", "no knob named nothing"),
         ("alerts ack nothing", "no alert 'nothing'"),
         ("restart 'web-0", "No closing quotation"),
