@@ -51,7 +51,7 @@ def left(place: Path) -> list[str]:
 
 def test_nothing_goes_without_the_name_of_the_run(shell: Shell, run_dir: Path) -> None:
     said = shell("runs", "wipe", "old", expect=ExitCode.REFUSED)
-    assert "no documents and 8 KiB of" in said.err
+    assert f"no documents and {len(MADE) + 1} KiB of" in said.err
     assert "--yes-really old" in said.err
     assert shell("runs", "wipe", "old", "--dry-run", "--json").json["tier"] == "destructive"
     assert "says other, but" in shell("runs", "wipe", "old", "--yes-really", "other", expect=ExitCode.USAGE).err
