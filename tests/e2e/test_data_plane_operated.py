@@ -1,5 +1,5 @@
 """A run in the hands of an operator, through the command line alone: it grows and shrinks, loses an engine and its
-trainer, and ages are told over both lives of it."""
+trainer, and its bound and other knobs are tried, changed and taken back."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.errors import ExitCode
 from tests.e2e.running import Run, running
 from tests.e2e.test_data_plane import UP_WITHIN_S, up
 from tests.small_run import data_plane, write_data
@@ -255,3 +256,57 @@ def distance(parents: dict[int, int | None], one: int, other: int) -> int:
         ways.append(way)
     common = next(version for version in ways[0] if version in ways[1])
     return ways[0].index(common) + ways[1].index(common)
+
+
+# ---- knobs ----
+
+
+def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
+    old = {record["id"] for record in ready(run)}
+    lineage, stands = versions(run)[-1]["lineage"], newest_step(run)
+    report = run.cli("staleness")
+    voids = {one["bound"]: one.get("voids_ready", 0) for one in report["previews"]}
+    assert voids[0] == len(old) > 0
+    preview = run.cli("tune", "bound", "0", "--preview")
+    assert (
+        f"the bound goes from {BOUND} to 0 with the next step and voids {voids[0] - voids[BOUND]} ready records"
+        in (preview["effect"]["loses"])
+    )
+    assert knob(run, "bound")["value"] == BOUND, "a preview changes nothing"
+    code, _ = run.cli("tune", "bound", "0", check=False)
+    assert code == ExitCode.REFUSED, "nobody said yes to what would be lost"
+
+    run.cli("tune", "bound", "0", "--yes")
+    run.cli("resume", "trainer")
+    run.cli("resume", "sampler")
+    in_force(run, "bound", 0)
+    goes_on(run)
+    mine = f"status = committed and lineage = {lineage} and step > {stands}"
+    steps = run.cli("steps", "list", "--filter", mine)["rows"]
+    assert steps
+    assert max(step["metrics"].get("age_max", 0.0) for step in steps) == 0
+    trained = {record["id"] for step in steps for record in run.cli("steps", "show", step["id"])["records"]}
+    assert trained
+    assert not trained & old, "every one of them was void"
+
+    run.cli("tune", "bound", "--undo")
+    in_force(run, "bound", BOUND)
+    goes_on(run)
+    run.cli("accounting")
+
+
+def test_what_was_tuned_outlives_the_steward_and_the_coordinator_and_is_taken_back(run: Run) -> None:
+    tuned = {"max_in_flight": (32, 24), "concurrency": (16, 12), "checkpoint_every": (2, 3)}
+    for name, (_, new) in tuned.items():
+        run.cli("tune", name, str(new))
+    coordinator, steward = run.coordinator_pid(), run.unit_row("steward-0")
+    run.kill(coordinator)
+    run.kill(steward.pid)
+    eventually(lambda: run.run_row().coordinator_pid not in (0, coordinator), within_s=WITHIN_S, what="a coordinator")
+    run.wait_incarnation("steward-0", above=steward.incarnation, within_s=WITHIN_S)
+    for name, (_, new) in tuned.items():
+        in_force(run, name, new)
+    for name, (old, _) in tuned.items():
+        run.cli("tune", name, "--undo")
+        in_force(run, name, old)
+    assert knob(run, "learning_rate")["in_force"] == 5e-5, "only what was taken back"
