@@ -1,18 +1,27 @@
-"""`python -m tui [--run NAME | --key FILE] [--read-only] [--ascii] [--theme dark|light]`."""
+"""`python -m tui [--run NAME | --key FILE | --replay RUN|FILE] [--read-only] [--ascii] [--theme dark|light]`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agentrl.errors import AgentrlError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from tui.connection import Connection
+    from tui.model.mirror import Mirror
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="agentrl tui", description="The operator's console.")
     parser.add_argument("--run", metavar="NAME")
     parser.add_argument("--key", metavar="FILE")
+    parser.add_argument("--replay", metavar="RUN|FILE", help="play a recording in the place of a run")
+    parser.add_argument("--at", metavar="TIME", default="", help="where to begin, as 14:05 or 2030-01-31T14:05")
+    parser.add_argument("--speed", metavar="X", type=float, default=1.0)
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
     parser.add_argument("--ascii", action="store_true", help="ASCII signs only")
     parser.add_argument("--no-color", action="store_true")
@@ -37,14 +46,12 @@ def _run(args: argparse.Namespace) -> int:
         os.environ.pop("NO_COLOR", None)
     else:
         os.environ["NO_COLOR"] = "1"
-    from agentrl.client import Client, find
-    from tui import preferences
+    from tui import preferences, recordings
     from tui.app import Console, Settings
 
     own = preferences.load(preferences.path())
-
-    # A run that does not exist is told before the screen is taken.
-    find(args.run, key_file=args.key)
+    # What does not exist is told before the screen is taken.
+    link = recordings.link(args.replay, args.at, args.speed) if args.replay else _live(args)
     aim = ("--key", args.key) if args.key else ("--run", args.run) if args.run else ()
     settings = Settings(
         read_only=args.read_only,
@@ -53,11 +60,19 @@ def _run(args: argparse.Namespace) -> int:
         colour=colour,
         keys={id: tuple(keys) for id, keys in own.keys.items()},
         aim=aim,
-        local=not args.key,
+        local=not args.key and not args.replay,
     )
-    app = Console(lambda: Client.connect(args.run, key_file=args.key), settings)
+    app = Console(link, settings)
     code = app.run()
     return ExitCode.FAILED if app.return_code and code is None else int(code or 0)
+
+
+def _live(args: argparse.Namespace) -> Callable[[Mirror], Connection]:
+    from agentrl.client import Client, find
+    from tui.connection import Connection
+
+    find(args.run, key_file=args.key)
+    return lambda mirror: Connection(mirror, lambda: Client.connect(args.run, key_file=args.key))
 
 
 if __name__ == "__main__":

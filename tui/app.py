@@ -25,7 +25,6 @@ from textual.binding import BindingType
 from textual.containers import Container
 from textual.widgets import Input
 
-from agentrl.client import Client
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
 from agentrl.protocol.commands import WhyReport
@@ -34,12 +33,14 @@ from tui.acting import Acting
 from tui.asking import Asking
 from tui.connection import Connection
 from tui.model import actions, chrome, intents
-from tui.model.actions import Action
+from tui.model.actions import Action, When
 from tui.model.ink import Line, Span, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Notices
 from tui.navigation import FILTER, Navigation
+from tui.playing import Playing
+from tui.replaying import Replay
 from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
@@ -84,7 +85,7 @@ class Console(App[int]):
     #filter:focus { border: none; }
     """
 
-    def __init__(self, connect: Callable[[], Client], settings: Settings | None = None) -> None:
+    def __init__(self, link: Callable[[Mirror], Connection | Replay], settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         # Without colours the terminal's own ground is kept, so nothing has to be told by one.
         super().__init__(ansi_color=not self.settings.colour or None)
@@ -92,7 +93,9 @@ class Console(App[int]):
             self.register_theme(theme)
         self.theme = self.settings.theme
         self.mirror = Mirror()
-        self.connection = Connection(self.mirror, connect)
+        self.connection = link(self.mirror)
+        self.replay = self.connection.playback if isinstance(self.connection, Replay) else None
+        """Where a recording stands that is played in the place of a run."""
         self.notices = Notices()
         self.why: WhyReport | None = None
         self.registry = actions.rebound(self.settings.keys)
@@ -109,6 +112,7 @@ class Console(App[int]):
         self.navigation = Navigation(self, self.views)
         self.asking = Asking(self)
         self.acting = Acting(self)
+        self.playing = Playing(self, self.replay)
 
     # ---- the screen ----
 
@@ -140,7 +144,11 @@ class Console(App[int]):
 
     @property
     def read_only(self) -> bool:
-        return self.settings.read_only
+        return self.settings.read_only or self.replay is not None
+
+    def now(self) -> float:
+        """The time that the screens show."""
+        return self.connection.now()
 
     @property
     def fresh(self) -> bool:
@@ -181,11 +189,12 @@ class Console(App[int]):
         clock = time.monotonic()
         next_try = self.connection.next_try_at
         at = chrome.Circumstances(
-            time.time(),
+            self.now(),
             clock,
             None if next_try is None else next_try - clock,
             self.read_only,
             None if self._frozen_at is None else clock - self._frozen_at,
+            chrome.played(self.replay) if self.replay else "",
         )
         view = self.view
         tabs = chrome.tabs(self.mirror, self.navigation.tab, view.heading(), view.filter_text, width)
@@ -205,7 +214,7 @@ class Console(App[int]):
 
     def may(self, action: Action) -> bool:
         """Whether whom looks may do it."""
-        return action.allowed(self.mirror.permission, read_only=self.read_only)
+        return action.allowed(self.mirror.permission, read_only=self.read_only, replay=self.replay is not None)
 
     def possible(self) -> list[Action]:
         """What may be done here."""
@@ -229,7 +238,11 @@ class Console(App[int]):
     def do(self, action: Action) -> None:
         """What an action of the registry means in the view that is seen."""
         if not self.may(action):
-            why = "this console is read-only" if self.read_only else f"this key is {self.mirror.permission}"
+            why = f"this key is {self.mirror.permission}"
+            if self.read_only:
+                why = "this is a recording" if self.replay else "this console is read-only"
+            elif action.when is When.REPLAY:
+                why = "nothing is replayed"
             self.say(f"{action.title} is not possible: {why}.", Tone.WARN)
             return
         group, _, name = action.id.partition(".")
@@ -240,7 +253,7 @@ class Console(App[int]):
                 move(name)
         else:
             method = f"do_{action.id.replace('.', '_').replace('-', '_')}"
-            able = (self.view, self.navigation, self.asking, self.acting, self)
+            able = (self.view, self.navigation, self.asking, self.acting, self.playing, self)
             handler = next((found for who in able if (found := getattr(who, method, None))), None)
             if handler is not None:
                 handler()
@@ -324,7 +337,7 @@ class Console(App[int]):
     async def _ask_why(self) -> None:
         """Who waits for whom is asked for, not told."""
         while True:
-            if self.mirror.link.connected:
+            if self.mirror.link.connected and self.replay is None:
                 try:
                     self.why = await self.connection.client.why()
                 except AgentrlError:

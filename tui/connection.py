@@ -37,6 +37,10 @@ class Connection:
             raise NoCoordinatorError(f"No coordinator answers: {self.mirror.link.why}", hint=self.mirror.link.hint)
         return self._client
 
+    def now(self) -> float:
+        """The time on the wall, as the screens show it."""
+        return time.time()
+
     def try_now(self) -> None:
         self._hurry.set()
 

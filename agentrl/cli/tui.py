@@ -24,6 +24,13 @@ def register(app: typer.Typer) -> None:
 
 def tui(
     cli: Cli,
+    replay: Annotated[
+        str, typer.Option("--replay", metavar="RUN|FILE", help="Play what was recorded of a run.", show_default=False)
+    ] = "",
+    at: Annotated[
+        str, typer.Option("--at", metavar="TIME", help="Where to begin: 14:05, -10m.", show_default=False)
+    ] = "",
+    speed: Annotated[float, typer.Option("--speed", metavar="X", help="How fast it is played.")] = 1.0,
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")] = False,
     theme: Annotated[
@@ -35,6 +42,10 @@ def tui(
         raise UsageError("The console has no --json.", hint="`agentrl status --watch --json` tells a program the same.")
     run = cli.run or os.environ.get(RUN_VARIABLE)
     aim = ["--key", str(cli.key)] if cli.key is not None else ["--run", run] if run else []
+    if replay:
+        aim = [f"--replay={replay}", f"--at={at}", f"--speed={speed:g}"]
+    elif at:
+        raise UsageError("--at is for a recording.", hint="agentrl tui --replay RUN --at 14:05")
     looks = [*(["--read-only"] if read_only else []), *(["--ascii"] if ascii_only else [])]
     looks += ["--theme", theme.value] if theme else []
     looks += [] if cli.color else ["--no-color"]

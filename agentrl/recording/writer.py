@@ -20,6 +20,8 @@ from agentrl.recording.blocks import MAGIC, Change, Kind, Packer, block
 SUFFIX = ".rec"
 FRAME_S = 60.0
 FLUSH_S = 1.0
+SIGN_S = 10.0
+"""Where nothing changes a block without rows says so: silence of a file is that of its writer."""
 FILE_S = 3600.0
 """A file holds an hour, so that what is too old can go in pieces."""
 MARKED = frozenset({"incident", "alert", "op"})
@@ -51,7 +53,7 @@ class Writer:
         self._marks: list[tuple[float, str]] = []
         self._known: set[str] = set()
         """Keys that were marked in this frame or stood in its snapshot."""
-        self._file_until = self._frame_until = self._flush_at = float("-inf")
+        self._file_until = self._frame_until = self._flush_at = self._sign_at = float("-inf")
 
     def row(self, at: float, key: str, value: msgspec.Raw | None) -> None:
         """A row changed, or is gone."""
@@ -89,15 +91,16 @@ class Writer:
             log.warning("the last second of the recording is lost: %s", error)
 
     def _flush(self, now: float) -> None:
-        if self._file is not None and self._pending:
+        if self._file is not None and (self._pending or now >= self._sign_at):
             self._file.write(self._bodies(now))
             self._file.flush()
+            self._sign_at = now + SIGN_S
 
     def _bodies(self, now: float) -> bytes:
         pending, self._pending = self._pending, []
         marks, self._marks = self._marks, []
         told = b"".join(block(Kind.MARK, at, key.encode()) for at, key in marks)
-        return told + (block(Kind.ROWS, now, self._packer.pack(pending)) if pending else b"")
+        return told + block(Kind.ROWS, now, self._packer.pack(pending))
 
     def _begin_frame(self, now: float) -> None:
         self._flush(now)
@@ -112,6 +115,7 @@ class Writer:
         self._file.write(block(Kind.FRAME, now, self._epoch.encode()))
         self._file.write(block(Kind.ROWS, now, self._packer.pack(rows)))
         self._file.flush()
+        self._sign_at = now + SIGN_S
         self.trouble = ""
 
     def _begin_file(self, now: float) -> None:

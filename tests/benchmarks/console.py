@@ -25,6 +25,7 @@ from agentrl.client import Client
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
 from tests.benchmarks.figures import Outcome, median, p95
 from tui.app import Console
+from tui.connection import Connection
 from tui.model import fleet
 from tui.model.mirror import Mirror
 from tui.model.table import layout
@@ -146,7 +147,7 @@ class _Fleet(_Subject):
     def __init__(self, *, rows_per_update: int = ROWS_PER_UPDATE, spread: bool = False) -> None:
         self._rows = _Rows()
         self._count, self._spread = rows_per_update, spread
-        console = Console(lambda: _Nobody())  # type: ignore[arg-type, return-value]
+        console = Console(lambda mirror: Connection(mirror, lambda: _Nobody()))  # type: ignore[arg-type, return-value]
         console.driver_class = _Counting
         self.app, self._console = console, console
 

@@ -17,6 +17,7 @@ from agentrl.protocol.messages import ExitStatus, HostFacts, LogChunk, Wait
 from tests.cli.scripted import Scripted
 from tests.waiting import aeventually
 from tui.app import Console, Settings
+from tui.connection import Connection
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[/INST] [red]\u202eevil 界界 \r\n" + "x" * 5000
 SIZES = ((80, 24), (120, 40), (300, 80))
@@ -61,7 +62,10 @@ class Screen:
 async def opened(
     state_dir: Path, size: tuple[int, int] = (100, 30), settings: Settings | None = None, *, connected: bool = True
 ) -> AsyncIterator[Screen]:
-    app = Console(lambda: Client.connect(state_dir=state_dir, timeout_s=5.0), settings)
+    def connect() -> Client:
+        return Client.connect(state_dir=state_dir, timeout_s=5.0)
+
+    app = Console(lambda mirror: Connection(mirror, connect), settings)
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         if connected:

@@ -12,6 +12,7 @@ from tui.app import Console
 from tui.asking import Asking
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
 from tui.navigation import Navigation
+from tui.playing import Playing
 from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
@@ -25,7 +26,7 @@ from tui.views.tuning import Tuning
 SCREENS = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training)
 PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage)
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
-FOR_ALL = (Navigation, Asking, Acting, Console)
+FOR_ALL = (Navigation, Asking, Acting, Console, Playing)
 """Who carries out what means the same in every view."""
 ELSEWHERE = {
     "apply": "agentrl up",

@@ -6,6 +6,7 @@ what takes it back come from the table of commands.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,14 @@ EVERYWHERE = ""
 TABLES = ("fleet", "events", "alerts", "tuning", "records", "training", "tool-errors")
 VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training")
 """The screens in the order of their digits."""
+
+
+class When(enum.Enum):
+    """Whether it means something while a recording is played."""
+
+    ALWAYS = enum.auto()
+    LIVE = enum.auto()
+    REPLAY = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,11 @@ class Action:
     """The command that it sends, by its name in the table."""
     footer: int = 0
     """The higher, the longer it stays in a narrow footer; 0 is never shown there."""
+    when: When = When.ALWAYS
 
-    def allowed(self, permission: Permission, *, read_only: bool) -> bool:
+    def allowed(self, permission: Permission, *, read_only: bool, replay: bool = False) -> bool:
+        if self.when is (When.LIVE if replay else When.REPLAY):
+            return False
         if not self.command:
             return True
         return not read_only and permission.allows(COMMANDS[self.command].permission)
@@ -42,6 +54,22 @@ class Action:
 def _go(number: int, view: str, help: str) -> Action:
     return Action(f"go.{view}", (str(number),), view, help)
 
+
+def _replay(name: str, keys: tuple[str, ...], title: str, help: str, footer: int = 0) -> Action:
+    return Action(f"replay.{name}", keys, title, help, footer=footer, when=When.REPLAY)
+
+
+RECORDING = (
+    _replay("play", ("P",), "play/stop", "Lets the recording go on, or stand.", 59),
+    _replay("next", ("right_curly_bracket",), "next", "Where the next incident, alert or operation began.", 49),
+    _replay("previous", ("left_curly_bracket",), "previous", "Where the one before began.", 48),
+    _replay("forward", ("full_stop",), "+10 s", "Ten seconds on.", 44),
+    _replay("back", ("comma",), "-10 s", "Ten seconds back.", 43),
+    _replay("faster", ("right_parenthesis",), "faster", "The next higher speed.", 42),
+    _replay("slower", ("left_parenthesis",), "slower", "The next lower speed.", 41),
+    _replay("first", (), "to the beginning", "Where the recording begins."),
+    _replay("last", (), "to the end", "Where the recording ends."),
+)
 
 ACTIONS: tuple[Action, ...] = (
     _go(1, "overview", "What needs you, what moves, what changed."),
@@ -57,8 +85,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("back", ("escape",), "back", "One step back: closes, or ends a filter."),
     Action("quit", ("q",), "quit", "Leaves the console. The run goes on.", footer=46),
     Action("filter", ("slash",), "filter", "Only rows with these words.", (*TABLES, "logs"), footer=51),
-    Action("undo", ("u",), "undo", "Takes the last act back, within 10 s."),
-    Action("why", ("w",), "why", "Who waits for whom, and who is the culprit.", footer=20),
+    Action("undo", ("u",), "undo", "Takes the last act back, within 10 s.", when=When.LIVE),
+    Action("why", ("w",), "why", "Who waits for whom, and who is the culprit.", footer=20, when=When.LIVE),
     Action("freeze", ("z",), "freeze", "Stops and resumes repainting; the data goes on."),
     Action("copy-line", ("Y",), "copy", "Copies the command line that does or shows the same."),
     Action("theme", (), "theme", "Dark or light."),
@@ -121,7 +149,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("run.stacks", (), "stacks of all", "Stacks of all units, in one file.", command="stacks"),
     Action("run.test-alert", (), "test alert", "Sends a test through every sink.", command="test_alert"),
     Action("run.down", (), "take the run down", "Stops everything and proves it.", command="down"),
-    Action("run.up", (), "bring the run up", "Starts what of its control plane is dead; units are kept."),
+    Action("run.up", (), "bring the run up", "Starts what is dead of its control plane.", when=When.LIVE),
+    *RECORDING,
 )  # fmt: skip
 
 BY_ID: Mapping[str, Action] = {action.id: action for action in ACTIONS}
@@ -149,6 +178,12 @@ _SIGNS = {
     "greater_than_sign": ">",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+    "left_parenthesis": "(",
+    "right_parenthesis": ")",
+    "full_stop": ".",
+    "comma": ",",
     "escape": "esc",
     "up": "↑",
     "down": "↓",

@@ -12,6 +12,7 @@ from tui.model import actions, wording
 from tui.model.actions import VIEWS, Action, sign
 from tui.model.ink import Line, Span, Tone, cut, span, width_of
 from tui.model.mirror import STALE_S, Mirror
+from tui.model.playback import Playback
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Circumstances:
     next_try_s: float | None = None
     read_only: bool = False
     frozen_s: float | None = None
+    replay: str = ""
+    """How a recording is played; empty for what happens now."""
 
 
 def header(mirror: Mirror, at: Circumstances, width: int) -> Line:
@@ -62,6 +65,8 @@ def _run(mirror: Mirror, at: Circumstances) -> Line:
 
 def _freshness(mirror: Mirror, at: Circumstances) -> Line:
     parts = list[Span]()
+    if at.replay:
+        return (Span(f" recording · {at.replay} ", Tone.ACCENT),)
     if at.read_only:
         parts.append(Span("read-only ", Tone.WARN))
     if at.frozen_s is not None:
@@ -74,6 +79,12 @@ def _freshness(mirror: Mirror, at: Circumstances) -> Line:
         parts.append(Span(f"data {shown} old ", Tone.WARN if old > STALE_S else Tone.DIM))
     parts.append(Span(time.strftime("%H:%M:%S ", time.localtime(at.now)), Tone.DIM))
     return tuple(parts)
+
+
+def played(playback: Playback) -> str:
+    """Where a recording stands, and how fast it goes."""
+    how = "at its end" if playback.over else f"×{playback.speed:g}" if playback.playing else "stands"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(playback.position))} · {how}"
 
 
 def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) -> Line:

@@ -11,7 +11,7 @@ from tui.model import alarms, intents, typed
 from tui.model.ink import Line, Span, Tone, cut, span
 from tui.model.intents import Intent
 from tui.model.table import TableModel
-from tui.views.base import FeedTable, View, now
+from tui.views.base import FeedTable, View
 from tui.widgets.lines import Lines, Table
 
 
@@ -62,7 +62,7 @@ class Alerts(FeedTable[AlertRow], AlertVerbs):
 
     def compose(self) -> ComposeResult:
         model: TableModel[AlertRow] = TableModel(alarms.columns(), "severity")
-        self.table = Table(model, now, empty="no alert")
+        self.table = Table(model, self.now, empty="no alert")
         yield self.table
         yield Lines(self._evidence, id="evidence")
 

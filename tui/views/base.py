@@ -6,7 +6,6 @@ named after the registry (`unit.restart` is `do_unit_restart`), and nothing else
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar, cast
 
 from textual.containers import Vertical
@@ -36,6 +35,10 @@ class View(Vertical):
     @property
     def mirror(self) -> Mirror:
         return self.console_app.mirror
+
+    def now(self) -> float:
+        """The time that is shown."""
+        return self.console_app.now()
 
     @property
     def filter_text(self) -> str:
@@ -157,7 +160,3 @@ class FeedTable(TableView, Generic[R]):
     def under_cursor(self) -> R | None:
         target = self.table.model.target
         return target[1] if target else None
-
-
-def now() -> float:
-    return time.time()

@@ -10,7 +10,7 @@ from tui.model import happenings
 from tui.model.ink import Tone
 from tui.model.mirror import Changes
 from tui.model.table import TableModel
-from tui.views.base import TableView, now
+from tui.views.base import TableView
 from tui.widgets.lines import Table
 
 MOST = 1000
@@ -28,7 +28,7 @@ class Events(TableView):
 
     def compose(self) -> ComposeResult:
         model: TableModel[AnyRow] = TableModel(happenings.columns(), "at", descending=True)
-        self.table = Table(model, now, empty="nothing happened yet")
+        self.table = Table(model, self.now, empty="nothing happened yet")
         yield self.table
 
     def heading(self) -> str:

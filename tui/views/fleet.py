@@ -10,7 +10,7 @@ from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from tui.model import fleet, intents
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.table import TableModel
-from tui.views.base import FeedTable, View, now
+from tui.views.base import FeedTable, View
 from tui.widgets.lines import Lines, Table
 
 
@@ -90,7 +90,7 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         yield Lines(self._strengths, id="strengths")
         yield Lines(self._hosts, id="hosts")
         model: TableModel[UnitRow] = TableModel(fleet.columns(self.mirror), "unit")
-        self.table = Table(model, now, empty="no unit yet")
+        self.table = Table(model, self.now, empty="no unit yet")
         yield self.table
 
     def _strengths(self, width: int, _: int) -> list[Line]:

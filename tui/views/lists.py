@@ -18,7 +18,7 @@ from agentrl.protocol.data import RecordStory, ToolErrorGroup
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
 from tui.model.table import Column, TableModel
-from tui.views.base import TableView, now
+from tui.views.base import TableView
 from tui.views.page import Page
 from tui.widgets.lines import Table
 
@@ -53,7 +53,7 @@ class AskedList(TableView):
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        self.table = Table(TableModel(self.columns(), self.first_sort), now, empty=f"no {self.what}")
+        self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=f"no {self.what}")
         yield self.table
 
     def heading(self) -> str:

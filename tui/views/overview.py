@@ -11,7 +11,7 @@ from agentrl.words.rows import when
 from tui.model import happenings, overview
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.table import cells, layout
-from tui.views.base import View, now
+from tui.views.base import View
 from tui.widgets.lines import Lines
 
 
@@ -26,7 +26,7 @@ class Overview(View):
 
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
-        made = overview.blocks(self.mirror, self.console_app.why, now(), inner)
+        made = overview.blocks(self.mirror, self.console_app.why, self.now(), inner)
         made += self._lately(inner, height - len(made))
         return [(Span(" "), *line) for line in made]
 
@@ -39,7 +39,7 @@ class Overview(View):
         rows.sort(key=when, reverse=True)
         shown = layout(happenings.columns(), width)
         head = cut((Span("Lately", Tone.ACCENT),), width)
-        return [(), head, *(cells(row, shown, now()) for row in rows[: room - 2])]
+        return [(), head, *(cells(row, shown, self.now()) for row in rows[: room - 2])]
 
     def do_cure_1(self) -> None:
         self._open(0)

@@ -11,7 +11,7 @@ from agentrl.protocol.rows import AlertRow, AnyRow, UnitRow
 from tui.model import details
 from tui.model.ink import Line, Span, Tone, cut
 from tui.views.alerts import AlertVerbs
-from tui.views.base import View, now
+from tui.views.base import View
 from tui.views.fleet import UnitVerbs
 from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
 
@@ -96,7 +96,7 @@ class UnitPage(Page, UnitVerbs):
         if self._last is None:
             return [(Span(f"{self._unit} is not known.", Tone.DIM),)]
         gone: list[Line] = [] if row else [(Span("It is gone; this is what was last seen of it.", Tone.WARN),)]
-        return gone + details.of_unit(self._last, self.mirror, now(), width)
+        return gone + details.of_unit(self._last, self.mirror, self.now(), width)
 
 
 class AlertPage(Page, AlertVerbs):
@@ -112,7 +112,7 @@ class AlertPage(Page, AlertVerbs):
     def _lines(self, width: int) -> list[Line]:
         found = self.mirror.get(f"alert/{self._row.id}")
         self._row = found if isinstance(found, AlertRow) else self._row
-        return details.of_alert(self._row, now(), width)
+        return details.of_alert(self._row, self.now(), width)
 
 
 class RowPage(Page):
@@ -126,4 +126,4 @@ class RowPage(Page):
     def _lines(self, width: int) -> list[Line]:
         if self._key:
             self._row = self.mirror.get(self._key) or self._row
-        return details.of_row(self._row, now(), width)
+        return details.of_row(self._row, self.now(), width)

@@ -10,7 +10,7 @@ from agentrl.protocol.rows import AnyRow, KnobRow
 from tui.model import intents, knobs
 from tui.model.ink import Line, Span, Tone, cut, span
 from tui.model.table import TableModel
-from tui.views.base import FeedTable, now
+from tui.views.base import FeedTable
 from tui.widgets.lines import Lines, Table
 
 
@@ -21,7 +21,7 @@ class Tuning(FeedTable[KnobRow]):
 
     def compose(self) -> ComposeResult:
         model: TableModel[KnobRow] = TableModel(knobs.columns(), "name")
-        self.table = Table(model, now, empty="no knob yet")
+        self.table = Table(model, self.now, empty="no knob yet")
         yield self.table
         yield Lines(self._help, id="help")
 

@@ -1,0 +1,224 @@
+"""A recording in the place of a run: any moment as it was, the same screens, no verbs, the recording's own time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import AgentrlError, ConfigError, UsageError
+from agentrl.protocol import rows, wire
+from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
+from agentrl.recording.reader import Recording
+from agentrl.recording.writer import Writer
+from tests.tui.conftest import Screen
+from tests.waiting import aeventually
+from tui import recordings
+from tui.app import Console
+from tui.model.mirror import Mirror
+from tui.model.playback import Playback
+
+BEGAN = time.mktime((2030, 1, 31, 14, 0, 0, 0, 0, -1))
+MINUTE = 60.0
+
+
+class Recorder:
+    """A run by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rows: dict[str, AnyRow] = {}
+        self.now = BEGAN
+        self.writer = Writer(directory, "e", lambda: [(key, wire.raw(row)) for key, row in self.rows.items()])
+        self.put("run", rows.RunRow("shop", "u" * 8, "running", started_at=BEGAN - 600))
+        self.writer.tick(self.now)
+
+    def put(self, key: str, row: AnyRow | None) -> None:
+        if row is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = row
+        self.writer.row(self.now, key, None if row is None else wire.raw(row))
+
+    def unit(self, number: int, state: UnitState = UnitState.READY, status: str = "serving") -> None:
+        name = f"web-{number}"
+        row = UnitRow(name, "web", "sidecar", state, since_at=self.now, incarnation=1, host="far", status=status)
+        self.put(f"unit/{name}", row)
+
+    def wait(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            self.writer.tick(self.now)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Recorder:
+    """Calm for two minutes; then a unit dies, is replaced, and another one comes."""
+    made = Recorder(tmp_path / "shop")
+    made.unit(0, status="calm")
+    made.wait(125)
+    made.unit(0, UnitState.BACKOFF, "")
+    made.put("incident/i1", rows.IncidentRow("i1", "web-0", 1, made.now, "killed by SIGKILL"))
+    made.wait(20)
+    made.unit(0, status="again")
+    made.unit(1, status="new")
+    made.wait(60)
+    made.writer.close()
+    return made
+
+
+@pytest.fixture
+def directory(run: Recorder, tmp_path: Path) -> Path:
+    return tmp_path / "shop"
+
+
+def statuses(mirror: Mirror) -> dict[str, str]:
+    return {row.unit: row.status or row.state.value for row in mirror.units}
+
+
+def test_every_moment_is_shown_as_it_was(directory: Path) -> None:
+    mirror = Mirror()
+    playback = Playback(Recording.open(directory), mirror)
+    for at, expected in (
+        (150, {"web-0": "again", "web-1": "new"}),
+        (10, {"web-0": "calm"}),
+        (130, {"web-0": "backoff"}),
+        (1e6, {"web-0": "again", "web-1": "new"}),
+        (-5, {"web-0": "calm"}),
+    ):
+        playback.seek(BEGAN + at, 0.0)
+        assert statuses(mirror) == expected
+        assert bool(mirror.incidents()) == (at >= 125)
+
+
+def test_it_goes_on_at_its_speed_and_stands_at_its_end(directory: Path) -> None:
+    mirror = Mirror()
+    playback = Playback(Recording.open(directory), mirror, speed=10.0)
+    playback.seek(BEGAN, 0.0)
+    playback.advance(1.0, 1.0)
+    assert playback.position == BEGAN + 10
+    playback.playing = False
+    playback.advance(1.0, 2.0)
+    assert playback.position == BEGAN + 10
+    playback.playing = True
+    for tick in range(100):
+        playback.advance(0.3, 3.0 + tick)
+    assert playback.over
+    assert statuses(mirror) == {"web-0": "again", "web-1": "new"}
+
+
+def test_one_steps_to_where_things_began(directory: Path) -> None:
+    mirror = Mirror()
+    playback = Playback(Recording.open(directory), mirror)
+    playback.seek(BEGAN, 0.0)
+    assert playback.step(1, 0.0)
+    assert playback.position == pytest.approx(BEGAN + 125, abs=1)
+    assert [row.id for row in mirror.incidents()] == ["i1"]
+    assert not playback.step(1, 0.0)
+    assert not playback.step(-1, 0.0)
+
+
+def test_a_night_in_which_nothing_was_recorded_is_passed_over(tmp_path: Path) -> None:
+    first = Recorder(tmp_path)
+    first.unit(0, status="evening")
+    first.wait(5)
+    first.writer.close()
+    first.now += 8 * 3600
+    first.unit(0, status="morning")
+    first.wait(5)
+    first.writer.close()
+    mirror = Mirror()
+    playback = Playback(Recording.open(tmp_path), mirror)
+    playback.seek(BEGAN, 0.0)
+    for tick in range(8):
+        playback.advance(1.0, float(tick))
+    assert statuses(mirror) == {"web-0": "morning"}
+    assert playback.position > BEGAN + 8 * 3600
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.one_of(st.floats(-100, 400), st.integers(0, 60)), max_size=8))
+def test_however_one_came_there_a_moment_looks_the_same(
+    tmp_path_factory: pytest.TempPathFactory, ways: list[float]
+) -> None:
+    directory = tmp_path_factory.mktemp("recording")
+    made = Recorder(directory)
+    for second in range(200):
+        made.unit(second % 3, status=f"at {second}")
+        if second % 50 == 49:
+            made.put("unit/web-1", None)
+        made.wait(1)
+    made.writer.close()
+    mirror, fresh = Mirror(), Mirror()
+    playback = Playback(Recording.open(directory), mirror)
+    playback.seek(BEGAN, 0.0)
+    for clock, way in enumerate(ways):
+        if isinstance(way, int):
+            playback.advance(float(way), float(clock))
+        else:
+            playback.seek(BEGAN + way, float(clock))
+    Playback(Recording.open(directory), fresh).seek(playback.position, 0.0)
+    assert statuses(mirror) == statuses(fresh)
+
+
+def test_rows_of_another_version_are_left_out_and_told(tmp_path: Path) -> None:
+    made = Recorder(tmp_path)
+    made.unit(0)
+    made.writer.row(made.now, "unit/odd", msgspec.Raw(msgspec.msgpack.encode({"type": "from the future"})))
+    made.wait(2)
+    made.writer.close()
+    mirror = Mirror()
+    playback = Playback(Recording.open(tmp_path), mirror)
+    playback.seek(BEGAN + 2, 0.0)
+    assert statuses(mirror) == {"web-0": "serving"}
+    assert "unit/odd" in playback.told
+
+
+@pytest.mark.parametrize(
+    ("text", "offset_s"),
+    [("14:00", 0), ("14:02:10", 130), ("2030-01-31T14:01", 60), ("-1m", 205 - 60), ("23:59", 9 * 3600 + 3540 - 86400)],
+)
+def test_times_are_understood(text: str, offset_s: float) -> None:
+    assert recordings.moment(text, BEGAN, BEGAN + 205) == BEGAN + offset_s
+
+
+def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a time") as wrong:
+        recordings.link(str(directory), "noon", 1.0)
+    assert "2030-01-31T14:00:00" in wrong.value.hint
+    with pytest.raises(UsageError, match="not a speed"):
+        recordings.link(str(directory), "", -3.0)
+    with pytest.raises(AgentrlError, match="no run named"):
+        recordings.link("nosuch", "", 1.0)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="no recording"):
+        recordings.link(str(tmp_path / "empty"), "", 1.0)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (300, 80)])
+async def test_the_same_screens_with_the_time_of_then_and_no_verbs(directory: Path, size: tuple[int, int]) -> None:
+    app = Console(recordings.link(str(directory), "14:02", 0.25))
+    async with app.run_test(size=size) as pilot:
+        screen = Screen(app, pilot)
+        await screen.shows("recording · 2030-01-31 14:02", "shop")
+        await screen.press("P", "2")
+        await screen.shows("stands", "web-0", "calm")
+        assert "restart" not in screen.lines[-1]
+        await screen.press("r")
+        await screen.shows("not possible: this is a recording")
+        await screen.press("right_curly_bracket")
+        await screen.shows("14:02:05", "backoff")
+        await screen.press("full_stop", "full_stop")
+        await screen.shows("14:02:25", "again", "web-1")
+        await screen.press("comma", "comma")
+        await screen.shows("backoff")
+        await screen.press("3")
+        await screen.shows("killed by SIGKILL")
+        for view in "145678":
+            await screen.press(view)
+        await aeventually(lambda: app.view.name_in_registry == "training")
+        await screen.press("right_parenthesis", "P")
+        await screen.shows("×0.5")

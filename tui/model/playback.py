@@ -1,0 +1,125 @@
+"""A recording as the console plays it: where it stands, how fast it goes, and the mirror as it was then.
+
+Invariants: wherever one goes, forwards or back, the mirror is as the feed had told it at that moment; a time in which
+nothing was recorded is passed over and never shown as if it had been seen; at its end it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from agentrl.errors import ProtocolError
+from agentrl.protocol.wire import decode_row
+from agentrl.recording.blocks import Change
+from agentrl.recording.reader import Frame, Mark
+from agentrl.recording.writer import SIGN_S
+from tui.model.mirror import Mirror
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)
+GAP_S = 2 * SIGN_S
+"""A recording that is silent for longer was not written meanwhile."""
+_A_LITTLE_S = 0.2
+"""After the row by which something began, so that what came with it is seen, too."""
+
+
+class Source(Protocol):
+    """A recording, as its reader gives it."""
+
+    frames: list[Frame]
+    marks: list[Mark]
+
+    @property
+    def begin(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
+
+    def frame_at(self, at: float) -> int: ...
+
+    def changes(self, index: int) -> Iterator[list[Change]]: ...
+
+
+class Playback:
+    def __init__(self, source: Source, mirror: Mirror, *, speed: float = 1.0) -> None:
+        self.source = source
+        self.position = source.begin
+        """The time that is shown."""
+        self.speed = speed
+        self.playing = True
+        self.told = ""
+        """What was noticed on the way, in a sentence."""
+        self._mirror = mirror
+        self._index = -1
+        self._changes: Sequence[Change] = ()
+        self._next = 0
+
+    @property
+    def over(self) -> bool:
+        return self.position >= self.source.end
+
+    def advance(self, seconds: float, clock: float) -> None:
+        """So much time has passed for whoever looks on."""
+        if self.playing and not self.over:
+            self._play_to(min(self.position + seconds * self.speed, self.source.end), clock)
+        self._mirror.heard(clock)
+
+    def seek(self, at: float, clock: float) -> None:
+        """Show another moment."""
+        at = min(max(at, self.source.begin), self.source.end)
+        index = self.source.frame_at(at)
+        self._load(index)
+        self.position = at
+        rows: dict[str, Change] = {}
+        while self._next < len(self._changes) and self._changes[self._next].at <= at:
+            change = self._changes[self._next]
+            rows[change.key] = change
+            self._next += 1
+        self._mirror.begin()
+        for change in rows.values():
+            self._put(change)
+        self._mirror.whole(clock)
+
+    def step(self, by: int, clock: float) -> bool:
+        """To where the next thing began, or the one before; False if there is none."""
+        marks = [mark.at + _A_LITTLE_S for mark in self.source.marks]
+        there = [at for at in marks if at > self.position] if by > 0 else [at for at in marks if at < self.position - 1]
+        if not there:
+            return False
+        self.seek(min(there) if by > 0 else max(there), clock)
+        return True
+
+    def faster(self, by: int) -> None:
+        nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - self.speed))
+        self.speed = SPEEDS[min(max(nearest + by, 0), len(SPEEDS) - 1)]
+
+    def _play_to(self, at: float, clock: float) -> None:
+        frames = self.source.frames
+        while self._index + 1 < len(frames) and self._follows(frames[self._index + 1], at):
+            # The next frame begins with everything as it was: what this one told of its end is in there.
+            at = max(at, frames[self._index + 1].at)
+            self.seek(frames[self._index + 1].at, clock)
+        while self._next < len(self._changes) and self._changes[self._next].at <= at:
+            self._put(self._changes[self._next])
+            self._next += 1
+        self.position = at
+
+    def _follows(self, frame: Frame, at: float) -> bool:
+        until = self.source.frames[self._index].until
+        return frame.at <= at or (at > until and frame.at - until > GAP_S)
+
+    def _load(self, index: int) -> None:
+        self._index, self._next = index, 0
+        changes: list[Change] = []
+        try:
+            for block in self.source.changes(index):
+                changes += block
+        except (ProtocolError, OSError) as broken:
+            self.told = f"A part of the recording cannot be read: {broken}"
+        self._changes = changes
+
+    def _put(self, change: Change) -> None:
+        try:
+            self._mirror.put(change.key, None if change.gone else decode_row(change.value))
+        except ProtocolError:
+            self.told = f"{change.key} was written by another version and is left out."

@@ -1,0 +1,68 @@
+"""What a person does with a recording: to let it go on or stand, to jump, to hurry."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tui.app import Console
+    from tui.model.playback import Playback
+
+JUMP_S = 10.0
+
+
+class Playing:
+    """The verbs of a recording; without one they are not offered."""
+
+    def __init__(self, console: Console, playback: Playback | None) -> None:
+        self._console = console
+        self._playback = playback
+
+    def do_replay_play(self) -> None:
+        if self._playback is not None:
+            self._playback.playing = not self._playback.playing
+            self._console.paint_chrome()
+
+    def do_replay_next(self) -> None:
+        self._step(1, "after")
+
+    def do_replay_previous(self) -> None:
+        self._step(-1, "before")
+
+    def do_replay_forward(self) -> None:
+        self._jump(JUMP_S)
+
+    def do_replay_back(self) -> None:
+        self._jump(-JUMP_S)
+
+    def do_replay_first(self) -> None:
+        self._jump(float("-inf"))
+
+    def do_replay_last(self) -> None:
+        self._jump(float("inf"))
+
+    def do_replay_faster(self) -> None:
+        self._hurry(1)
+
+    def do_replay_slower(self) -> None:
+        self._hurry(-1)
+
+    def _step(self, by: int, where: str) -> None:
+        if self._playback is None:
+            return
+        if not self._playback.step(by, time.monotonic()):
+            self._console.say(f"Nothing began {where} this.")
+        self._console.view.update()
+        self._console.paint_chrome()
+
+    def _jump(self, seconds: float) -> None:
+        if self._playback is not None:
+            self._playback.seek(self._playback.position + seconds, time.monotonic())
+            self._console.view.update()
+            self._console.paint_chrome()
+
+    def _hurry(self, by: int) -> None:
+        if self._playback is not None:
+            self._playback.faster(by)
+            self._console.paint_chrome()

@@ -1,0 +1,49 @@
+"""Which recording a person means, and where in it to begin."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.client.discovery import state_of
+from agentrl.errors import UsageError
+from agentrl.recording.reader import Recording
+from agentrl.words.amounts import seconds
+from tui.model.mirror import Mirror
+from tui.model.playback import SPEEDS
+from tui.replaying import Replay
+
+DIRECTORY = "recordings"
+
+
+def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
+    """Of a run by its name, or of a file or directory. Raises an error with a sentence where there is none."""
+    if not SPEEDS[0] <= speed <= SPEEDS[-1]:
+        raise UsageError(f"{speed:g} is not a speed.", hint=f"It is a number from {SPEEDS[0]:g} to {SPEEDS[-1]:g}.")
+    path = Path(what)
+    is_name = not path.exists() and not path.suffix and len(path.parts) == 1
+    recording = Recording.open(state_of(what) / DIRECTORY if is_name else path)
+    begin_at = moment(at, recording.begin, recording.end) if at else recording.begin
+    name = what if is_name else path.stem
+    return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed)
+
+
+def moment(text: str, begin: float, end: float) -> float:
+    """`14:05` (the last one that was recorded), `2030-01-31T14:05`, or `-10m` (before the end)."""
+    if text.startswith("-"):
+        return end - seconds(text[1:])
+    try:
+        if "-" in text:
+            return datetime.datetime.fromisoformat(text).timestamp()
+        clock = datetime.time.fromisoformat(text)
+    except ValueError:
+        hint = f"Write 14:05, 2030-01-31T14:05 or -10m; it goes from {_shown(begin)} to {_shown(end)}."
+        raise UsageError(f"{text!r} is not a time.", hint=hint) from None
+    last = datetime.datetime.fromtimestamp(end)
+    found = datetime.datetime.combine(last.date(), clock)
+    return (found if found <= last else found - datetime.timedelta(days=1)).timestamp()
+
+
+def _shown(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at).isoformat(sep="T", timespec="seconds")

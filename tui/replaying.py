@@ -1,0 +1,56 @@
+"""A recording in the place of a coordinator: the same face as a connection, with nobody behind it.
+
+Invariants: nothing that is asked or sent goes anywhere; the time that the screens show is the recording's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NoReturn
+
+from agentrl.client import Client
+from agentrl.errors import NoCoordinatorError
+from agentrl.protocol.messages import Permission
+from tui.model.mirror import Mirror
+from tui.model.playback import Playback, Source
+
+TICK_S = 0.1
+
+
+class Replay:
+    def __init__(
+        self, mirror: Mirror, source: Source, *, name: str = "", at: float | None = None, speed: float = 1.0
+    ) -> None:
+        self.mirror = mirror
+        self.next_try_at: float | None = None
+        self.playback = Playback(source, mirror, speed=speed)
+        self._begin_at = source.begin if at is None else at
+        mirror.name = name
+        mirror.permission = Permission.VIEWER
+
+    @property
+    def client(self) -> Client:
+        self._nobody()
+
+    def try_now(self) -> None:
+        """There is nothing to try."""
+
+    def now(self) -> float:
+        return self.playback.position
+
+    async def run(self) -> None:
+        """For ever; cancelled at the end."""
+        last = time.monotonic()
+        self.playback.seek(self._begin_at, last)
+        while True:
+            await asyncio.sleep(TICK_S)
+            clock = time.monotonic()
+            self.playback.advance(clock - last, clock)
+            last = clock
+
+    def _nobody(self) -> NoReturn:
+        raise NoCoordinatorError(
+            "This is a recording: it holds what the feed told, and nobody who could be asked.",
+            hint="`agentrl records list` and `agentrl logs` look into what a run left.",
+        )
