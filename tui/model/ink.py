@@ -114,8 +114,9 @@ def trend(values: Iterable[float], width: int, *, low: float | None = None, high
     most = max(shown) if high is None else high
     if most <= least:
         return _STEPS[0] * len(shown)
-    scale = (len(_STEPS) - 1) / (most - least)
-    return "".join(_STEPS[max(0, min(len(_STEPS) - 1, round((value - least) * scale)))] for value in shown)
+    last = len(_STEPS) - 1
+    # Divided first: the reach may be so small that nothing can be divided by it alone.
+    return "".join(_STEPS[max(0, min(last, round((value - least) / (most - least) * last)))] for value in shown)
 
 
 _ASCII = str.maketrans(
