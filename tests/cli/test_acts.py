@@ -20,6 +20,7 @@ from agentrl.cli.units import parse_count
 from agentrl.cli.verbs import seconds
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.protocol import commands, rows
+from agentrl.protocol.base import Args
 from agentrl.protocol.danger import Effect
 from agentrl.words.rows import allowed
 from tests.cli.conftest import PROGRAM, Said, Shell
@@ -104,7 +105,7 @@ def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
 ) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
-    def slow(args: commands.Args) -> None:
+    def slow(args: Args) -> None:
         asked.set()
         may_answer.wait(30)
 
@@ -201,7 +202,7 @@ def test_drain_wants_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> No
 
 
 def test_what_the_coordinator_refuses_is_one_line(shell: Shell, coordinator: Scripted) -> None:
-    def refuse(args: commands.Args) -> None:
+    def refuse(args: Args) -> None:
         raise RefusedError("The key of eve is a viewer's and may not scale.", hint="Ask an admin.")
 
     coordinator.answers["scale"] = refuse
@@ -240,7 +241,7 @@ def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> 
 
 
 def test_tune_shows_what_somebody_else_set(shell: Shell, coordinator: Scripted) -> None:
-    def conflict(args: commands.Args) -> None:
+    def conflict(args: Args) -> None:
         raise ConflictError("backoff_max_s was set to 45 by ann 3 s ago.", hint="Look again.")
 
     coordinator.answers["knobs"] = lambda args: [KNOB]

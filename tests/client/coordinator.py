@@ -10,12 +10,12 @@ from pathlib import Path
 from agentrl.control.books.feed import Feed
 from agentrl.errors import ExitCode
 from agentrl.protocol import commands, wire
+from agentrl.protocol.base import Message
 from agentrl.protocol.danger import Effect, Tier
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     ClientHello,
     ErrorReply,
-    Message,
     Refused,
     Reply,
     Request,

@@ -310,3 +310,31 @@ def test_what_was_tuned_outlives_the_steward_and_the_coordinator_and_is_taken_ba
         run.cli("tune", name, "--undo")
         in_force(run, name, old)
     assert knob(run, "learning_rate")["in_force"] == 5e-5, "only what was taken back"
+
+
+def test_a_disk_that_is_nearly_full_stops_what_is_new_and_nothing_else(run: Run) -> None:
+    run.cli("tune", "disk_reserve_bytes", str(1 << 50))
+    eventually(
+        lambda: "is nearly full" in unit(run, "steward-0")["status"] or None,
+        within_s=WITHIN_S,
+        what="the steward's word",
+    )
+    eventually(lambda: not under_way(run) or None, within_s=WITHIN_S, what="what is under way to end")
+    ended = newest_record(run)
+    assert unit(run, "sampler-0")["state"] == "ready"
+    run.cli("accounting")
+    assert newest_record(run) == ended, "nothing was admitted"
+
+    run.cli("tune", "disk_reserve_bytes", "--undo")
+    eventually(
+        lambda: "is nearly full" not in unit(run, "steward-0")["status"] or None, within_s=WITHIN_S, what="room again"
+    )
+    goes_on(run)
+
+
+def under_way(run: Run) -> list[Any]:
+    return list(run.cli("records", "list", "--filter", "status = open or status = running")["rows"])
+
+
+def newest_record(run: Run) -> Any:
+    return run.cli("records", "list", "--sort", "-created_at", "--limit", "1")["rows"][0]["id"]

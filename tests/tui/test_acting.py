@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from agentrl.protocol import commands, rows
+from agentrl.protocol.base import Args
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import Permission
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
@@ -179,7 +180,7 @@ async def test_what_the_coordinator_refuses_is_told_with_its_cure(coordinator: S
 
     populate(coordinator)
 
-    def refuse(_: commands.Args) -> object:
+    def refuse(_: Args) -> object:
         raise ConflictError("web-1.7 was replaced by web-1.8.", hint="Look again.")
 
     coordinator.answers["drain"] = refuse

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands
+from agentrl.protocol.base import Args
 from agentrl.protocol.rows import AlertRow, AlertState, GroupRow, KnobRow, Severity, UnitRow, UnitState
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror
@@ -49,7 +50,7 @@ def mirror() -> Mirror:
         ("down --now", commands.Down(now=True)),
     ],
 )
-def test_a_line_is_the_command_that_it_would_be_in_a_shell(mirror: Mirror, line: str, args: commands.Args) -> None:
+def test_a_line_is_the_command_that_it_would_be_in_a_shell(mirror: Mirror, line: str, args: Args) -> None:
     meaning = understood(line, mirror)
     assert isinstance(meaning, Intent)
     assert meaning.args == args
