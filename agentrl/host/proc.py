@@ -7,6 +7,7 @@ stranger by now; a process that vanished while it was read is `None`, never an e
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARK_RUN = b"AGENTRL_RUN"
 MARK_INCARNATION = b"AGENTRL_INCARNATION"
 MARK_HOST = b"AGENTRL_HOST"
+
+_LOOKS, _LOOK_S = 100, 0.001
+"""An exec takes microseconds; on a busy machine it is interrupted in the middle."""
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -93,11 +97,15 @@ def all_stats() -> dict[int, Stat]:
 def marks(pid: int) -> dict[bytes, bytes] | None:
     """The variables of the run that stand in the environment of a process; None if it may not be read."""
     try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            body = file.readall()
+        body = _environment(pid)
+        for _ in range(_LOOKS):
+            if body or not _becomes_another_program(pid):
+                break
+            time.sleep(_LOOK_S)
+            body = _environment(pid)
     except PermissionError:
         return None
-    except (FileNotFoundError, ProcessLookupError, OSError):
+    except OSError:
         return {}
     if b"AGENTRL_" not in body:
         return {}
@@ -107,6 +115,20 @@ def marks(pid: int) -> dict[bytes, bytes] | None:
             name, _, value = item.partition(b"=")
             found[name] = value
     return found
+
+
+def _environment(pid: int) -> bytes:
+    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+        return file.readall()
+
+
+def _becomes_another_program(pid: int) -> bool:
+    """In the middle of an exec a process has a program, but neither arguments nor an environment yet."""
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False  # the kernel's own, or gone
+    return not read_bytes(f"/proc/{pid}/cmdline")
 
 
 def command(pid: int, most: int = 300) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from agentrl.protocol.rows import IncidentRow, RunRow, UnitRow
+from agentrl.protocol.rows import IncidentRow, RunRow, UnitRow, UnitState
 from agentrl.protocol.wire import decode_row
 from agentrl.recording.reader import Recording
 from tests.e2e.running import Run
@@ -20,15 +21,22 @@ def rows_at(recording: Recording, at: float) -> dict[str, object]:
     return {key: row for key, row in rows.items() if row is not None}
 
 
+def ready_at(recordings: Path, unit: str) -> float | None:
+    """A moment at which the recording shows it ready."""
+    now = time.time()
+    row = rows_at(Recording.open(recordings), now).get(unit)
+    return now if isinstance(row, UnitRow) and row.state is UnitState.READY else None
+
+
 def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run) -> None:
     run.unit("tick", "ticker", "--every", "0.05")
     run.up()
     run.wait_state("tick-0", "ready")
-    calm_at = time.time()
+    recordings = run.state_dir / "recordings"
+    calm_at = eventually(lambda: ready_at(recordings, "unit/tick-0"), within_s=30, what="a ready unit in the recording")
     first = run.coordinator_pid()
     run.kill(run.unit_row("tick-0").pid)
     run.wait_incarnation("tick-0", above=1)
-    recordings = run.state_dir / "recordings"
 
     def marked() -> Recording | None:
         found = Recording.open(recordings)

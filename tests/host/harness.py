@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from agentrl.host import proc
 from agentrl.host.agent import Agent, Times
 from agentrl.host.environment import Home
 from agentrl.protocol import messages
 from agentrl.protocol.base import Message
 from agentrl.protocol.specs import GroupSpec, Role
-from tests.waiting import aeventually
+from tests.waiting import aeventually, eventually
 
 M = TypeVar("M", bound=Message)
 
@@ -118,4 +119,6 @@ SLEEP = ("sleep", "1000")
 def marked_sleeper(home: Home, incarnation: str, *, host: str = "h1") -> subprocess.Popen[bytes]:
     """A process that carries the marks of a unit without having been started by an agent."""
     marks = {"AGENTRL_RUN": home.run, "AGENTRL_INCARNATION": incarnation, "AGENTRL_HOST": host}
-    return subprocess.Popen(SLEEP, start_new_session=True, env={**os.environ, **marks})
+    process = subprocess.Popen(SLEEP, start_new_session=True, env={**os.environ, **marks})
+    eventually(lambda: proc.marks(process.pid), what="the environment of a process that is being executed")
+    return process

@@ -178,6 +178,14 @@ async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
         assert (await bench.sent.one(Exited)).exit.signal == signal.SIGKILL
 
 
+def test_a_process_in_the_middle_of_an_exec_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = b"PATH=/bin\0AGENTRL_RUN=run-uuid\0"
+    seen = iter([b"", b"", whole])
+    monkeypatch.setattr(proc, "_environment", lambda pid: next(seen))
+    monkeypatch.setattr(proc, "_becomes_another_program", lambda pid: True)
+    assert proc.marks(os.getpid()) == {proc.MARK_RUN: b"run-uuid"}
+
+
 async def test_an_agent_removes_its_cgroups(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         base = agent.cgroups.tree_base
