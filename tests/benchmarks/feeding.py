@@ -1,4 +1,4 @@
-"""What a subscriber of the feed receives from a run of two hundred units that is at work."""
+"""What a subscriber receives of the feed of two hundred units that are at work, and what is recorded of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from tests.benchmarks.figures import Outcome
 from tests.e2e.running import Run
 
 SIDECARS, SPEAKING = 180, 20
-FOR_S = 20.0
+FOR_S = 60.0
+"""As long as a frame of the recording, so that one snapshot is counted."""
 SETTLE_S = 6.0
 LIMIT_KB = 20.0
+RECORDED_KB = 3.0
+"""Seven days of it fit 2 GiB."""
 
 
 def measure() -> Outcome:
@@ -31,13 +34,20 @@ def measure() -> Outcome:
         try:
             run.up()
             time.sleep(SETTLE_S)
+            before = _recorded(run)
             volume = _listen(_feed_address(run))
+            recorded = _recorded(run) - before
         finally:
             run.close()
     outcome.at_most("all rows and beats", sum(volume.values()) / FOR_S / 1e3, "kB/s", LIMIT_KB)
+    outcome.at_most("recorded of it, compressed", recorded / FOR_S / 1e3, "kB/s", RECORDED_KB)
     for kind, size in volume.most_common():
         outcome.plain(f"of that {kind}", size / FOR_S / 1e3, "kB/s")
     return outcome
+
+
+def _recorded(run: Run) -> int:
+    return sum(file.stat().st_size for file in (run.state_dir / "recordings").iterdir())
 
 
 def _feed_address(run: Run) -> str:
