@@ -168,6 +168,20 @@ def test_the_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> N
     sane(terminal, 0)
 
 
+def test_the_evening_is_played_again(run: Run, terminal: Terminal) -> None:
+    run.wait_state("web-1", "ready")
+    terminal.run(PYTHON, "-m", "agentrl", "tui", "--replay", run.name, "--at", "-0s")
+    terminal.shows("recording · ", "at its end", "web 2/2")
+    terminal.keys("2", "{", "P")
+    terminal.shows("stands", "web-1", "pool-0")
+    terminal.keys("r")
+    terminal.shows("this is a recording")
+    terminal.keys("3")
+    terminal.shows("web-1")
+    terminal.keys("q")
+    sane(terminal, 0)
+
+
 @pytest.mark.parametrize("how", ["TERM", "HUP"])
 def test_a_signal_leaves_the_terminal_as_it_was(run: Run, terminal: Terminal, how: str) -> None:
     terminal.run(*console(run, "--ascii", "--read-only"))
