@@ -86,6 +86,8 @@ class ToolServer(Section):
 
     command: Command = ()
     """The program and its arguments, for a server over stdio. `{python}` and `{run_dir}` are replaced."""
+    cwd: str = ""
+    """With `command`: working directory, relative to the run file; empty means the directory of the run file."""
     url: str = ""
     """The address of a server over streamable HTTP."""
     token: Secret = None
@@ -118,6 +120,8 @@ class ToolServer(Section):
     def _one_transport(self) -> ToolServer:
         if problem := problems_in_one_of(self, ("command", "url")):
             raise ValueError(problem)
+        if self.url and self.cwd:
+            raise ValueError("cwd is for a server with a command")
         if not self.url and (self.token or self.headers):
             raise ValueError("token and headers are for a server with a url; others get their secrets by env")
         for name, value in self.headers.items():

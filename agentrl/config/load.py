@@ -212,6 +212,10 @@ def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, ob
         name: each.model_copy(update={"dataset": beside(each.dataset), "evaluation": beside(each.evaluation)})
         for name, each in config.environments.items()
     }
+    tools = {
+        name: server if server.url else server.model_copy(update={"cwd": beside(server.cwd or ".")})
+        for name, server in config.tools.items()
+    }
     model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
     # A word without a slash is looked for on the PATH.
     python = config.engines.python
@@ -221,6 +225,7 @@ def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, ob
     training = {"warmup": warmup, "demonstrations": beside(config.training.demonstrations)}
     return {
         "environments": environments,
+        "tools": tools,
         "rollout": config.rollout.model_copy(update={"code": tuple(beside(path) for path in config.rollout.code)}),
         "model": model,
         "engines": engines,

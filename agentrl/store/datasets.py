@@ -31,6 +31,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """The first that is there counts; others stay in `extra`."""
 
+LARGEST_ROW = 4 * 2**20
+"""In bytes. A document of the database holds four times as much, and it is no row but a file."""
+
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -76,7 +79,7 @@ def read(path: str | Path) -> list[Row]:
     place = Path(path)
     if not place.exists():
         raise DatasetError(f"There is no dataset {place}.")
-    rows = [_row(plain, where, split) for where, split, plain in _reader(place)(place)]
+    rows = [_of_a_size(_row(plain, where, split)) for where, split, plain in _reader(place)(place)]
     if not rows:
         raise DatasetError(f"{place} has no rows.")
     _refuse_repeated_ids(rows)
@@ -248,6 +251,19 @@ def _row(plain: Any, where: str, split: str) -> Row:
         extra={name: value for name, value in fields.items() if name not in used},
         where=where,
     )
+
+
+def _of_a_size(row: Row) -> Row:
+    parts = [row.query, row.answer, row.earlier, row.extra]
+    # Half a character (a lone surrogate) is no reason to refuse a row: it is replaced where it is stored.
+    text = json.dumps(parts, ensure_ascii=False, default=str, skipkeys=True)
+    size = len(text.encode(errors="replace"))
+    if size > LARGEST_ROW:
+        raise DatasetError(
+            f"{row.where} is too large: {size} bytes, and a row may have {LARGEST_ROW}.",
+            hint="Name large things by a path or an id, and let a tool hand them out.",
+        )
+    return row
 
 
 def _first(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:

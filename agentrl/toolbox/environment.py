@@ -53,7 +53,8 @@ def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[
         if key in MARK:
             raise ConfigError(f"tools.{name}.env.{key} is the run's mark and cannot be set.")
         env[key] = _value(f"tools.{name}.env.{key}", value, run_dir, environ)
-    return Launch(tuple(_filled(part, run_dir) for part in server.command), env, run_dir)
+    cwd = Path(_filled(server.cwd, run_dir)) if server.cwd else run_dir
+    return Launch(tuple(_filled(part, run_dir) for part in server.command), env, cwd)
 
 
 def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:

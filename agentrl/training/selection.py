@@ -7,10 +7,10 @@ versions that a record trains.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentrl.policies import batches, outcomes
 from agentrl.policies.ages import VersionTree
@@ -28,6 +28,7 @@ RECENT_S = 600.0
 JUDGED_FROM = 50
 """Fewer recent records say nothing."""
 LEAST_VALID_SHARE = 0.5
+LONGEST_ERROR = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ async def validity(database: Database) -> Validity:
         {"finished_at": {"$type": "date"}, "purpose": {"$in": list(TRAINS)}},
         sort=[("finished_at", -1)],
         limit=RECENT_RECORDS,
-        projection=["outcome_class", "finished_at", "free"],
+        projection=["outcome_class", "finished_at", "free", "error"],
     )
     long_ago = await database.now() - timedelta(seconds=RECENT_S)
     recent = [one for one in ended if one["finished_at"] > long_ago and not one.get("free")]
@@ -122,8 +123,21 @@ async def validity(database: Database) -> Validity:
     share = outcomes.valid_share(counted)
     if not outcomes.must_hold(counted, threshold=LEAST_VALID_SHARE, least=JUDGED_FROM):
         return Validity(share)
-    failed = counted[OutcomeClass.INFRASTRUCTURE]
-    return Validity(share, f"{failed} of the last {counted.total()} records failed for infrastructure")
+    failed = [one for one in recent if one.get("outcome_class") == OutcomeClass.INFRASTRUCTURE]
+    return Validity(
+        share,
+        f"{len(failed)} of the last {counted.total()} records failed for infrastructure{_mostly(failed)}; "
+        f"each counts for {RECENT_S / 60:.0f} minutes",
+    )
+
+
+def _mostly(failed: Sequence[Mapping[str, Any]]) -> str:
+    """What most of those that say why have in common: the log that has it may be on another host."""
+    told = Counter(" ".join(str(one["error"]).split()) for one in failed if one.get("error"))
+    if not told:
+        return ""
+    ((error, _),) = told.most_common(1)
+    return f", most often: {error if len(error) <= LONGEST_ERROR else error[: LONGEST_ERROR - 3] + '...'}"
 
 
 async def _exhausted(database: Database, place: Place, plan: Plan) -> bool:

@@ -39,6 +39,7 @@ def test_six_lines_make_every_role(tmp_path: Path) -> None:
     assert [spec.role for spec in groups.values()] == [Role(name) for name in groups]
     assert config.sizes == dict.fromkeys(groups, 1)
     assert config.environments["shop"].dataset == str(tmp_path / "train.jsonl"), "relative to the run file"
+    assert config.tools["shop"].cwd == str(tmp_path), "a command finds what stands beside the run file"
     assert groups["trainer"].life is Life.JOB
     assert all("mongo" in spec.after for name, spec in groups.items() if name != "mongo")
     assert max(spec.stop_rank for name, spec in groups.items() if name != "mongo") < MONGO_STOP_RANK

@@ -213,3 +213,14 @@ def test_the_order_of_an_epoch_depends_on_its_number_alone() -> None:
     assert first != datasets.order(50, shuffle=7, epoch=1)
     assert first != datasets.order(50, shuffle=8, epoch=0)
     assert sorted(first) == list(range(50))
+
+
+def test_a_row_that_no_document_holds_is_named_before_anything_is_stored(tmp_path: Path) -> None:
+    large = {"query": "x" * datasets.LARGEST_ROW, "answer": "3"}
+    place = jsonl(tmp_path, [{"query": "1 and 2", "answer": "3"}, large])
+    with pytest.raises(DatasetError, match=r"line 2 is too large: \d+ bytes, and a row may have 4194304"):
+        datasets.read(place)
+
+
+def test_half_a_character_does_not_keep_a_row_from_being_read(tmp_path: Path) -> None:
+    assert len(datasets.read(jsonl(tmp_path, [{"query": "a\ud800b", "answer": "3"}]))) == 1

@@ -69,6 +69,9 @@ def test_a_server_inherits_the_mark_and_no_secret(tmp_path: Path) -> None:
     server = ToolServer(command="{python} -m x {run_dir} {other}", env={"KEY": "env:SEARCH_KEY", "DIR": "{run_dir}/d"})
     launch = launch_of("search", server, run_dir=tmp_path, environ=environ)
     assert launch.command == (sys.executable, "-m", "x", str(tmp_path), "{other}")
+    assert launch.cwd == tmp_path
+    beside = ToolServer(command="{python} x.py", cwd="{run_dir}/servers")
+    assert launch_of("search", beside, run_dir=tmp_path, environ=environ).cwd == tmp_path / "servers"
     assert launch.env == {
         "PATH": "/bin",
         "HOME": "/h",

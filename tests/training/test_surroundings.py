@@ -94,7 +94,14 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
     found = await selection.validity(db)
-    assert (found.share, found.hold) == (0.4, "60 of the last 100 records failed for infrastructure")
+    silent = "60 of the last 100 records failed for infrastructure; each counts for 10 minutes"
+    assert (found.share, found.hold) == (0.4, silent)
+    failed = await db.find("Record", {"outcome_class": "infrastructure"})
+    for at, one in enumerate(failed):
+        error = f"Lost: line {at}" if at % 3 == 0 else "AttributeError: no\nattribute"
+        await db.update_many("Record", {"_id": one["_id"]}, {"$set": {"error": error}})
+    told = (await selection.validity(db)).hold
+    assert "failed for infrastructure, most often: AttributeError: no attribute; each" in told, "what to mend"
     await db.update_many("Record", {}, {"$set": {"finished_at": datetime.now(UTC) - timedelta(seconds=700)}})
     assert await selection.validity(db) == (None, ""), "a hold stops admission, so only time can end it"
     await db.delete_many("Record", {})
