@@ -269,10 +269,13 @@ def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: in
 
 
 def _is_echo(told: Sequence[int], ids: Sequence[int]) -> bool:
-    """Whether these are the ids that were sent. SGLang tells the last one of the vocabulary as 0, with its log-prob."""
-    return len(told) == len(ids) and all(
-        one == sent or (one == 0 and sent == max(ids)) for one, sent in zip(told, ids, strict=True)
-    )
+    """Whether these are the ids that were sent. SGLang tells the last one of the vocabulary as 0, with its log-prob.
+
+    Its size is not known here, but only one id can be its last, and then it is so wherever it stands."""
+    if len(told) != len(ids):
+        return False
+    last = max(ids, default=0)
+    return list(told) in (list(ids), [0 if sent == last else sent for sent in ids])
 
 
 def _sent_rid(rid: str) -> str:

@@ -54,9 +54,9 @@ async def account(database: Database, *, max_trained_count: int = 1) -> Account:
     if problems:
         # A change that spans documents may have been half way; what is wrong stays wrong, of the same documents.
         await asyncio.sleep(LOOK_AGAIN_S)
-        again = {problem.what: problem for problem in await _problems(database, max_trained_count)}
-        both = [(problem, again[problem.what]) for problem in problems if problem.what in again]
-        problems = [now for before, now in both if not now.examples or set(before.examples) & set(now.examples)]
+        before = {problem.what: problem for problem in problems}
+        again = [problem for problem in await _problems(database, max_trained_count) if problem.what in before]
+        problems = [left.cut() for problem in again if (left := problem.still(before[problem.what])) is not None]
     steps = await _counted(database, "Step", {"status": "$status"})
     return Account(
         tasks=await _by_purpose(database, "Task"),

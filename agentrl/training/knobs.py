@@ -270,8 +270,7 @@ class Knobs:
 
     def _preview_optimizer_steps(self, count: int) -> str:
         groups = self._groups.pending
-        if count > groups:
-            raise ConfigError(f"A step of {groups} groups cannot be cut into {count} parts of whole groups.")
+        _refuse_parts(groups, count)
         return (
             f"from the next step on the {groups} groups of a step are cut into {count} parts, each trained by an "
             f"optimizer step of its own (now {self._optimizer_steps.value}); a step is still committed as a whole"
@@ -280,6 +279,7 @@ class Knobs:
     def _ahead(self, groups: int, publish_every: int) -> str:
         """What admission and the batch make of it, by the formula that the steward admits by. ConfigError if it cannot
         be followed."""
+        _refuse_parts(groups, self._optimizer_steps.pending)
         n, most = self._config.sampling.n, self._config.rollout.max_in_flight
         bound = self._freshness.oldest
         now, then = (
@@ -296,6 +296,7 @@ class Knobs:
     def _next(self) -> Plan:
         freshness, decay = self._freshness.take(), self._decay.take()
         decays = any(rule.strategy == "decay" for rule in (freshness, *freshness.of_environments.values()))
+        _refuse_parts(self._groups.pending, self._optimizer_steps.pending)
         training = self._config.training
         loss = learning.policy_loss(
             training, longest=self._config.sampling.context, with_decay=decay if decays else None
@@ -312,6 +313,11 @@ class Knobs:
             normalise=training.normalise,
             decays_by_time=decays and training.decay.per == "second",
         )
+
+
+def _refuse_parts(groups: int, count: int) -> None:
+    if count > groups:
+        raise ConfigError(f"A step of {groups} groups cannot be cut into {count} parts of whole groups.")
 
 
 def _counted(

@@ -85,6 +85,23 @@ async def test_a_server_that_tells_one_version_made_all_tokens_by_it() -> None:
         assert (await ask(engine)).versions == [(5, 3)]
 
 
+def scored(*told: int) -> bytes:
+    pairs = [[None if not place else -1.0, one, None] for place, one in enumerate(told)]
+    return changed(output_token_logprobs=[], weight_versions=[], input_token_logprobs=pairs)
+
+
+async def test_the_last_id_of_a_vocabulary_may_come_back_as_0() -> None:
+    async with server(answering(scored(5, 0, 6, 0))) as engine:
+        assert await engine.score([5, 9, 6, 9], deadline_s=5) == [-1.0] * 3
+
+
+@pytest.mark.parametrize("told", [(5, 0, 6, 9), (5, 9, 0, 9), (5, 0, 6, 8), (5, 0, 6), (5, 0, 6, 0, 0)])
+async def test_scores_of_another_sequence_are_rubbish(told: tuple[int, ...]) -> None:
+    async with server(answering(scored(*told))) as engine:
+        with pytest.raises(EngineError, match="another sequence"):
+            await engine.score([5, 9, 6, 9], deadline_s=5)
+
+
 def changed(**meta: Any) -> bytes:
     return json.dumps({**ANSWER, "meta_info": {**ANSWER["meta_info"], **meta}}).encode()
 

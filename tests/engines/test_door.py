@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import CallRefusedError, EngineBusyError
+from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError
 from agentrl.engines.sglang.server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
 from agentrl.http.server import listening
 from tests.waiting import aeventually
@@ -27,12 +27,21 @@ class Behind:
     def __init__(self) -> None:
         self.reached: list[str] = []
         self.is_busy = False
+        self.fails: dict[str, int] = {}
+        """Statuses of paths; 0: it raises."""
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.reached.append(scope["path"])
         # Others come between.
         await asyncio.sleep(0)
-        await _answer(send, 400 if scope["path"] == FLUSH and self.is_busy else 200, "")
+        if scope["path"] == "/generate":
+            await self.goes_on.wait()
+        status = self.fails.get(scope["path"], 400 if scope["path"] == FLUSH and self.is_busy else 200)
+        if not status:
+            raise RuntimeError("It broke.")
+        await _answer(send, status, "")
 
 
 @pytest.fixture
@@ -65,6 +74,47 @@ async def test_calls_wait_until_there_is_memory_again(behind: Behind, client: Ht
     await client.restore_memory()
     await call
     assert [path for path in behind.reached if path != "/health"] == [FLUSH, RELEASE, RESTORE, "/generate"]
+
+
+@pytest.mark.parametrize(("path", "status"), [(RELEASE, 500), (RELEASE, 0), (FLUSH, 0)])
+async def test_memory_that_was_not_given_up_is_there(
+    behind: Behind, client: HttpEngine, path: str, status: int
+) -> None:
+    behind.fails[path] = status
+    with pytest.raises(EngineError):
+        await client.release_memory()
+    await asyncio.wait_for(client.order("/generate"), 5)
+    behind.fails.clear()
+    await client.release_memory()
+    assert behind.reached[-1] == RELEASE, "it is tried again, not taken for done"
+
+
+async def test_memory_that_did_not_come_back_is_waited_for(behind: Behind, client: HttpEngine) -> None:
+    await client.release_memory()
+    call = asyncio.create_task(client.order("/generate"))
+    behind.fails[RESTORE] = 500
+    with pytest.raises(EngineError):
+        await client.restore_memory()
+    assert await client.health()
+    assert "/generate" not in behind.reached
+    behind.fails.clear()
+    await client.restore_memory()
+    await asyncio.wait_for(call, 5)
+
+
+async def test_a_call_that_the_scheduler_has_not_heard_of_yet_keeps_the_memory(
+    behind: Behind, client: HttpEngine
+) -> None:
+    behind.goes_on.clear()
+    call = asyncio.create_task(client.order("/generate"))
+    await aeventually(lambda: "/generate" in behind.reached)
+    with pytest.raises(EngineBusyError, match="under way"):
+        await client.release_memory()
+    assert behind.reached == ["/generate"]
+    behind.goes_on.set()
+    await call
+    await client.release_memory()
+    assert behind.reached == ["/generate", FLUSH, RELEASE]
 
 
 async def test_what_is_said_twice_is_done_once(behind: Behind, client: HttpEngine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from agentrl.policies.groups import GroupRule
 from agentrl.policies.states import Actor, CallStatus
 from agentrl.store import accounting, claims, groups, indexes, lineages, publications, tasks
-from agentrl.store.audit.problems import Problem
+from agentrl.store.audit.problems import SHOWN, Problem
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import (
     DispatchedSamplingTask,
@@ -169,6 +169,33 @@ async def test_documents_that_were_each_half_way_for_a_moment_are_no_problem(
     monkeypatch.setattr(accounting, "_problems", look_and_go_on)
     monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
     assert not (await accounting.account(db)).problems
+
+
+async def test_what_stays_wrong_is_told_however_much_else_is_half_way(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More documents than are shown, other ones at each look, and all before the one that stays."""
+    await a_run(db)
+
+    async def half_way(look: str) -> None:
+        await db.delete_many("ToolCall", {"moment": True})
+        names = [f"{look}{number}" for number in range(SHOWN + 1)]
+        await db.insert_many("ToolCall", [{"_id": name, "status": "lost?", "moment": True} for name in names])
+
+    look = accounting._problems
+
+    async def look_and_go_on(database: Database, most: int) -> list[Problem]:
+        found = await look(database, most)
+        await half_way("1")
+        return found
+
+    await half_way("0")
+    await db.insert_many("ToolCall", [{"_id": "zz", "status": "lost?"}])
+    monkeypatch.setattr(accounting, "_problems", look_and_go_on)
+    monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
+    what = "documents of ToolCall with an unknown status"
+    (told,) = (problem for problem in (await accounting.account(db)).problems if problem.what == what)
+    assert (told.count, told.examples) == (1, ("zz",))
 
 
 async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> None:

@@ -118,3 +118,20 @@ def test_optimizer_steps_are_parts_of_whole_groups(unit: Unit, tmp_path: Path, t
         unit._knobs.preview("optimizer_steps", 5)
     unit._knobs.offer("optimizer_steps", 2)
     assert knobs.take().optimizer_steps == 2
+
+
+def test_a_step_keeps_a_group_for_each_of_its_parts(
+    unit: Unit, tmp_path: Path, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    knobs = Knobs(unit, configuration(tmp_path, tiny, groups=4, optimizer_steps=3), tuple)
+    before = knobs.take()
+    assert "3 groups" in unit._knobs.preview("groups", 3).sentence
+    with pytest.raises(ConfigError, match="2 groups cannot be cut into 3 parts"):
+        unit._knobs.preview("groups", 2)
+    # Both previewed before either was set.
+    unit._knobs.offer("groups", 2)
+    assert knobs.take() == before
+    assert "the plan stays as it was" in caplog.text
+    unit._knobs.offer("optimizer_steps", 2)
+    after = knobs.take()
+    assert (after.groups, after.optimizer_steps) == (2, 2)

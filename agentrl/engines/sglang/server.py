@@ -12,6 +12,7 @@ imported here: its dependencies are not in that environment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import hmac
 import json
@@ -25,6 +26,7 @@ from typing import Any
 OPEN, SHUT = "/door/open", "/door/shut"
 RELEASE, RESTORE = "/release_memory_occupation", "/resume_memory_occupation"
 UNIT_HEADER = b"x-agentrl-unit"
+BUSY = "Calls are under way; their cache cannot be given up."
 PR_SET_PDEATHSIG = 1
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -43,6 +45,8 @@ class Door:
         self._has_memory = asyncio.Event()
         self._has_memory.set()
         self._one_at_a_time = asyncio.Lock()
+        self._under_way: set[object] = set()
+        """Calls to generate, also those that the scheduler has not heard of yet."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,10 +64,27 @@ class Door:
             act = self._release if scope["path"] == RELEASE else self._restore
             async with self._one_at_a_time:
                 await act(scope, receive, send)
+        elif scope["path"] == "/generate":
+            await self._generate(scope, receive, send)
         else:
-            if scope["path"] == "/generate":
-                await self._has_memory.wait()
             await self._app(scope, receive, send)
+
+    async def _generate(self, scope: Message, receive: Receive, send: Send) -> None:
+        while not self._has_memory.is_set():
+            await self._has_memory.wait()
+        call = object()
+        self._under_way.add(call)
+
+        async def answer(message: Message) -> None:
+            # Whoever has the whole answer may order what he likes.
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._under_way.discard(call)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            self._under_way.discard(call)
 
     async def _release(self, scope: Message, receive: Receive, send: Send) -> None:
         if not self._gives_memory:
@@ -72,20 +93,40 @@ class Door:
         if not self._has_memory.is_set():
             await _answer(send, 200, "")
             return
-        self._has_memory.clear()
-        # The scheduler answers this one for what it has under way, where it would assert the same and die.
-        if await _status_of(self._app, {**scope, "path": "/flush_cache", "raw_path": b"/flush_cache"}) != 200:
-            self._has_memory.set()
-            await _answer(send, 503, "Calls are under way; their cache cannot be given up.")
+        if self._under_way:
+            await _answer(send, 503, BUSY)
             return
-        await self._app(scope, receive, send)
+        self._has_memory.clear()
+        released = False
+        try:
+            # The scheduler answers this one for what it has under way, where it would assert the same and die.
+            if await _status_of(self._app, {**scope, "path": "/flush_cache", "raw_path": b"/flush_cache"}) != 200:
+                await _answer(send, 503, BUSY)
+                return
+            released = await self._succeeds(scope, receive, send)
+        finally:
+            if not released:
+                self._has_memory.set()
 
     async def _restore(self, scope: Message, receive: Receive, send: Send) -> None:
         if self._has_memory.is_set():
             await _answer(send, 200, "")
             return
-        await self._app(scope, receive, send)
-        self._has_memory.set()
+        if await self._succeeds(scope, receive, send):
+            self._has_memory.set()
+
+    async def _succeeds(self, scope: Message, receive: Receive, send: Send) -> bool:
+        """Also where nobody waits for the answer any more."""
+        status = 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            with contextlib.suppress(OSError):
+                await send(message)
+
+        await self._app(scope, receive, answer)
+        return status == 200
 
 
 async def _status_of(app: App, scope: Message) -> int:

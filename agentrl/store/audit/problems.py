@@ -14,6 +14,7 @@ from agentrl.policies.states import TaskStatus
 from agentrl.store.database import Database, Plain
 
 SHOWN = 5
+NAMED = 10_000
 SEATED = (TaskStatus.ADMITTED, TaskStatus.READY, TaskStatus.LEASED, TaskStatus.TRAINED, TaskStatus.FILTERED)
 """Tasks whose present round has all its seats."""
 
@@ -22,6 +23,19 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
     count: int
     examples: tuple[str, ...] = ()
+    """The first SHOWN of them; a check itself names NAMED."""
+
+    def still(self, before: Problem) -> Problem | None:
+        """What is left of it without the documents that the look before did not find."""
+        if self.count > len(self.examples) or before.count > len(before.examples):
+            # Not all are named: they may be the same.
+            return self
+        known = set(before.examples)
+        same = tuple(name for name in self.examples if name in known)
+        return Problem(self.what, len(same), same) if same else None
+
+    def cut(self) -> Problem:
+        return Problem(self.what, self.count, self.examples[:SHOWN])
 
     def sentence(self) -> str:
         shown = ", ".join(self.examples)
@@ -33,7 +47,7 @@ Check = Callable[[Database], Coroutine[Any, Any, Problem | None]]
 
 async def found(database: Database, collection: str, stages: Sequence[Plain], what: str) -> Problem | None:
     """A problem if the stages leave anything."""
-    rest = {"count": {"$sum": 1}, "examples": {"$minN": {"input": "$_id", "n": SHOWN}}}
+    rest = {"count": {"$sum": 1}, "examples": {"$minN": {"input": "$_id", "n": NAMED}}}
     left = await database.aggregate(collection, [*stages, {"$group": {"_id": None, **rest}}])
     if not left:
         return None
@@ -42,7 +56,7 @@ async def found(database: Database, collection: str, stages: Sequence[Plain], wh
 
 def listed(names: Sequence[str], what: str) -> Problem | None:
     """A problem if there are any names."""
-    return Problem(what, len(names), tuple(sorted(names)[:SHOWN])) if names else None
+    return Problem(what, len(names), tuple(sorted(names)[:NAMED])) if names else None
 
 
 def attempts(fields: Mapping[str, Any]) -> Plain:
