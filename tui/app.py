@@ -205,6 +205,8 @@ class Console(App[int]):
         told = self.notices.line(self.mirror, time.monotonic())
         if not told and link.tries and not link.connected:
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
+        if not told and self.replay and self.replay.told:
+            told = (span(self.replay.told, Tone.WARN),)
         return [(Span(" "), *told)]
 
     def _keys(self, width: int, _: int) -> list[Line]:

@@ -40,6 +40,8 @@ def moment(text: str, begin: float, end: float) -> float:
     except ValueError:
         hint = f"Write 14:05, 2030-01-31T14:05 or -10m; it goes from {_shown(begin)} to {_shown(end)}."
         raise UsageError(f"{text!r} is not a time.", hint=hint) from None
+    if clock.tzinfo is not None:
+        raise UsageError(f"{text!r} has a zone.", hint="Write the time as the clock of this place shows it.")
     last = datetime.datetime.fromtimestamp(end)
     found = datetime.datetime.combine(last.date(), clock)
     return (found if found <= last else found - datetime.timedelta(days=1)).timestamp()

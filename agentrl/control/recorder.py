@@ -1,27 +1,44 @@
 """What the feed tells is kept, so that any past minute can be looked at again.
 
-Invariants: the recording is the feed, row by row, so whoever replays it sees what was seen; nothing waits for it; while
-it cannot be written the run's row says why.
+Invariants: the recording is the feed, row by row, so whoever replays it sees what was seen; the disk is written by a
+thread of its own, and nobody waits for it; while it cannot be written the run's row says why.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
-from agentrl.recording.writer import Limits, Writer
+from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, OperationRow
+from agentrl.recording.shelf import Limits
+from agentrl.recording.writer import FRAME_S, Writer
 
 DIRECTORY = "recordings"
 _DAY_S = 86_400.0
+_MOST_WAITING = 600
+_CLOSE_WITHIN_S = 3.0
+log = logging.getLogger(__name__)
+
+Work = Callable[[], None]
 
 
 class Recorder:
     def __init__(self, context: Context, state_dir: Path) -> None:
         self._context = context
-        self._writer = Writer(state_dir / DIRECTORY, context.epoch, lambda: context.feed.snapshot()[0])
+        self._work: queue.Queue[Work | None] = queue.Queue(_MOST_WAITING)
+        snapshot = lambda: context.feed.snapshot()[0]  # noqa: E731 - it has no name of its own
+        self._writer = Writer(state_dir / DIRECTORY, context.epoch, snapshot, run=self._later)
+        self._began: dict[str, float] = {}
+        """When what is marked began, by key: an alert may fire again under the same one."""
+        self._thread = threading.Thread(target=self._carry_out, name="recorder", daemon=True)
+        self._thread.start()
         context.feed.on_row = self._row
 
     def configure(self, config: RunConfig) -> None:
@@ -29,7 +46,7 @@ class Recorder:
         self._writer.limits = Limits(own.recordings_max, own.recordings_days * _DAY_S)
 
     def tick(self, now: float) -> None:
-        """Write what is due."""
+        """Hand over what is due."""
         self._writer.tick(now)
         life = self._context.life
         if life.not_recording != self._writer.trouble:
@@ -37,7 +54,46 @@ class Recorder:
             self._context.show_run()
 
     def close(self) -> None:
+        """A disk that hangs is not waited for."""
         self._writer.close()
+        self._later(None)
+        self._thread.join(_CLOSE_WITHIN_S)
 
-    def _row(self, key: str, value: msgspec.Raw | None) -> None:
-        self._writer.row(self._context.clock.now(), key, value)
+    def _row(self, key: str, row: AnyRow | None, value: msgspec.Raw | None) -> None:
+        now = self._context.clock.now()
+        self._writer.row(now, key, value)
+        began = _began(row)
+        if began is None:
+            self._began.pop(key, None)
+        elif began != self._began.get(key):
+            self._began[key] = began
+            # What is told again by a new coordinator began long ago.
+            if now - began < FRAME_S:
+                self._writer.mark(now, key)
+
+    def _later(self, work: Work | None) -> bool:
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            return False
+        return True
+
+    def _carry_out(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                # The boundary of one piece of work: the next frame may be luckier.
+                log.exception("a part of the recording is lost")
+
+
+def _began(row: AnyRow | None) -> float | None:
+    """When what a row tells of began; None for what is no beginning, or is over."""
+    match row:
+        case IncidentRow(at=at):
+            return at
+        case OperationRow(accepted_at=at):
+            return at
+        case AlertRow(since_at=at, resolved_at=0.0):
+            return at
+    return None

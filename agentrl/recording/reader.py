@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.recording.blocks import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, head
-from agentrl.recording.writer import SUFFIX
+from agentrl.recording.shelf import SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from agentrl.errors import ConfigError, ProtocolError
 from agentrl.protocol import wire
 from agentrl.recording.blocks import MAGIC, Change, Packer, Unpacker, head
 from agentrl.recording.reader import Recording
-from agentrl.recording.writer import FILE_S, FRAME_S, Limits, Writer
+from agentrl.recording.shelf import Limits
+from agentrl.recording.writer import FILE_S, FRAME_S, Writer
 
 BEGAN = 1_000_000.0
 
@@ -134,17 +136,16 @@ def test_a_frame_needs_no_other(begin: Callable[..., Run], tmp_path: Path) -> No
     assert recording.frame_at(BEGAN + 1e9) == 3
 
 
-def test_what_began_is_marked_once(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_what_began_is_marked_where_it_is_seen(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
+    run.wait(30)
     run.put("incident/i1", {"a": 1})
-    run.put("incident/i1", {"a": 2})
-    run.put("unit/a", 1)
-    run.wait(2 * FRAME_S)
-    run.put("incident/i1", {"a": 3})
-    run.put("alert/x", 1)
-    run.wait(2)
-    run.writer.close()
-    assert [mark.key for mark in Recording.open(tmp_path).marks] == ["incident/i1", "alert/x"]
+    run.writer.mark(run.now, "incident/i1")
+    run.wait(1)
+    recording = Recording.open(tmp_path)
+    (mark,) = recording.marks
+    assert mark.key == "incident/i1"
+    assert "incident/i1" in state_at(recording, mark.at)
 
 
 def test_two_lives_of_a_coordinator_are_one_line_of_time(begin: Callable[..., Run], tmp_path: Path) -> None:
@@ -162,23 +163,79 @@ def test_two_lives_of_a_coordinator_are_one_line_of_time(begin: Callable[..., Ru
 
 
 def test_the_oldest_files_go_first_and_never_the_present_one(begin: Callable[..., Run], tmp_path: Path) -> None:
-    run = begin(tmp_path, Limits(most_bytes=20_000))
-    for hour in range(6):
-        run.put(f"unit/{hour}", os.urandom(5_000).hex())
-        run.now += FILE_S
+    most = 40_000
+    run = begin(tmp_path, Limits(most_bytes=most))
+    for minute in range(40):
+        run.put(f"unit/{minute % 4}", os.urandom(1_000).hex())
+        run.now += FRAME_S
         run.writer.tick(run.now)
-    run.writer.close()
-    files = sorted(tmp_path.iterdir())
-    assert len(files) < 6
-    assert state_at(Recording.open(tmp_path), run.now).keys() == {f"unit/{hour}" for hour in range(6)}
-    assert sum(file.stat().st_size for file in files[:-1]) <= 20_000
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= most
+    assert len(list(tmp_path.iterdir())) > 2, "it goes in pieces"
+    assert len(state_at(Recording.open(tmp_path), run.now)) == 4
+    (tmp_path / "kept by somebody.rec").write_bytes(MAGIC)
+    run.writer.limits = Limits(keep_s=10 * FRAME_S)
+    run.now += FILE_S
+    run.writer.tick(run.now)
+    kept = {file.name for file in tmp_path.iterdir()}
+    assert kept == {"kept by somebody.rec", f"{int(run.now * 1000):015d}.rec"}
 
 
 def test_nothing_is_kept_where_nothing_may_be(begin: Callable[..., Run], tmp_path: Path) -> None:
-    run = begin(tmp_path, Limits(most_bytes=0))
+    run = begin(tmp_path)
+    run.wait(5)
+    assert list(tmp_path.iterdir())
+    run.writer.limits = Limits(most_bytes=0)
     run.put("run", "x")
     run.wait(100)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_is_not_littered(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.wait(5)
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(MAGIC), hard))
+    try:
+        for _ in range(10):
+            run.put("run", os.urandom(20_000).hex())
+            run.wait(int(FRAME_S))
+        trouble = run.writer.trouble
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "Nothing is recorded" in trouble
+    assert len(list(tmp_path.iterdir())) == 1, "what was written before"
+    run.put("run", "kept")
+    run.wait(int(FRAME_S) + 1)
+    assert not run.writer.trouble
+    assert state_at(Recording.open(tmp_path), run.now) == {"run": "kept"}
+
+
+def test_a_disk_that_is_too_slow_costs_the_rest_of_the_minute(tmp_path: Path) -> None:
+    waiting: list[Callable[[], None]] = []
+    takes = True
+
+    def later(work: Callable[[], None]) -> bool:
+        if takes:
+            waiting.append(work)
+        return takes
+
+    writer = Writer(tmp_path, "e", lambda: [("run", wire.raw("as it is"))], run=later)
+    writer.tick(BEGAN)
+    assert waiting
+    assert not list(tmp_path.iterdir()), "whoever ticks does not wait for the disk"
+    takes = False
+    writer.row(BEGAN, "run", wire.raw("lost"))
+    writer.tick(BEGAN + 1)
+    assert "too slow" in writer.trouble
+    takes = True
+    writer.tick(BEGAN + FRAME_S)
+    assert not writer.trouble
+    writer.close()
+    for work in waiting:
+        work()
+    recording = Recording.open(tmp_path)
+    assert len(recording.frames) == 2
+    assert state_at(recording, BEGAN + FRAME_S) == {"run": "as it is"}
 
 
 def test_files_are_their_owners_alone(begin: Callable[..., Run], tmp_path: Path) -> None:

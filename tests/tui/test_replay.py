@@ -61,6 +61,7 @@ def run(tmp_path: Path) -> Recorder:
     made.unit(0, status="calm")
     made.wait(125)
     made.unit(0, UnitState.BACKOFF, "")
+    made.writer.mark(made.now, "incident/i1")
     made.put("incident/i1", rows.IncidentRow("i1", "web-0", 1, made.now, "killed by SIGKILL"))
     made.wait(20)
     made.unit(0, status="again")
@@ -139,6 +140,26 @@ def test_a_night_in_which_nothing_was_recorded_is_passed_over(tmp_path: Path) ->
     assert playback.position > BEGAN + 8 * 3600
 
 
+def test_a_gap_is_stepped_over_in_both_directions(tmp_path: Path) -> None:
+    made = Recorder(tmp_path)
+    made.unit(0, status="evening")
+    made.wait(5)
+    made.writer.close()
+    made.now += 3600
+    made.unit(0, status="morning")
+    made.wait(5)
+    made.writer.close()
+    mirror = Mirror()
+    playback = Playback(Recording.open(tmp_path), mirror)
+    playback.seek(BEGAN + 1000, 0.0)
+    assert statuses(mirror) == {"web-0": "morning"}, "nothing is shown that nobody saw"
+    assert playback.position >= BEGAN + 3600
+    playback.seek(playback.position - 10, 1.0)
+    assert statuses(mirror) == {"web-0": "evening"}
+    playback.seek(playback.position + 10, 2.0)
+    assert statuses(mirror) == {"web-0": "morning"}
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.one_of(st.floats(-100, 400), st.integers(0, 60)), max_size=8))
 def test_however_one_came_there_a_moment_looks_the_same(
@@ -189,6 +210,8 @@ def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: 
     with pytest.raises(UsageError, match="not a time") as wrong:
         recordings.link(str(directory), "noon", 1.0)
     assert "2030-01-31T14:00:00" in wrong.value.hint
+    with pytest.raises(UsageError, match="zone"):
+        recordings.link(str(directory), "14:00Z", 1.0)
     with pytest.raises(UsageError, match="not a speed"):
         recordings.link(str(directory), "", -3.0)
     with pytest.raises(AgentrlError, match="no run named"):

@@ -28,6 +28,7 @@ class Source(Protocol):
 
     frames: list[Frame]
     marks: list[Mark]
+    damaged: tuple[str, ...]
 
     @property
     def begin(self) -> float: ...
@@ -47,7 +48,7 @@ class Playback:
         """The time that is shown."""
         self.speed = speed
         self.playing = True
-        self.told = ""
+        self.told = next(iter(source.damaged), "")
         """What was noticed on the way, in a sentence."""
         self._mirror = mirror
         self._index = -1
@@ -66,8 +67,7 @@ class Playback:
 
     def seek(self, at: float, clock: float) -> None:
         """Show another moment."""
-        at = min(max(at, self.source.begin), self.source.end)
-        index = self.source.frame_at(at)
+        at, index = self._recorded(min(max(at, self.source.begin), self.source.end))
         self._load(index)
         self.position = at
         rows: dict[str, Change] = {}
@@ -79,6 +79,14 @@ class Playback:
         for change in rows.values():
             self._put(change)
         self._mirror.whole(clock)
+
+    def _recorded(self, at: float) -> tuple[float, int]:
+        """The time, or on the way there the last one before a gap or the first one after it; and its frame."""
+        frames, index = self.source.frames, self.source.frame_at(at)
+        if index + 1 < len(frames) and at > frames[index].until and _is_gap(frames[index], frames[index + 1]):
+            back = at < self.position
+            return (frames[index].until, index) if back else (frames[index + 1].at, index + 1)
+        return at, index
 
     def step(self, by: int, clock: float) -> bool:
         """To where the next thing began, or the one before; False if there is none."""
@@ -105,8 +113,8 @@ class Playback:
         self.position = at
 
     def _follows(self, frame: Frame, at: float) -> bool:
-        until = self.source.frames[self._index].until
-        return frame.at <= at or (at > until and frame.at - until > GAP_S)
+        present = self.source.frames[self._index]
+        return frame.at <= at or (at > present.until and _is_gap(present, frame))
 
     def _load(self, index: int) -> None:
         self._index, self._next = index, 0
@@ -123,3 +131,7 @@ class Playback:
             self._mirror.put(change.key, None if change.gone else decode_row(change.value))
         except ProtocolError:
             self.told = f"{change.key} was written by another version and is left out."
+
+
+def _is_gap(before: Frame, after: Frame) -> bool:
+    return after.at - before.until > GAP_S

@@ -58,8 +58,8 @@ class Feed:
         self.epoch = epoch
         self.seq = 0
         """Number of the last row that was published."""
-        self.on_row: Callable[[str, msgspec.Raw | None], object] = lambda key, value: None
-        """Hears of every row that is published; None: it is gone."""
+        self.on_row: Callable[[str, AnyRow | None, msgspec.Raw | None], object] = lambda key, row, value: None
+        """Hears of every row that is published, and of its bytes; None: it is gone."""
         self._publish = publish
         self._kinds: dict[str, dict[str, _Entry]] = {}
         self._changed: dict[str, _Entry] = {}
@@ -166,7 +166,7 @@ class Feed:
         value = None if entry.row is None else entry.encoded()
         frame = wire.encode(FeedRow(self.epoch, self.seq, key, wire.raw(None) if value is None else value))
         self._publish(frame)
-        self.on_row(key, value)
+        self.on_row(key, entry.row, value)
         if entry.row is None:
             self._forget(key, entry)
         return len(frame)
