@@ -214,6 +214,7 @@ class PluggedToolbox:
             latency_s=answer.latency_s,
             reason=answer.reason,
             breaker_open=answer.breaker_open,
+            tried_again=answer.tried_again,
         )
 
     async def close_session(self, session: str) -> None:

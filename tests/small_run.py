@@ -55,6 +55,7 @@ def data_plane(
                 "command": ["{python}", "-m", "assets.shop", *shop_arguments],
                 "session": "keyed",
                 "timeout_s": 20,
+                "try_again": True,
             }
         },
         "sampling": {"n": 8, "max_tokens": 24, "context": 128},

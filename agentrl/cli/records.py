@@ -109,7 +109,9 @@ def _tell_turn(turn: Row) -> None:
     for tool in turn["tool_calls"]:
         name = f"{tool['server']}.{tool['tool']}" if tool["server"] else tool["tool"]
         fault = f" ({tool['error_class']})" if tool["error_class"] else ""
-        output.say(f"  {name}({_arguments(tool['arguments'])}): {tool['status']}{fault}{_took(tool['latency_s'])}")
+        again = f", tried again: {tool['tried_again']}" if tool.get("tried_again") else ""
+        said = f"{tool['status']}{fault}{again}{_took(tool['latency_s'])}"
+        output.say(f"  {name}({_arguments(tool['arguments'])}): {said}")
         _block("", tool["result"], indent="    ")
 
 

@@ -108,9 +108,9 @@ class ToolServer(Section):
     """Whose fault a call is that takes too long."""
     crash_means: Meaning = "infrastructure"
     """Whose fault it is when the server dies during a call."""
-    try_again: Flag = True
+    try_again: Flag = False
     """A call that failed for infrastructure is made once more in a session of its own. Where it fails alike, and the
-    tool works for others, it is the policy's fault. False for tools whose effects outlive their session."""
+    tool works for others, it is the policy's fault. Only for tools that may be called twice."""
     block: Words = ()
     """Tools of the server that are not offered."""
     result_max_chars: _Positive = 16_384

@@ -15,10 +15,10 @@ from agentrl.policies.states import ToolCallStatus
 
 MAX_REDRAWS = 2
 """Redrawing until success would select short episodes."""
-
-
 CALLED_AT_MOST = 2
 """How often a tool call is made: in its session, and in a fresh one if it failed there."""
+AROUND_A_TOOL_CALL_S = 100.0
+"""What comes to the times of the calls: waiting for a turn and for a server to return, and the fresh session."""
 
 
 class OutcomeClass(enum.StrEnum):
@@ -146,6 +146,11 @@ def tool_fault(
         case ToolCallStatus.LOST:
             fault = "infrastructure"
     return fault
+
+
+def tool_call_within_s(limit_s: float) -> float:
+    """In which time a toolbox has answered for certain, if one call may take `limit_s`."""
+    return CALLED_AT_MOST * limit_s + AROUND_A_TOOL_CALL_S
 
 
 def fault_on_fresh_session(

@@ -15,7 +15,7 @@ from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
-from agentrl.policies.outcomes import CALLED_AT_MOST, Outcome, OutcomeClass
+from agentrl.policies.outcomes import Outcome, OutcomeClass, tool_call_within_s
 from agentrl.rollout import loops
 from agentrl.rollout.clock import EpisodeClock
 from agentrl.rollout.ending import Endings, structure
@@ -32,8 +32,6 @@ from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 
 log = logging.getLogger("sampler")
-AROUND_A_CALL_S = 45.0
-"""A tool call waits for its turn and for a server that restarts, beyond its own limit."""
 GIVEN_BACK_WITHIN_S = 10.0
 _BY_MALFORMED_CALLS = (Outcome.MALFORMED_CALL, Outcome.INVALID_CALL_LIMIT)
 
@@ -157,7 +155,7 @@ class Attempt:
             recorder,
             task.servers,
             tool_s=settings.tool_s,
-            wait_s=CALLED_AT_MOST * longest_s + AROUND_A_CALL_S,
+            wait_s=tool_call_within_s(longest_s),
             stateless=all(server.session == "shared" for server in servers),
             wait=house.wait,
             parked=clock.parked,

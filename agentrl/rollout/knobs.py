@@ -50,7 +50,8 @@ class SamplerKnobs:
             "tool_s",
             0.0,
             boundary="next claim",
-            help="How long one tool call may take; 0 leaves it to the tool's server, whose limit always holds.",
+            help="How long one tool call may take, each time if it is tried again; 0 leaves it to the tool's server, "
+            "whose limit always holds.",
             unit="s",
             minimum=0.0,
             preview=self._for_new_ones("tool_s"),

@@ -43,6 +43,8 @@ class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     breaker_open: bool = False
     """It failed, and its server is left alone by now: such a failure costs no attempt."""
+    tried_again: AnswerStatus | Literal[""] = ""
+    """How the same call ended in a fresh session; empty if it was made once."""
 
 
 class ToolRefusedError(AgentrlError):

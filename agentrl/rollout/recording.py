@@ -218,6 +218,7 @@ class Recorder:
             call.error_class = answer.fault
             call.result = answer.content
             call.latency_s = answer.latency_s
+            call.tried_again = answer.tried_again
         self._later(self._writer.tool_moved(copy.copy(call)))
 
     # ---- turns ----

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from agentrl.policies.outcomes import tool_call_within_s
 from agentrl.policies.states import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward.admission import Admitted
@@ -20,7 +21,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
 
 AROUND_A_CALL_S = 60.0
-"""What comes to the time of a call: queues, a session that is opened."""
+"""What comes to the time of a model call: queues."""
 ADMITS_WITHIN_S = 600.0
 _OPEN_TOOL_CALLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
 
@@ -117,7 +118,7 @@ def _of_record(task: str, record: Record, group: Group, rules: Rules, now: datet
 def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
     if (tool := group.tool_call) is not None:
         name, age_s = f"tool {tool.server}.{tool.tool}", _since(tool.requested_at, now)
-        limit_s = rules.tools_s.get(tool.server, 0.0) + AROUND_A_CALL_S
+        limit_s = tool_call_within_s(rules.tools_s.get(tool.server, 0.0))
         yield Wait(name, f"has not answered the call {tool.id}", age_s, limit_s, record)
         yield Wait("toolbox", "runs it", age_s, limit_s, name)
     elif (call := group.call) is not None:

@@ -211,6 +211,8 @@ class ToolCall(Named):
     arguments: dict[str, Any] = {}
     status: str = ToolCallStatus.REQUESTED
     error_class: str = ""
+    tried_again: str = ""
+    """How the same call ended in a fresh session; empty if it was made once."""
     result: str = ""
     latency_s: float = 0.0
     session: str = ""

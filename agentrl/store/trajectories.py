@@ -42,6 +42,7 @@ _RECORD = "Record"
 
 _CALL_SOURCES = DISPATCHED_SAMPLING_TASK.sources
 _TOOL_SOURCES = TOOL_CALL.sources
+_TOLD_OF_A_TOOL_CALL = ("status", "error_class", "tried_again", "result", "latency_s", "session")
 
 
 class OwnershipError(ConflictError):
@@ -110,7 +111,7 @@ class Writer:
         short, pieces = chunks.cut(call.id, "result", call.result)
         await chunks.write(self._database, pieces)
         call.result = short
-        fields = {name: getattr(call, name) for name in ("status", "error_class", "result", "latency_s", "session")}
+        fields = {name: getattr(call, name) for name in _TOLD_OF_A_TOOL_CALL}
         await self._move(call, sources, fields, ends=status is not ToolCallStatus.RUNNING)
 
     async def progress(self, record: str, owner: str, update: UpdateOne) -> None:

@@ -95,6 +95,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Characters that were cut out of the middle."""
     breaker_open: bool = False
     """It failed for infrastructure, and the server is left alone by now: that it failed says nothing about the call."""
+    tried_again: AnswerStatus | Literal[""] = ""
+    """How the same call ended in a fresh session; empty if it was made once."""
 
 
 class ToolboxError(AgentrlError):

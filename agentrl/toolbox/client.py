@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient
-from agentrl.policies.outcomes import CALLED_AT_MOST
+from agentrl.policies.outcomes import tool_call_within_s
 from agentrl.toolbox.answers import (
     Answer,
     CallTool,
@@ -33,8 +33,6 @@ from agentrl.toolbox.statistics import ToolStatistics
 
 ANSWER_WITHIN_S = 10.0
 """For everything that does not wait for a server."""
-TURN_WITHIN_S = 45.0
-"""How much longer than its own time a call may take: it waits for its turn before, and for a server to return."""
 LONGEST_CALL_S = 3600.0
 """For a call that leaves its limit to the server."""
 TRIES = 2
@@ -101,7 +99,7 @@ class Tools:
         nobody knows whether it ran.
         """
         body = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
-        within_s = CALLED_AT_MOST * (timeout_s or LONGEST_CALL_S) + TURN_WITHIN_S
+        within_s = tool_call_within_s(timeout_s or LONGEST_CALL_S)
         return await self._ask("POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", Answer, body, within_s=within_s)
 
     async def close(self, session: str) -> None:

@@ -311,7 +311,7 @@ class Toolbox:
             # The caller's hurry says nothing about the server.
             hurried = answer.status == "timeout" and timeout_s < limit_s
             if not hurried and server.breaker.state(time.monotonic()) is BreakerStatus.CLOSED:
-                answer = await server.trials.judged(call, tool, answer)
+                answer = await server.trials.judged(call, tool, answer, timeout_s)
         except BaseException:
             server.breaker.abandoned(permit)
             raise

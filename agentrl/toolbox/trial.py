@@ -2,14 +2,18 @@
 
 Invariants: the second call has a connection that nobody else uses and that ends with it, so it neither disturbs a
 session nor learns from one; no statistics and no breaker count it. Only a call that fails alike while the tool works
-for others, and fails for none of them, is the policy's doing: in an outage everything fails alike.
+for others, and fails for none of them, is the policy's doing: in an outage everything fails alike. Others are other
+sessions with other arguments: a group's members may all make the call that breaks the tool.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
 from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,13 +22,24 @@ from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import fault_on_fresh_session
 from agentrl.toolbox.answers import Answer, ToolInfo
 from agentrl.toolbox.asking import ask
-from agentrl.toolbox.connection import START_WITHIN_S
 from agentrl.toolbox.memory import Call
 from agentrl.toolbox.servers import Connect
 
 RECENT_S = 60.0
+MOST_REMEMBERED = 256
+"""Calls of one tool that worked, and as many that failed."""
+OPENED_WITHIN_S = 30.0
+"""The fresh session, with the wait for those that are started before it."""
 FRESH = "~fresh"
 """What the ids of the second call end with: the one that failed is not run twice under its own."""
+
+
+class _Ended(NamedTuple):
+    """What is remembered of a call."""
+
+    at: float
+    session: str
+    arguments: bytes
 
 
 class Trials:
@@ -35,25 +50,30 @@ class Trials:
         self._config = config
         self._connect = connect
         self._gate = gate
-        self._worked_at: dict[str, float] = {}
-        self._failed_at: dict[str, deque[float]] = {}
+        self._worked: dict[str, deque[_Ended]] = {}
+        self._failed: dict[str, deque[_Ended]] = {}
 
-    async def judged(self, call: Call, tool: ToolInfo, answer: Answer) -> Answer:
-        """The answer; with the policy's fault, if it fails alike."""
-        at = time.monotonic()
-        if answer.error_class != "infrastructure":
-            self._worked_at[tool.name] = at
+    async def judged(self, call: Call, tool: ToolInfo, answer: Answer, timeout_s: float) -> Answer:
+        """The answer; with the policy's fault, if it fails alike. `timeout_s` is what the caller gives each call."""
+        if not self._config.try_again:
             return answer
-        self._failed_at.setdefault(tool.name, deque(maxlen=2)).append(at)
+        mine = _Ended(time.monotonic(), call.session, _digest(call))
+        ended = self._failed if answer.error_class == "infrastructure" else self._worked
+        ended.setdefault(tool.name, deque(maxlen=MOST_REMEMBERED)).append(mine)
+        if answer.error_class != "infrastructure":
+            return answer
         # What a tool says itself of its failure needs no proof.
         unexplained = answer.status in ("timeout", "lost") and answer.alone
-        if not unexplained or not self._config.try_again or self._fails_others(tool.name):
+        if not unexplained or self._fails_others(tool, mine):
             return answer
-        second = await self._fresh(call, tool)
-        works = self._worked_at.get(tool.name, 0.0) > at and not self._fails_others(tool.name)
+        second = await self._fresh(call, tool, timeout_s)
+        if second is None:
+            return answer
+        answer = msgspec.structs.replace(answer, tried_again=second.status)
+        works = _of_others(self._worked, tool, mine, since=mine.at) and not self._fails_others(tool, mine)
         fault = fault_on_fresh_session(
             (answer.status, answer.reason),
-            None if second is None else (second.status, second.reason),
+            (second.status, second.reason),
             works_for_others=works,
         )
         if fault == answer.error_class:
@@ -62,17 +82,15 @@ class Trials:
             answer, error_class=fault, content=f"{answer.content} It failed alike in a fresh session."
         )
 
-    def _fails_others(self, tool: str) -> bool:
-        """Whether it failed for more than one call lately."""
-        failed = self._failed_at.get(tool, ())
-        return sum(at > time.monotonic() - RECENT_S for at in failed) > 1
+    def _fails_others(self, tool: ToolInfo, mine: _Ended) -> bool:
+        return _of_others(self._failed, tool, mine, since=time.monotonic() - RECENT_S)
 
-    async def _fresh(self, call: Call, tool: ToolInfo) -> Answer | None:
+    async def _fresh(self, call: Call, tool: ToolInfo, timeout_s: float) -> Answer | None:
         """None if there is no session to be had."""
         connection = self._connect()
         try:
-            async with self._gate:
-                await connection.open(START_WITHIN_S)
+            async with asyncio.timeout(OPENED_WITHIN_S), self._gate:
+                await connection.open(OPENED_WITHIN_S)
             return await ask(
                 connection,
                 tool.name,
@@ -80,9 +98,20 @@ class Trials:
                 self._config,
                 session=f"{call.session}{FRESH}",
                 call=f"{call.id}{FRESH}",
-                timeout_s=self._config.timeout_s,
+                timeout_s=timeout_s,
             )
-        except AgentrlError:
+        except (AgentrlError, TimeoutError):
             return None
         finally:
             await connection.close("its only call has ended")
+
+
+def _of_others(ended: dict[str, deque[_Ended]], tool: ToolInfo, mine: _Ended, *, since: float) -> bool:
+    return any(
+        each.at > since and each.session != mine.session and each.arguments != mine.arguments
+        for each in ended.get(tool.name, ())
+    )
+
+
+def _digest(call: Call) -> bytes:
+    return hashlib.sha256(json.dumps(call.arguments, sort_keys=True).encode()).digest()

@@ -20,6 +20,8 @@ from tests.chaos.arena import BOUND, Arena
 from tests.chaos.books import Plain, Witness, by_id
 
 ANSWERED = ("ok", "tool_error")
+MADE_AGAIN = ("timeout", "lost", "cancelled")
+"""Of calls that were made once more: a session that is closed during the second call cancels the first one's answer."""
 AFTERWARDS = {
     "scored": ("scored", "excluded", "superseded"),
     "finished": ("finished", "scored", "unscored", "unscorable", "excluded", "superseded"),
@@ -158,8 +160,7 @@ class Proof:
         yield from (call for call, often in times.items() if often > 1)
 
     def _unknown_calls(self) -> Iterator[str]:
-        """One that failed is made once more in a fresh session, under an id of its own."""
-        yield from (entry["call"] for entry in self.ledger if entry["call"].removesuffix(FRESH) not in self.tool_calls)
+        yield from unknown_calls(self.ledger, self.tool_calls)
 
     def _never_carried_out(self) -> Iterator[str]:
         done = {entry["call"] for entry in self.ledger}
@@ -205,6 +206,16 @@ class Proof:
             for status in statuses:
                 if found is None or found["status"] not in AFTERWARDS[status]:
                     yield f"{name} was {status} and is {found and found['status']}"
+
+
+def unknown_calls(ledger: Sequence[Plain], tool_calls: Mapping[str, Plain]) -> Iterator[str]:
+    """What was carried out under an id that nobody asked for. The second call of one that failed has an id of its own,
+    and nothing else may have one."""
+    for entry in ledger:
+        call = entry["call"]
+        asked = tool_calls.get(call.removesuffix(FRESH))
+        if asked is None or (call.endswith(FRESH) and asked["status"] not in MADE_AGAIN):
+            yield call
 
 
 def _recomputed(calls: Sequence[Plain]) -> Iterator[str]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.toolbox.trial import FRESH
 from tests.chaos.blows import REQUIRED
+from tests.chaos.proof import unknown_calls
 from tests.chaos.schedule import schedule, steps_of
 from tests.chaos.survival import survive
 
@@ -17,6 +19,13 @@ from tests.chaos.survival import survive
 def test_a_run_survives_every_death_and_its_books_agree(tmp_path: Path) -> None:
     result = survive(tmp_path, seed=0, minutes=3)
     assert not result.problems, result.report()
+
+
+def test_only_what_was_asked_for_is_carried_out_and_again_only_what_failed() -> None:
+    calls = {status: {"status": status} for status in ("ok", "tool_error", "refused", "timeout", "lost", "cancelled")}
+    carried_out = [*calls, "nobody's", "nobody's~fresh", *(f"{call}{FRESH}" for call in calls)]
+    unknown = unknown_calls([{"call": call} for call in carried_out], calls)
+    assert list(unknown) == ["nobody's", "nobody's~fresh", "ok~fresh", "tool_error~fresh", "refused~fresh"]
 
 
 def test_a_storm_is_the_same_again_and_leaves_nothing_out() -> None:

@@ -101,6 +101,17 @@ async def test_whose_doing_a_failed_call_was_decides_the_end(
     assert len(await stage.calls()) == (2 if outcome == "answered" else 1)
 
 
+async def test_a_call_that_was_made_twice_is_stored_with_both_ends(stage: Stage) -> None:
+    await ready(stage, try_again=True)
+    await stage.engine(first(calls("fail()")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        await stage.one()
+    assert [(one.status, one.error_class, one.tried_again) for one in await stage.tool_calls()] == [
+        ("lost", "infrastructure", "lost")
+    ]
+
+
 async def test_malformed_calls_are_told_and_end_the_episode_when_they_go_on(stage: Stage) -> None:
     def says(heard: Heard) -> str:
         assert "Malformed tool call" in heard.text or len(heard.answers) == 1

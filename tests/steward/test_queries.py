@@ -145,6 +145,7 @@ async def test_a_record_is_told_turn_by_turn(db: Database) -> None:
     assert first["call"]["seconds"] >= 0
     assert wire.decode_as(RecordStory, raw(story)).turns[0]["call"]["sampling"] == {"seed": 2**40}
     assert [(tool["tool"], tool["result"], tool["latency_s"]) for tool in first["tool_calls"]] == [("find", "42", 0.25)]
+    assert first["tool_calls"][0]["tried_again"] == ""
     assert "9900 characters left out" in first["text"]
     assert len(first["text"]) < 200
     assert [attempt["id"] for attempt in story.attempts] == [record]

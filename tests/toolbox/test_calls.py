@@ -92,7 +92,7 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
 @pytest.mark.parametrize("means", ["policy", "infrastructure"])
 async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
     notes = tmp_path / "notes"
-    async with make({"unruly": unruly(timeout_s=0.4, timeout_means=means, try_again=False)}) as hands:
+    async with make({"unruly": unruly(timeout_s=0.4, timeout_means=means)}) as hands:
         await hands.open("s")
         began = time.monotonic()
         answer = await hands.call("s", "c", "note", path=str(notes), seconds=60.0)

@@ -11,11 +11,22 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.data import ToolServer
+from agentrl.policies.outcomes import AROUND_A_TOOL_CALL_S
+from agentrl.toolbox import connection, sessions, trial
+from agentrl.toolbox.answers import Answer, ToolInfo
 from agentrl.toolbox.breaker import BreakerRule
+from agentrl.toolbox.memory import Call
+from agentrl.toolbox.toolbox import STARTS_AT_ONCE, Quotas
+from agentrl.toolbox.trial import Trials
 from tests.toolbox.conftest import Hands, MakeToolbox, unruly
 from tests.waiting import aeventually
 
 AGAIN = "It failed alike in a fresh session."
+
+
+def twice(**settings: Any) -> ToolServer:
+    return unruly(**{"try_again": True, **settings})
 
 
 @contextlib.asynccontextmanager
@@ -41,19 +52,20 @@ async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
 ) -> None:
     down = tmp_path / "down"
     down.touch()
-    async with make({"unruly": unruly(session=session)}, breaker=BreakerRule(least=1)) as hands:
+    async with make({"unruly": twice(session=session)}, breaker=BreakerRule(least=1)) as hands:
         await hands.open("s")
         async with others_use(hands, "search", while_down=str(tmp_path / "nothing")):
             answer = await hands.call("s", "c", "search", while_down=str(down))
         assert (answer.status, answer.reason, answer.error_class) == ("lost", "server", "policy")
         assert answer.content.endswith(AGAIN)
         assert not answer.breaker_open
+        assert answer.tried_again == "lost"
         assert hands.server().breaker == "closed", "a single failure of the server would have opened it"
         assert await hands.call("s", "c", "search", while_down=str(down)) == answer, "asked again, it is answered"
 
 
 async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeToolbox, tmp_path: Path) -> None:
-    async with make({"unruly": unruly(timeout_s=1.0)}) as hands:
+    async with make({"unruly": twice(timeout_s=1.0)}) as hands:
         await hands.open("s")
         async with others_use(hands, "note", path="/dev/null"):
             answer = await hands.call("s", "c", "note", path=str(tmp_path / "notes"), seconds=60.0)
@@ -63,13 +75,14 @@ async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeTool
 
 async def test_what_goes_well_the_second_time_was_the_infrastructures_fault(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
-    async with make() as hands:
+    async with make({"unruly": twice()}) as hands:
         await hands.open("s")
         (tmp_path / "other").touch()
         async with others_use(hands, "stumble", path=str(tmp_path / "other")):
             answer = await hands.call("s", "c", "stumble", path=str(path))
         assert (answer.status, answer.error_class) == ("lost", "infrastructure")
         assert AGAIN not in answer.content
+        assert answer.tried_again == "ok"
         assert path.read_text().splitlines() == ["s", "s~fresh"], "in a session of its own"
         (told,) = hands.toolbox.statistics.all()
         assert [sample.call for sample in told.samples] == ["c"], "the second call is in no statistics"
@@ -77,16 +90,16 @@ async def test_what_goes_well_the_second_time_was_the_infrastructures_fault(make
 
 async def test_in_an_outage_nothing_is_proven_against_anybody(make: MakeToolbox, tmp_path: Path) -> None:
     down = tmp_path / "down"
-    down.touch()
-    async with make(breaker=BreakerRule(least=1000)) as hands:
+    down.mkdir()
+    async with make({"unruly": twice()}, breaker=BreakerRule(least=1000)) as hands:
         await hands.open("s")
-        async with others_use(hands, "search", while_down=str(down)):
+        async with others_use(hands, "search", while_down=f"{down}/."):
             answers = [await hands.call("s", f"c{number}", "search", while_down=str(down)) for number in range(3)]
         assert {answer.error_class for answer in answers} == {"infrastructure"}
 
 
 async def test_without_others_nothing_is_proven_either(make: MakeToolbox, tmp_path: Path) -> None:
-    async with make() as hands:
+    async with make({"unruly": twice()}) as hands:
         await hands.open("s")
         assert (await hands.call("s", "a", "search", while_down=str(tmp_path / "nothing"))).status == "ok"
         (tmp_path / "down").touch()
@@ -94,20 +107,78 @@ async def test_without_others_nothing_is_proven_either(make: MakeToolbox, tmp_pa
         assert answer.error_class == "infrastructure", "it may have gone down since"
 
 
-async def test_a_tool_with_lasting_effects_is_not_tried_again(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_no_tool_is_tried_again_that_the_run_file_does_not_name_for_it(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
-    async with make({"unruly": unruly(try_again=False)}) as hands:
+    async with make() as hands:
         await hands.open("s")
         answer = await hands.call("s", "c", "stumble", path=str(path))
-        assert (answer.status, answer.error_class) == ("lost", "infrastructure")
+        assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "")
         assert path.read_text().splitlines() == ["s"]
 
 
 async def test_a_session_that_is_closed_meanwhile_ends_the_second_call_too(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    async with make({"unruly": unruly(timeout_s=2.0)}) as hands:
+    async with make({"unruly": twice(timeout_s=2.0)}) as hands:
         await hands.open("s")
         call = asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=60.0))
         await aeventually(lambda: notes.exists() and notes.read_text().count("begun") == 2, what="it runs again")
         await hands.toolbox.close("s")
         assert (await call).status == "cancelled"
+
+
+async def test_members_of_a_group_that_ask_the_same_are_not_the_others(make: MakeToolbox, tmp_path: Path) -> None:
+    down = tmp_path / "down"
+    down.touch()
+    async with make({"unruly": twice()}, breaker=BreakerRule(least=1000)) as hands:
+        members = [f"s{number}" for number in range(3)]
+        for member in members:
+            await hands.open(member)
+        async with others_use(hands, "search", while_down=str(tmp_path / "nothing")):
+            answers = [await hands.call(member, member, "search", while_down=str(down)) for member in members]
+        assert [answer.error_class for answer in answers] == ["policy"] * len(members)
+
+
+@pytest.mark.parametrize(("session", "arguments"), [("s", "nothing"), ("t", "down")], ids=["caller", "arguments"])
+async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
+    tmp_path: Path, session: str, arguments: str
+) -> None:
+    trials = Trials(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    tool, lost = ToolInfo(server="unruly", name="search"), Answer(status="lost", error_class="infrastructure")
+
+    async def fresh(*_: object) -> Answer:
+        """While it goes on, the tool works for somebody."""
+        await trials.judged(Call("b", session, tool.id, {"text": arguments}), tool, Answer(status="ok"), 1.0)
+        return lost
+
+    trials._fresh = fresh  # type: ignore[method-assign]
+    answer = await trials.judged(Call("a", "s", tool.id, {"text": "down"}), tool, lost, 1.0)
+    assert (answer.error_class, answer.tried_again) == ("infrastructure", "lost")
+
+
+async def test_the_second_call_has_the_callers_limit_too(make: MakeToolbox, tmp_path: Path) -> None:
+    path = tmp_path / "asked"
+    async with make({"unruly": twice(timeout_s=30.0)}) as hands:
+        await hands.open("s")
+        async with asyncio.timeout(15.0):
+            answer = await hands.call("s", "c", "stumble", timeout_s=1.0, path=str(path), then_s=60.0)
+        assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "timeout")
+
+
+async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, make: MakeToolbox, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trial, "OPENED_WITHIN_S", 0.2)
+    async with make({"unruly": twice()}) as hands:
+        await hands.open("s")
+        async with contextlib.AsyncExitStack() as full:
+            for _ in range(STARTS_AT_ONCE):
+                await full.enter_async_context(hands.toolbox._gate)
+            async with asyncio.timeout(10.0):
+                answer = await hands.call("s", "c", "stumble", path=str(tmp_path / "asked"))
+        assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "")
+
+
+def test_whoever_asks_waits_for_all_that_comes_to_the_two_calls() -> None:
+    before = Quotas().wait_s + sessions.RETURN_WITHIN_S
+    leaving = 2 * connection.LEAVE_WITHIN_S
+    assert before + trial.OPENED_WITHIN_S + 2 * connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S

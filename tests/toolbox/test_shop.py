@@ -120,7 +120,7 @@ def test_options_are_told_and_wrong_ones_are_refused() -> None:
 async def test_the_ledger_has_each_call_that_was_carried_out_once(make: MakeToolbox, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     weather = ("--errors", "0.5", "--latency-ms", "0", "--ledger", str(ledger))
-    async with make({"shop": ToolServer(command=(*SHOP, *weather), session="keyed")}) as hands:
+    async with make({"shop": ToolServer(command=(*SHOP, *weather), session="keyed", try_again=True)}) as hands:
         await hands.open("s", "shop")
         calls = [f"c{number}" for number in range(12)]
         answers = {call: await hands.call("s", call, "lookup", server="shop", item=ITEMS[0]) for call in calls}

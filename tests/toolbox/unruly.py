@@ -79,12 +79,13 @@ class Tools:
             raise Breakage("the line is down")
         return "found"
 
-    async def stumble(self, session: str, path: str) -> Result:
-        """Fails the first time that it is asked for this file."""
+    async def stumble(self, session: str, path: str, then_s: float = 0.0) -> Result:
+        """Fails the first time that it is asked for this file; later it takes so long."""
         first = not Path(path).exists()  # noqa: ASYNC240 - one look
         _append(path, session)
         if first:
             raise Breakage("the line is down")
+        await asyncio.sleep(then_s)
         return "found"
 
     async def excuse(self, session: str) -> Result:

@@ -176,11 +176,12 @@ def _turn(turn: Row, room: int, unfolded: bool) -> Iterator[Line]:
         name = f"{tool['server']}.{tool['tool']}" if tool.get("server") else str(tool.get("tool"))
         given = ", ".join(f"{key}={value!r}" for key, value in (tool.get("arguments") or {}).items())
         fault = f" ({tool['error_class']})" if tool.get("error_class") else ""
+        again = f", tried again: {tool['tried_again']}" if tool.get("tried_again") else ""
         took = f" · {tool['latency_s']:.2f} s" if tool.get("latency_s") else ""
         tone = Tone.GOOD if tool.get("status") == "ok" else Tone.WARN
         yield (
             span(f"  → {name}({given}) ", Tone.BUSY),
-            span(f"{tool.get('status')}{fault}", tone),
+            span(f"{tool.get('status')}{fault}{again}", tone),
             span(took, Tone.DIM),
         )
         yield from _text("", str(tool.get("result", "")), room, unfolded, Tone.DIM, indent="    ")
