@@ -18,7 +18,7 @@ from agentrl.store import checkpoints as stored
 from agentrl.store import lineages, publications
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, Lineage, load
-from agentrl.training import checkpoints, history, origin, reference
+from agentrl.training import checkpoints, history, origin
 from agentrl.training.demonstrations import Demonstration, read_demonstrations, tokenized
 from agentrl.training.files import FileFact, sweep_unfinished
 from agentrl.training.learner import Learner, LearnerSettings
@@ -38,6 +38,8 @@ class Start:
     """The last one that its weights have seen; 0 for none."""
     parent: int | None
     """The version that the starting weights come from."""
+    anew: bool
+    """No checkpoint is gone on from."""
     warmed_up: bool
     """The weights are worth a checkpoint before the first step."""
     probes: list[list[int]]
@@ -81,14 +83,12 @@ async def take_over(
         warmed_up = await asyncio.to_thread(_warm_up, learner, config, trajectories, say)
     elif not await asyncio.to_thread(checkpoints.restore_optimizers, source, learner):
         log.warning("%s was written with another optimizer: it begins anew", chosen.id)
-    if config.training.reference == "initial":
-        await asyncio.to_thread(reference.keep, run_dir, learner, anew=chosen is None)
     versions = await publications.parents(database)
     # Without a checkpoint these are the weights of the very first publication once more.
     parent = chosen.version or None if chosen else min(versions, default=None)
     probes = [[token for segment in one.segments for token in segment.ids] for one in trajectories]
     step = chosen.step if chosen else 0
-    return Start(lineage, learner, step, parent, warmed_up, probes[:PROBED_DEMONSTRATIONS])
+    return Start(lineage, learner, step, parent, chosen is None, warmed_up, probes[:PROBED_DEMONSTRATIONS])
 
 
 async def _choose(database: Database, run_dir: Path) -> Checkpoint | None:

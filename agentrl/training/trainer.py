@@ -34,6 +34,7 @@ from agentrl.training import (
     origin,
     publication,
     reading,
+    reference,
     reports,
     retention,
     selection,
@@ -183,6 +184,7 @@ class Trainer:
         try:
             while not parked.done():
                 await self._look(plan)
+                await self._evaluator.follow()
                 await asyncio.wait([parked], timeout=PARKED_LOOK_EVERY_S)
         finally:
             parked.cancel()
@@ -373,6 +375,8 @@ class Trainer:
 
     async def _start(self) -> None:
         start = await self._lasting(self._take_over)
+        if self._config.training.reference == "initial":
+            await self._lasting(lambda: self._keep_reference(anew=start.anew))
         # Its own version, once it has one: a second root of the tree would have no age to the first.
         await self._lasting(lambda: self._publish(self.standing.version or start.parent))
         first = self.standing.version
@@ -391,6 +395,12 @@ class Trainer:
         self._suspicion = await suspicion.recall(self._database)
         self.standing.committed = await self._database.count("Step", {"status": StepStatus.COMMITTED})
         return start
+
+    async def _keep_reference(self, *, anew: bool) -> None:
+        # One that was replaced and does not know would write over what its successor is compared with.
+        if not await lineages.is_open(self._database, self._lineage):
+            raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+        await asyncio.to_thread(reference.keep, self._run_dir, self.learner, anew=anew)
 
     def _stand_at(self, start: Start, parents: dict[int, int | None]) -> None:
         self.learner = start.learner

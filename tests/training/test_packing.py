@@ -53,7 +53,7 @@ def reference(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[
     return float(whole.detach()), found
 
 
-def packed(learner: Learner, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
+def packed(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[float, dict[str, torch.Tensor]]:
     """What the learner computes, caught before the optimizer uses it."""
     caught: dict[str, torch.Tensor] = {}
     clip = learner.accelerator.clip_grad_norm_
@@ -61,7 +61,7 @@ def packed(learner: Learner, batch: Batch) -> tuple[float, dict[str, torch.Tenso
     step = learner.optimizers.step
     learner.optimizers.step = lambda: None  # type: ignore[method-assign]
     try:
-        result = learner.train(batch, LOSS)
+        result = learner.train(batch, loss)
     finally:
         learner.accelerator.clip_grad_norm_ = clip
         learner.optimizers.step = step  # type: ignore[method-assign]

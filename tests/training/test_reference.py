@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DiskError
 from agentrl.policies.objective import PolicyLoss
+from agentrl.store import lineages
 from agentrl.store.database import Database
-from agentrl.training import offline
+from agentrl.store.steps import LineageClosedError
+from agentrl.training import offline, patience, reference
+from agentrl.training import trainer as training
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.learner import Learner
 from agentrl.training.reference import REFERENCE
 from agentrl.training.trajectories import Batch
-from tests.training.conftest import make_learner
+from tests.training.conftest import make_exact, make_learner
 from tests.training.rollouts import closed_groups, configuration, trainer
+from tests.training.test_packing import agree, packed
 from tests.training.trees import batch_of, group
 
 
@@ -64,16 +68,62 @@ def test_the_reference_itself_is_neither_trained_nor_saved(tiny: Path, tmp_path:
 
 def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
     loss, batch = PolicyLoss(reference_weight=2.0), some_batch()
-    moved = [held(tiny, tokens_per_batch=tokens, token_cost=cost) for tokens, cost in ((16_384, None), (40, 0.0))]
-    first, second = ([one.train(batch, loss).metrics for _ in range(2)][-1] for one in moved)
-    assert first["packed_tokens"] != second["packed_tokens"]
-    assert first["kl_reference"] == pytest.approx(second["kl_reference"], rel=1e-3)
-    assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)
+    found, told = [], []
+    for tokens, cost in ((16_384, None), (40, 0.0)):
+        learner = make_learner(tiny, tokens_per_batch=tokens, token_cost=cost)
+        learner.compare_with(tiny)
+        assert learner._reference is not None
+        make_exact(learner._reference)
+        with torch.no_grad():
+            for parameter in learner.model.parameters():
+                parameter.mul_(1.1)
+        found.append(packed(learner, batch, loss))
+        told.append(learner.train(batch, loss).metrics)
+    assert told[0]["packed_tokens"] != told[1]["packed_tokens"]
+    assert told[0]["kl_reference"] == pytest.approx(told[1]["kl_reference"], abs=1e-10)
+    assert told[0]["kl_reference"] > 1e-4
+    agree(*found)
 
 
 def test_a_loss_that_wants_a_reference_says_that_there_is_none(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="there is none"):
         make_learner(tiny, exact=False).train(some_batch(), PolicyLoss(reference_weight=0.1))
+
+
+async def test_a_trainer_that_was_replaced_keeps_no_reference(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over = training.take_over
+
+    async def replaced(*arguments: Any, **options: Any) -> Any:
+        start = await take_over(*arguments, **options)
+        await lineages.begin(db, "trainer-1.1", parent_checkpoint="", after_step=0)
+        return start
+
+    monkeypatch.setattr(training, "take_over", replaced)
+    with pytest.raises(LineageClosedError):
+        await trainer(db, configuration(tmp_path, tiny, steps=1, reference="initial"), tmp_path).run()
+    assert not (tmp_path / REFERENCE).exists()
+
+
+async def test_a_full_disk_delays_the_reference_and_repeats_nothing_else(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, tried = reference.keep, 0
+
+    def is_full_at_first(*arguments: Any, **options: Any) -> None:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise DiskError("It is full.")
+        keep(*arguments, **options)
+
+    monkeypatch.setattr(reference, "keep", is_full_at_first)
+    monkeypatch.setattr(patience, "DISK_AGAIN_S", 0.0)
+    await closed_groups(db, 2)
+    await trainer(db, configuration(tmp_path, tiny, steps=1, reference="initial"), tmp_path).run()
+    assert (tmp_path / REFERENCE / WEIGHTS_FILE).is_file()
+    assert (tried, await db.count("Lineage", {})) == (2, 1)
 
 
 async def test_all_lives_of_a_trainer_have_one_reference_and_so_has_training_again(
