@@ -21,7 +21,7 @@ from agentrl.training.learner import Learner
 from agentrl.training.reference import REFERENCE
 from agentrl.training.trajectories import Batch
 from tests.training.conftest import make_exact, make_learner
-from tests.training.rollouts import closed_groups, configuration, trainer
+from tests.training.rollouts import after, closed_groups, configuration, trainer
 from tests.training.test_packing import agree, packed
 from tests.training.trees import batch_of, group
 
@@ -118,12 +118,14 @@ async def test_a_full_disk_delays_the_reference_and_repeats_nothing_else(
             raise DiskError("It is full.")
         keep(*arguments, **options)
 
+    began: list[str] = []
+    after(monkeypatch, lineages, "begin", lambda: began.append("a lineage"))
     monkeypatch.setattr(reference, "keep", is_full_at_first)
     monkeypatch.setattr(patience, "DISK_AGAIN_S", 0.0)
     await closed_groups(db, 2)
     await trainer(db, configuration(tmp_path, tiny, steps=1, reference="initial"), tmp_path).run()
     assert (tmp_path / REFERENCE / WEIGHTS_FILE).is_file()
-    assert (tried, await db.count("Lineage", {})) == (2, 1)
+    assert (tried, began) == (2, ["a lineage"])
 
 
 async def test_all_lives_of_a_trainer_have_one_reference_and_so_has_training_again(
