@@ -125,6 +125,8 @@ def _of_the_run() -> list[psutil.Process]:
             continue
         if ours:
             found.append(process)
+    if not found:
+        raise LookupError("the host agent of the run was not found, so its processor time is not known")
     return found
 
 
