@@ -33,8 +33,7 @@ class Recorder:
     def __init__(self, context: Context, state_dir: Path) -> None:
         self._context = context
         self._work: queue.Queue[Work | None] = queue.Queue(_MOST_WAITING)
-        snapshot = lambda: context.feed.snapshot()[0]  # noqa: E731 - it has no name of its own
-        self._writer = Writer(state_dir / DIRECTORY, context.epoch, snapshot, run=self._later)
+        self._writer = Writer(state_dir / DIRECTORY, context.epoch, self._snapshot, run=self._later)
         self._began: dict[str, float] = {}
         """When what is marked began, by key: an alert may fire again under the same one."""
         self._thread = threading.Thread(target=self._carry_out, name="recorder", daemon=True)
@@ -58,6 +57,9 @@ class Recorder:
         self._writer.close()
         self._later(None)
         self._thread.join(_CLOSE_WITHIN_S)
+
+    def _snapshot(self) -> list[tuple[str, msgspec.Raw]]:
+        return self._context.feed.snapshot()[0]
 
     def _row(self, key: str, row: AnyRow | None, value: msgspec.Raw | None) -> None:
         now = self._context.clock.now()
