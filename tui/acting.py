@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ class Acting:
     # ---- what is wanted of the run as a whole ----
 
     def do_undo(self) -> None:
-        undo = self._console.notices.take_undo(time.monotonic())
+        undo = self._console.notices.take_undo(self._console.clock())
         if undo is None:
             self._console.say("There is nothing to take back.")
         else:
@@ -102,7 +101,7 @@ class Acting:
         self._check(agreed)
         accepted: Accepted = await client.call(agreed.command, agreed.args)
         undo = agreed.undo if preview.tier is Tier.REVERSIBLE else None
-        console.notices.accepted(agreed.what, accepted.operation, time.monotonic(), undo)
+        console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo)
         console.paint_chrome()
 
     def _check(self, intent: Intent) -> None:

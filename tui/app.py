@@ -85,8 +85,16 @@ class Console(App[int]):
     #filter:focus { border: none; }
     """
 
-    def __init__(self, link: Callable[[Mirror], Connection | Replay], settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        link: Callable[[Mirror], Connection | Replay],
+        settings: Settings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.settings = settings or Settings()
+        self.clock = clock
+        """By which the age of what is shown is counted."""
         # Without colours the terminal's own ground is kept, so nothing has to be told by one.
         super().__init__(ansi_color=not self.settings.colour or None)
         for theme in themes():
@@ -153,7 +161,7 @@ class Console(App[int]):
     @property
     def fresh(self) -> bool:
         """Whether what is shown may be acted on: what is frozen grows old, too."""
-        clock = time.monotonic()
+        clock = self.clock()
         frozen = self._frozen_at is not None and clock - self._frozen_at > STALE_S
         return self.mirror.fresh(clock) and not frozen
 
@@ -164,7 +172,7 @@ class Console(App[int]):
 
     def _round(self) -> None:
         """Paint what data has changed."""
-        clock = time.monotonic()
+        clock = self.clock()
         self.mirror.sample(clock)
         fresh = self.mirror.fresh(clock) or not self.mirror.link.tries
         if fresh != self._was_fresh:
@@ -186,7 +194,7 @@ class Console(App[int]):
                 widget.repaint(all=True)
 
     def _head(self, width: int, _: int) -> list[Line]:
-        clock = time.monotonic()
+        clock = self.clock()
         next_try = self.connection.next_try_at
         at = chrome.Circumstances(
             self.now(),
@@ -202,7 +210,7 @@ class Console(App[int]):
 
     def _notice(self, width: int, _: int) -> list[Line]:
         link = self.mirror.link
-        told = self.notices.line(self.mirror, time.monotonic())
+        told = self.notices.line(self.mirror, self.clock())
         if not told and link.tries and not link.connected:
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
         if not told and self.replay and self.replay.told:
@@ -270,7 +278,7 @@ class Console(App[int]):
 
     def say(self, text: str, tone: Tone = Tone.PLAIN) -> None:
         """A sentence in the notice line."""
-        self.notices.say(text, time.monotonic(), tone)
+        self.notices.say(text, self.clock(), tone)
         self.paint_chrome()
 
     def perform(self, intent: Intent) -> None:
@@ -294,7 +302,7 @@ class Console(App[int]):
         self.exit(0)
 
     def do_freeze(self) -> None:
-        self._frozen_at = time.monotonic() if self._frozen_at is None else None
+        self._frozen_at = self.clock() if self._frozen_at is None else None
         self._round()
 
     def do_copy_line(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,14 +50,14 @@ class Playing:
     def _step(self, by: int, where: str) -> None:
         if self._playback is None:
             return
-        if not self._playback.step(by, time.monotonic()):
+        if not self._playback.step(by, self._console.clock()):
             self._console.say(f"Nothing began {where} this.")
         self._console.view.update()
         self._console.paint_chrome()
 
     def _jump(self, seconds: float) -> None:
         if self._playback is not None:
-            self._playback.seek(self._playback.position + seconds, time.monotonic())
+            self._playback.seek(self._playback.position + seconds, self._console.clock())
             self._console.view.update()
             self._console.paint_chrome()
 
