@@ -56,7 +56,7 @@ async def main(unit: Unit) -> None:
             )
             await steward.start()
         unit.on_death(steward.died)
-        unit.answer(Desk(database, lambda: steward.rules, sources).answer)
+        unit.answer(Desk(database, lambda: steward.rules, sources, unit.run_dir).answer)
         StewardKnobs(unit, lambda: steward.rules, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
         await _serve(unit, steward)

@@ -6,7 +6,7 @@ stays text; decoding keeps control tokens unless asked to drop them, because the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -15,6 +15,12 @@ from agentrl.errors import ConfigError
 
 END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
 """What ends an assistant's turn, in the families that are known."""
+REPLACED = "\ufffd"
+"""What a decoder writes for bytes that are no character yet."""
+LONGEST_CHARACTER = 4
+"""Bytes of one in UTF-8, and so ids at most."""
+BEFORE = 8
+"""Ids that are enough to know where a character begins."""
 
 
 class Tokenizer:
@@ -60,3 +66,17 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, drop_control: bool = False) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=drop_control))
+
+    def pieces(self, ids: Sequence[int], first: int = 0) -> list[str]:
+        """What each id from `first` on adds to the text. A character of several ids comes with the last of them, and
+        a decoder that drops a leading space is given the id before, as text that is known already."""
+        made = list[str]()
+        known = begun = start = max(0, first - BEFORE)
+        for at in range(start, len(ids)):
+            before, now = self.decode(ids[known:begun]), self.decode(ids[known : at + 1])
+            if now.endswith(REPLACED) and at - begun < LONGEST_CHARACTER - 1 and at + 1 < len(ids):
+                made.append("")
+                continue
+            made.append(now[len(before) :])
+            known, begun = begun, at + 1
+        return made[first - start :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
     from agentrl.client import Client
+    from agentrl.client.bodies import Tokens
     from agentrl.protocol.data import RecordStory
 
 RIGHT = ("score", "turns", "tokens", "took")
@@ -46,11 +47,16 @@ async def show_record(
     after_turn: Annotated[int, typer.Option("--after-turn", metavar="N", help="Begin behind this turn.")] = -1,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many turns.")] = 100,
     chars: Annotated[int, typer.Option("--chars", min=0, help="Of each text; 0 for all of it.")] = 4000,
+    tokens: Annotated[bool, typer.Option("--tokens", help="The tree of its tokens, and which of them train.")] = False,
 ) -> ExitCode:
     """Show an attempt turn by turn: texts, tool calls, latencies, versions, and why it ended."""
     from agentrl.cli import output
 
     async with cli.connect() as client:
+        if tokens:
+            return _tell_tokens(
+                await _tokens(client, record, range(after_turn + 1, after_turn + 1 + limit)), cli, chars
+            )
         story = await client.show_record(
             record, after_turn=after_turn, limit=limit, chars=chars, deadline_s=lists.ANSWER_WITHIN_S
         )
@@ -135,6 +141,43 @@ def _block(title: str, text: str, indent: str = "  ") -> None:
         output.say(f"{indent}{title + ': ' if title and not number else ''}{line}")
 
 
+# ---- its tokens ----
+
+
+async def _tokens(client: Client, record: str, turns: range) -> Tokens:
+    """Of some turns, with everything where those are all."""
+    import msgspec
+
+    from agentrl.client import bodies
+
+    found = await bodies.tokens(client, record)
+    shown = tuple(each for each in found.segments if each.turn in turns or each.turn < 0)
+    left_out = len(found.segments) - len(shown)
+    told = f"{left_out} segments of other turns are left out."
+    return msgspec.structs.replace(found, segments=shown, note=f"{found.note} {told}".strip()) if left_out else found
+
+
+def _tell_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
+    from agentrl.cli import output
+    from agentrl.words import tokens, trees
+
+    if cli.json:
+        output.emit(found)
+        return ExitCode.OK
+    places = {segment.segment: place for place, segment in enumerate(found.segments)}
+    heads = trees.heads([places.get(segment.parent, trees.ROOT) for segment in found.segments])
+    for head, segment in zip(heads, found.segments, strict=True):
+        turn = f"turn {segment.turn}" if segment.turn >= 0 else "no turn"
+        output.say(f"{head}{turn}: {tokens.summary(segment)}")
+        text = "".join(tokens.texts(segment))
+        cut = text if not chars or len(text) <= chars else f"{text[:chars]}…"
+        for line in output.sanitise_lines(cut).splitlines():
+            output.say(f"{' ' * len(head)}  {line}")
+    if found.note:
+        output.note(found.note)
+    return ExitCode.OK
+
+
 # ---- whole trajectories ----
 
 
@@ -152,14 +195,15 @@ async def export(
     Only what has ended, in the order of the ends. `--after` goes on where an export stopped.
     """
     from agentrl.cli import output
+    from agentrl.client import bodies
 
     records, last = 0, after
     target = file.open("ab") if file else sys.stdout.buffer
     try:
         async with cli.connect() as client:
-            async for lines, complete, last_complete in _stretches(client, filter, after):
-                target.write(lines)
-                records, last = records + complete, last_complete
+            async for lines in bodies.exported(client, filter=filter, after=after):
+                target.write(lines.data)
+                records, last = records + lines.records, lines.after
         target.flush()
     finally:
         if records:
@@ -169,20 +213,6 @@ async def export(
     if not records:
         output.note("Nothing is found.")
     return ExitCode.OK
-
-
-async def _stretches(client: Client, filter: str, after: str) -> AsyncIterator[tuple[bytes, int, str]]:
-    """Whole lines, how many, and the id behind which the rest stands: what is written is never half a record."""
-    begun, offset, end = b"", 0, False
-    while not end:
-        part = await client.export_records(filter=filter, after=after, offset=offset, deadline_s=lists.ANSWER_WITHIN_S)
-        whole, newline, rest = part.data.rpartition(b"\n")
-        if newline:
-            yield begun + whole + newline, part.records, part.after
-            begun = rest
-        else:
-            begun += part.data
-        after, offset, end = part.after, part.offset, part.end
 
 
 # ---- rows ----

@@ -19,12 +19,14 @@ from agentrl.protocol.data import (
     Page,
     PinCheckpoint,
     RecordStory,
+    RecordTokens,
     RequeueTasks,
     ShowOne,
     ShowRecord,
     Staleness,
     StalenessReport,
     Story,
+    TokenPart,
     ToolErrorGroup,
     ToolErrors,
     UnpinCheckpoint,
@@ -76,6 +78,12 @@ class DataMethods(Calling):
         """One attempt, turn by turn; `chars` 0 leaves texts as long as they are."""
         args = ShowRecord(id, after_turn, limit, chars)
         return cast(RecordStory, await self.call("show_record", args, deadline_s=deadline_s))
+
+    async def record_tokens(
+        self, id: str, *, start: int = 0, limit: int = 5000, deadline_s: float | None = None
+    ) -> TokenPart:
+        """A part of an attempt's tokens; `agentrl.client.tokens` puts the parts together."""
+        return cast(TokenPart, await self.call("record_tokens", RecordTokens(id, start, limit), deadline_s=deadline_s))
 
     async def show_step(self, id: str, *, deadline_s: float | None = None) -> Story:
         """One step with the records that it trained."""

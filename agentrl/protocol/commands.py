@@ -346,6 +346,9 @@ COMMANDS: dict[str, CommandSpec] = {
         _list("list_checkpoints", "checkpoints list", "What was saved."),
         _served("show_task", data.ShowOne, data.Story, "tasks show", "One task with its attempts and steps."),
         _served("show_record", data.ShowRecord, data.RecordStory, "records show", "One attempt, turn by turn."),
+        _served(
+            "record_tokens", data.RecordTokens, data.TokenPart, "records show --tokens", "The tokens of one attempt."
+        ),
         _served("show_step", data.ShowOne, data.Story, "steps show", "One step with the records that it trained."),
         _served("show_checkpoint", data.ShowOne, data.Story, "checkpoints show", "One checkpoint with its files."),
         _served("export_records", data.ExportRecords, data.ExportPart, "records export", "Whole trajectories."),

@@ -79,6 +79,50 @@ class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
     more_turns: bool = False
 
 
+class RecordTokens(Args, frozen=True):
+    """-> TokenPart"""
+
+    id: str
+    start: int = 0
+    """Tokens before it are on the caller's side already."""
+    limit: int = 5000
+
+
+class TokenStretch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Neighbouring tokens of one segment of a token tree, all of them or those that a part has."""
+
+    segment: int
+    """Its place, depth first."""
+    parent: int
+    """The segment before it; -1 at the root."""
+    kind: str
+    """`model` generated it, or it came from the `environment`."""
+    call: str
+    turn: int = -1
+    """The turn of that call; -1 while it belongs to none."""
+    trains: bool = False
+    offset: int = 0
+    """Tokens of the segment that stand before these."""
+    ids: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    """One for each id, empty where a character goes on; none at all where nobody knows the tokenizer."""
+    log_probs: tuple[float, ...] = ()
+    """Of generated tokens."""
+    versions: tuple[tuple[int, int], ...] = ()
+    """Runs of (version, count)."""
+
+
+class TokenPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a record's tokens, every token once, in the order of the tree."""
+
+    stretches: tuple[TokenStretch, ...] = ()
+    next: int | None = None
+    """Where the next part starts; none behind the last one."""
+    total: int = 0
+    note: str = ""
+    """What is not told, and why."""
+
+
 class ExportRecords(Args, frozen=True):
     """-> ExportPart"""
 

@@ -132,6 +132,12 @@ def test_what_a_model_said_does_not_reach_the_terminal_as_it_is(run: Run) -> Non
     story = run.cli("records", "show", claim.record.id)
     assert story["turns"][0]["text"].startswith("\x1b]0;"), "programs get what was said"
     assert story["turns"][0]["call"]["versions"] == [[1, 2]]
+    tokens = run.cli("records", "show", claim.record.id, "--tokens")
+    assert [(each["kind"], each["ids"]) for each in tokens["segments"]] == [("environment", [5]), ("model", [1, 2])]
+    assert tokens["segments"][1]["versions"] == [[1, 2]]
+    shown = run.raw("records", "show", claim.record.id, "--tokens").stdout
+    assert "turn 0: 2 tokens, v1×2" in shown
+    assert "not trained" in shown
 
 
 async def hostile(database: Database) -> Claim:

@@ -35,6 +35,7 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
         data.Page,
         data.RecordStory,
         data.Story,
+        data.TokenPart,
         data.ToolErrorGroup,
         messages.LogChunk,
         messages.ScanReport,

@@ -61,13 +61,15 @@ from tests.store import flow
 SOURCE = Source.of([Row(query="one and one", where="train line 1")], [Row(query="two and two", where="eval line 1")])
 
 
-def desk(db: Database) -> Desk:
+def desk(db: Database, run_dir: Path = Path("nowhere")) -> Desk:
     rules = Rules(environments={"shop": EnvironmentRules()})
-    return Desk(db, lambda: rules, {"shop": SOURCE})
+    return Desk(db, lambda: rules, {"shop": SOURCE}, run_dir)
 
 
-async def asked(db: Database, name: str, args: Args, *, id: str = "op-1", dry_run: bool = False) -> Any:
-    return await desk(db).answer(AskUnit("1", id, name, raw(args), dry_run=dry_run))
+async def asked(
+    db: Database, name: str, args: Args, *, id: str = "op-1", dry_run: bool = False, run_dir: Path = Path("nowhere")
+) -> Any:
+    return await desk(db, run_dir).answer(AskUnit("1", id, name, raw(args), dry_run=dry_run))
 
 
 def test_the_desk_serves_what_the_table_gives_to_the_steward(db: Database) -> None:

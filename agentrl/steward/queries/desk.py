@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UnknownNameError
@@ -15,7 +16,7 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import decode_as
 from agentrl.steward.epochs import Source
-from agentrl.steward.queries import accounts, errors, exports, records, rows, staleness, stories
+from agentrl.steward.queries import accounts, errors, exports, records, rows, staleness, stories, tokens
 from agentrl.steward.queries.changes import Changes
 from agentrl.steward.rules import Rules
 from agentrl.store.database import Database
@@ -32,13 +33,16 @@ Query = Callable[[Any], Awaitable[Any]]
 
 
 class Desk:
-    def __init__(self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source]) -> None:
+    def __init__(
+        self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source], run_dir: Path
+    ) -> None:
         self.queries: dict[str, Query] = {
             **{name: partial(rows.page, database, kind) for name, kind in LISTS.items()},
             "show_task": lambda args: stories.task(database, args.id),
             "show_step": lambda args: stories.step(database, args.id),
             "show_checkpoint": lambda args: stories.checkpoint(database, args.id),
             "show_record": partial(records.show, database),
+            "record_tokens": partial(tokens.part, database, tokens.Spelling(database, run_dir)),
             "export_records": partial(exports.part, database),
             "tool_errors": partial(errors.grouped, database),
             "staleness": lambda args: staleness.report(database, rules()),

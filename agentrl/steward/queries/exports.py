@@ -68,13 +68,15 @@ async def trajectory(database: Database, record: Plain) -> Plain:
 
 
 def segments(calls: Sequence[DispatchedSamplingTask], data: DBRecordData | None) -> list[Plain]:
-    """The token tree, every token once. `parent` is the index of the segment before it, -1 at the root."""
+    """The token tree, every token once. `parent` is the index of the segment before it, -1 at the root. Empty if the
+    calls were pruned."""
     stored = trajectories.stored_calls(calls)
     by_index = {call.index: call for call in calls}
     trains = data is not None and data.advantage is not None
-    return [
-        _segment(span, by_index[span.call], stored, trains=trains) for span in (data.spans if data else _spans(stored))
-    ]
+    spans = data.spans if data else _spans(stored)
+    if not all(span.call in by_index for span in spans):
+        return []
+    return [_segment(span, by_index[span.call], stored, trains=trains) for span in spans]
 
 
 def _spans(stored: Mapping[int, StoredCall]) -> list[Span]:

@@ -1,0 +1,82 @@
+"""What is longer than a message, put together again: the tokens of a record, exported trajectories.
+
+Invariant: what is handed on is never half of anything, so whoever stops anywhere has whole segments and whole lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import msgspec
+
+from agentrl.client.data_commands import DataMethods
+from agentrl.protocol.data import TokenStretch
+
+ANSWER_S = 60.0
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """The token tree of a record, depth first."""
+
+    segments: tuple[TokenStretch, ...]
+    total: int
+    """Tokens of the whole tree."""
+    note: str = ""
+    """What is not here, and why."""
+
+
+async def tokens(client: DataMethods, record: str, *, most: int = 0, deadline_s: float = ANSWER_S) -> Tokens:
+    """All segments; with `most`, those that begin before so many tokens."""
+    found = dict[int, TokenStretch]()
+    start: int | None = 0
+    total, note = 0, ""
+    while start is not None and not (most and start >= most):
+        part = await client.record_tokens(record, start=start, deadline_s=deadline_s)
+        for stretch in part.stretches:
+            begun = found.get(stretch.segment)
+            found[stretch.segment] = stretch if begun is None else _joined(begun, stretch)
+        start, total, note = part.next, part.total, part.note
+    if start is not None:
+        left_out = f"The first {start} of {total} tokens are here."
+        note = f"{note} {left_out}" if note else left_out
+    return Tokens(tuple(found[place] for place in sorted(found)), total, note)
+
+
+def _joined(one: TokenStretch, next: TokenStretch) -> TokenStretch:
+    versions = one.versions + next.versions
+    if one.versions and next.versions and one.versions[-1][0] == next.versions[0][0]:
+        (version, count), (_, more) = one.versions[-1], next.versions[0]
+        versions = (*one.versions[:-1], (version, count + more), *next.versions[1:])
+    return msgspec.structs.replace(
+        one,
+        ids=one.ids + next.ids,
+        texts=one.texts + next.texts,
+        log_probs=one.log_probs + next.log_probs,
+        versions=versions,
+    )
+
+
+class Lines(NamedTuple):
+    """A stretch of an export."""
+
+    data: bytes
+    records: int
+    after: str
+    """The id behind which the rest stands."""
+
+
+async def exported(
+    client: DataMethods, *, filter: str = "", after: str = "", deadline_s: float = ANSWER_S
+) -> AsyncIterator[Lines]:
+    """Whole trajectories as JSON lines, in the order of their ends."""
+    begun, offset, end = b"", 0, False
+    while not end:
+        part = await client.export_records(filter=filter, after=after, offset=offset, deadline_s=deadline_s)
+        whole, newline, rest = part.data.rpartition(b"\n")
+        if newline:
+            yield Lines(begun + whole + newline, part.records, part.after)
+            begun = rest
+        else:
+            begun += part.data
+        after, offset, end = part.after, part.offset, part.end

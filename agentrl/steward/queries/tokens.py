@@ -1,0 +1,102 @@
+"""The tokens of one record, a part at a time: which the model generated, with which weights, how likely, which train.
+
+Invariants: every token is told once, in the order of its tree; a part never exceeds a message, whatever is asked for;
+the texts are what the tokenizer of the published weights makes of the ids, and never the other way round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.chat.tokenizer import LONGEST_CHARACTER, Tokenizer
+from agentrl.errors import ConfigError
+from agentrl.protocol.data import RecordTokens, TokenPart, TokenStretch
+from agentrl.steward.queries import exports
+from agentrl.steward.queries.stories import whole
+from agentrl.store import publications, trajectories
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
+from agentrl.tokens import versions
+
+MOST_TOKENS = 10_000
+LONGEST_TEXT = 100
+"""Characters of one token."""
+PRUNED = "Its tokens were removed: nothing that is kept could train them again."
+NONE_YET = "No model call of it has ended."
+
+
+class Spelling:
+    """What the run's tokenizer makes of ids. All publications of a run have the same one, so it is read once."""
+
+    def __init__(self, database: Database, run_dir: Path) -> None:
+        self._database = database
+        self._run_dir = run_dir
+        self._tokenizer: Tokenizer | None = None
+
+    async def tokenizer(self) -> Tokenizer | None:
+        """None while nothing was published, so that nothing can have been sampled here."""
+        if self._tokenizer is None and (newest := await publications.newest(self._database)) is not None:
+            self._tokenizer = await asyncio.to_thread(Tokenizer, self._run_dir / newest.path)
+        return self._tokenizer
+
+
+async def part(database: Database, spelling: Spelling, args: RecordTokens) -> TokenPart:
+    await whole(database, "Record", args.id, hint="See `agentrl records list`.")
+    calls = (await trajectories.calls_of(database, [args.id]))[args.id]
+    data = load_if(DBRecordData, await database.find_one("DBRecordData", {"_id": args.id}))
+    segments = exports.segments(calls, data)
+    if not segments:
+        return TokenPart(note=PRUNED if data is not None and data.spans else NONE_YET)
+    tokenizer, note = await _tokenizer(spelling)
+    found = await database.find("Turn", {"record": args.id}, projection=["index", "call"])
+    turns = {turn["call"]: int(turn["index"]) for turn in found}
+    by_index = {call.index: call for call in calls}
+    start, end = max(0, args.start), max(0, args.start) + max(1, min(args.limit, MOST_TOKENS))
+    stretches, at = list[TokenStretch](), 0
+    for place, segment in enumerate(segments):
+        length = len(segment["ids"])
+        first, last = max(start, at) - at, min(end, at + length) - at
+        if first < last:
+            call = by_index[segment["call"]]
+            texts = await _spelt(tokenizer, segment["ids"], first, last)
+            stretches.append(_stretch(place, segment, call, turns.get(call.id, -1), first, last, texts))
+        at += length
+    return TokenPart(tuple(stretches), end if end < at else None, at, note)
+
+
+def _stretch(
+    place: int, segment: Plain, call: DispatchedSamplingTask, turn: int, first: int, last: int, texts: tuple[str, ...]
+) -> TokenStretch:
+    generated = segment["kind"] == "model"
+    runs = versions.cut(segment["versions"], first, last - first) if generated else []
+    return TokenStretch(
+        segment=place,
+        parent=segment["parent"],
+        kind=segment["kind"],
+        call=call.id,
+        turn=turn,
+        trains=segment["trains"],
+        offset=first,
+        ids=tuple(segment["ids"][first:last]),
+        texts=texts,
+        log_probs=tuple(segment["log_probs"][first:last]) if generated else (),
+        versions=tuple((version, count) for version, count in runs),
+    )
+
+
+async def _tokenizer(spelling: Spelling) -> tuple[Tokenizer | None, str]:
+    try:
+        found = await spelling.tokenizer()
+    except ConfigError as unreadable:
+        return None, f"Only ids are told. {unreadable.message}"
+    return found, "" if found else "Only ids are told: no weights were published, so the tokenizer is not known."
+
+
+async def _spelt(tokenizer: Tokenizer | None, ids: Sequence[int], first: int, last: int) -> tuple[str, ...]:
+    if tokenizer is None:
+        return ()
+    # What follows decides whether the last id ends a character.
+    texts = await asyncio.to_thread(tokenizer.pieces, ids[: last + LONGEST_CHARACTER], first)
+    return tuple(text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…" for text in texts[: last - first])
