@@ -5,14 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from agentrl.errors import AgentrlError, ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from tui.connection import Connection
-    from tui.model.mirror import Mirror
 
 
 def main() -> int:
@@ -46,33 +40,29 @@ def _run(args: argparse.Namespace) -> int:
         os.environ.pop("NO_COLOR", None)
     else:
         os.environ["NO_COLOR"] = "1"
-    from tui import preferences, recordings
+    from tui import preferences, recordings, runs
     from tui.app import Console, Settings
+    from tui.model.runs import Place
 
     own = preferences.load(preferences.path())
+    place = Place(args.run or "", args.key or "")
     # What does not exist is told before the screen is taken.
-    link = recordings.link(args.replay, args.at, args.speed) if args.replay else _live(args)
-    aim = ("--key", args.key) if args.key else ("--run", args.run) if args.run else ()
+    link = recordings.link(args.replay, args.at, args.speed) if args.replay else runs.link(place)
     settings = Settings(
         read_only=args.read_only,
         ascii_only=args.ascii or own.ascii,
         theme=f"agentrl-{args.theme or own.theme or 'dark'}",
         colour=colour,
         keys={id: tuple(keys) for id, keys in own.keys.items()},
-        aim=aim,
+        aim=place.options,
         local=not args.key and not args.replay,
+        key_files=tuple(
+            filter(None, (args.key, os.environ.get("AGENTRL_KEY"), *map(os.path.expanduser, own.key_files)))
+        ),
     )
     app = Console(link, settings)
     code = app.run()
     return ExitCode.FAILED if app.return_code and code is None else int(code or 0)
-
-
-def _live(args: argparse.Namespace) -> Callable[[Mirror], Connection]:
-    from agentrl.client import Client, find
-    from tui.connection import Connection
-
-    find(args.run, key_file=args.key)
-    return lambda mirror: Connection(mirror, lambda: Client.connect(args.run, key_file=args.key))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import signal
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ from tui.model.ink import Line, Span, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Notices
+from tui.model.runs import Place
 from tui.navigation import FILTER, Navigation
 from tui.playing import Playing
 from tui.replaying import Replay
@@ -48,6 +49,7 @@ from tui.views.fleet import Fleet
 from tui.views.lists import Records, Training
 from tui.views.logs import Logs
 from tui.views.overview import Overview
+from tui.views.runs import Runs
 from tui.views.tuning import Tuning
 from tui.widgets.lines import Lines, Painted
 from tui.widgets.paint import DARK, LIGHT, Paint, themes
@@ -55,6 +57,7 @@ from tui.widgets.paint import DARK, LIGHT, Paint, themes
 PAINTS_PER_S = 4
 WHY_EVERY_S = 5.0
 MOST_EVENTS = 500
+SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training, Runs)
 CRASH_FILE = "console-crash.txt"
 TERMINATED = 128 + signal.SIGTERM
 
@@ -72,6 +75,8 @@ class Settings:
     """Options that make a command line reach the same run."""
     local: bool = True
     """The run's state directory is on this host."""
+    key_files: tuple[str, ...] = ()
+    """Of runs elsewhere that the list of runs shows, too."""
 
 
 class Console(App[int]):
@@ -100,23 +105,28 @@ class Console(App[int]):
         for theme in themes():
             self.register_theme(theme)
         self.theme = self.settings.theme
+        self.registry = actions.rebound(self.settings.keys)
+        self._leaving = False
+        """Between two runs nothing is asked, painted or understood."""
+        self._begin(link)
+        self._chrome = (
+            Lines(self._head, ground="bar", id="head"),
+            Lines(self._notice, id="notice"),
+            Lines(self._keys, ground="bar", id="keys"),
+        )
+
+    def _begin(self, link: Callable[[Mirror], Connection | Replay]) -> None:
+        """Everything that belongs to one run, anew."""
         self.mirror = Mirror()
         self.connection = link(self.mirror)
         self.replay = self.connection.playback if isinstance(self.connection, Replay) else None
         """Where a recording stands that is played in the place of a run."""
         self.notices = Notices()
         self.why: WhyReport | None = None
-        self.registry = actions.rebound(self.settings.keys)
         self._frozen_at: float | None = None
         self._was_fresh = True
         self.paint = self._new_paint()
-        self._chrome = (
-            Lines(self._head, ground="bar", id="head"),
-            Lines(self._notice, id="notice"),
-            Lines(self._keys, ground="bar", id="keys"),
-        )
-        kinds: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training)
-        self.views = {kind.name_in_registry: kind(id=kind.name_in_registry) for kind in kinds}
+        self.views = {kind.name_in_registry: kind(id=kind.name_in_registry) for kind in SCREENS}
         self.navigation = Navigation(self, self.views)
         self.asking = Asking(self)
         self.acting = Acting(self)
@@ -140,10 +150,43 @@ class Console(App[int]):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.exit, TERMINATED)
-        self.run_worker(self.connection.run(), name="connection", group="connection")
-        self.run_worker(self._ask_why(), name="why", group="why")
+        self._listen()
         self.set_interval(1 / PAINTS_PER_S, self._round, name="paint")
         self.view.shown()
+
+    def _listen(self) -> None:
+        self.run_worker(self.connection.run(), name="connection", group="connection")
+        self.run_worker(self._ask_why(), name="why", group="why")
+
+    # ---- from run to run ----
+
+    def follow(self, link: Callable[[Mirror], Connection | Replay], place: Place, name: str) -> None:
+        """Leave this run and look at another one."""
+        self._leaving = True
+        self.settings = replace(self.settings, aim=place.options, local=not place.key_file)
+        for worker in list(self.workers):
+            # An act that was on its way to the run that is left shall never reach the next one.
+            worker.cancel()
+        self.run_worker(self._arrive(link, name), group="arrival")
+
+    async def _arrive(self, link: Callable[[Mirror], Connection | Replay], name: str) -> None:
+        while len(self.screen_stack) > 1:
+            await self.pop_screen()
+        container = self.query_one("#views", Container)
+        await container.remove_children()
+        self._begin(link)
+        self.mirror.name = name
+        for view in self.views.values():
+            view.display = view is self.view
+        await container.mount(*self.views.values())
+        self._leaving = False
+        self._listen()
+        self.navigation.do_go(self.navigation.tab)
+        self.repaint_all()
+
+    def add_key_file(self, path: str) -> None:
+        """Have the list of runs show it from now on."""
+        self.settings = replace(self.settings, key_files=tuple(dict.fromkeys((*self.settings.key_files, path))))
 
     @property
     def view(self) -> View:
@@ -172,6 +215,8 @@ class Console(App[int]):
 
     def _round(self) -> None:
         """Paint what data has changed."""
+        if self._leaving:
+            return
         clock = self.clock()
         self.mirror.sample(clock)
         fresh = self.mirror.fresh(clock) or not self.mirror.link.tries
@@ -231,7 +276,7 @@ class Console(App[int]):
         return [a for a in actions.of_view(self.view.name_in_registry, self.registry) if self.may(a)]
 
     def on_key(self, event: events.Key) -> None:
-        if len(self.screen_stack) > 1:
+        if len(self.screen_stack) > 1 or self._leaving:
             return
         if isinstance(self.focused, Input):
             if event.key == "escape":

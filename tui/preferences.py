@@ -22,6 +22,8 @@ class Preferences(BaseModel):
 
     theme: Literal["dark", "light"] | None = None
     ascii: bool = False
+    key_files: list[str] = []
+    """Of runs elsewhere, for the list of runs; `~` is the home."""
     keys: dict[str, list[str]] = {}
     """Keys by the id of their action, such as `unit.restart: [f5]`."""
 
@@ -44,7 +46,9 @@ def load(file: Path) -> Preferences:
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: {where}: {first['msg']}.", hint="It knows theme, ascii and keys.") from wrong
+        raise ConfigError(
+            f"{file}: {where}: {first['msg']}.", hint="It knows theme, ascii, key_files and keys."
+        ) from wrong
     _check_keys(file, made)
     return made
 

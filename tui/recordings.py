@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.client.discovery import state_of
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.recording.reader import Recording
 from agentrl.words.amounts import seconds
 from tui.model.mirror import Mirror
@@ -22,10 +22,21 @@ def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
     if not SPEEDS[0] <= speed <= SPEEDS[-1]:
         raise UsageError(f"{speed:g} is not a speed.", hint=f"It is a number from {SPEEDS[0]:g} to {SPEEDS[-1]:g}.")
     path = Path(what)
-    is_name = not path.exists() and not path.suffix and len(path.parts) == 1
-    recording = Recording.open(state_of(what) / DIRECTORY if is_name else path)
+    if not path.exists() and not path.suffix and len(path.parts) == 1:
+        return of_run(what, at, speed)
+    return _of(Recording.open(path), path.stem, at, speed)
+
+
+def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Replay]:
+    """What the coordinator of a run of this host left."""
+    directory = state_of(name) / DIRECTORY
+    if not directory.is_dir():
+        raise ConfigError(f"Nothing was recorded of {name}.", hint=f"agentrl up --run {name} starts it again.")
+    return _of(Recording.open(directory), name, at, speed)
+
+
+def _of(recording: Recording, name: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
     begin_at = moment(at, recording.begin, recording.end) if at else recording.begin
-    name = what if is_name else path.stem
     return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed)
 
 

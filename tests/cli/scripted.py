@@ -23,6 +23,7 @@ from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
 from agentrl.protocol.danger import Effect, Tier, tier_of
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub, Peer
+from agentrl.transport.keys import KeyPair
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
 
@@ -35,6 +36,7 @@ class Scripted:
     """One run named `name`, up as far as any client can tell."""
 
     def __init__(self, home: Path, name: str = "demo") -> None:
+        self.name = name
         self.state_dir = home / name
         self.state_dir.mkdir(parents=True, mode=0o700)
         self.uuid = str(uuid.uuid4())
@@ -48,6 +50,8 @@ class Scripted:
         self.permission = messages.Permission.ADMIN
         self.ends_as = rows.OperationState.SUCCEEDED
         self.listen: dict[str, str] = {}
+        self.guarded: tuple[KeyPair, str, str] | None = None
+        """Keys and tcp addresses of hub and feed, where it shall be reached from elsewhere, too, by whatever key."""
         self._seq = 0
         self._ready = threading.Event()
         self._stop: Callable[[], object] = lambda: None
@@ -92,12 +96,16 @@ class Scripted:
         self._loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         self._stop = lambda: self._loop.call_soon_threadsafe(ended.set)
-        gate = Gate()
+        keys = self.guarded[0] if self.guarded else None
+        gate = Gate(keys, lambda public: "ann")
         gate.start()
         self._hub = Hub(addresses.hub_address(self.uuid), gate=gate, on_message=self._on_message)
         self._feed = Publisher(addresses.feed_address(self.uuid), gate=gate)
         self._hub.start()
         self._feed.start()
+        if self.guarded:
+            self._hub.listen(self.guarded[1])
+            self._feed.listen(self.guarded[2])
         self._ready.set()
         while not ended.is_set():
             beat = feed.FeedBeat("one", self._seq, time.monotonic(), time.time())
@@ -128,7 +136,7 @@ class Scripted:
                 self._reply(peer, self._answered(message))
 
     def _welcome(self) -> messages.Welcome:
-        return messages.Welcome("one", self.uuid, "demo", time.monotonic(), permission=self.permission)
+        return messages.Welcome("one", self.uuid, self.name, time.monotonic(), permission=self.permission)
 
     def _reply(self, peer: Peer, message: messages.ToClient) -> None:
         self._hub.send(peer, wire.encode(message))

@@ -8,22 +8,15 @@ import pytest
 
 from agentrl.protocol.commands import COMMANDS
 from tui.acting import Acting
-from tui.app import Console
+from tui.app import SCREENS, Console
 from tui.asking import Asking
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
 from tui.navigation import Navigation
 from tui.playing import Playing
-from tui.views.alerts import Alerts
 from tui.views.base import View
-from tui.views.events import Events
-from tui.views.fleet import Fleet
-from tui.views.lists import RecordPage, Records, ToolErrors, Training
-from tui.views.logs import Logs
-from tui.views.overview import Overview
+from tui.views.lists import RecordPage, ToolErrors
 from tui.views.page import AlertPage, UnitPage
-from tui.views.tuning import Tuning
 
-SCREENS = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training)
 PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage)
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
 FOR_ALL = (Navigation, Asking, Acting, Console, Playing)

@@ -14,8 +14,8 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import Permission
 
 EVERYWHERE = ""
-TABLES = ("fleet", "events", "alerts", "tuning", "records", "training", "tool-errors")
-VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training")
+TABLES = ("fleet", "events", "alerts", "tuning", "records", "training", "runs", "tool-errors")
+VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training", "runs")
 """The screens in the order of their digits."""
 
 
@@ -80,6 +80,7 @@ ACTIONS: tuple[Action, ...] = (
     _go(6, "logs", "What units write, followed and searched."),
     _go(7, "records", "Trajectories, the newest first; those under way with the call that they wait for."),
     _go(8, "training", "Steps of the trainer, with their metrics and records."),
+    _go(9, "runs", "The runs of this user: enter goes to another one, or plays what a dead one left."),
     Action("help", ("question_mark",), "help", "All keys of this screen.", footer=60),
     Action("palette", ("colon", "ctrl+p"), "command", "Any action by its name, or a command line.", footer=45),
     Action("back", ("escape",), "back", "One step back: closes, or ends a filter."),
@@ -143,6 +144,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("records.errors", ("e",), "tool errors", "What tool calls did wrong, by kind.", ("records",), footer=58),
     Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record",), footer=58),
     Action("record.again", ("r",), "again", "Asks for it once more.", ("record",), footer=57),
+    # runs
+    Action("runs.key", ("f",), "key file", "A run elsewhere, by the key file that opens it.", ("runs",), footer=58),
     # the run
     Action("run.pause", (), "pause the run", "Nobody takes new work.", command="pause"),
     Action("run.resume", (), "resume the run", "Everybody takes work again.", command="resume"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agentrl.protocol.rows import Severity
@@ -88,19 +88,31 @@ def played(playback: Playback) -> str:
 
 
 def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) -> Line:
-    parts = list[Span]()
+    """The names of the views, shortened where room is short, so that what is shown here is told, too."""
+    behind = list[Span]()
+    if heading:
+        behind += [Span("  ▸ ", Tone.DIM), span(heading, Tone.STRONG)]
+    if filter_text:
+        behind += [Span("  /", Tone.ACCENT), span(filter_text, Tone.ACCENT)]
+    for letters, gap in _TABS:
+        parts = [*_names(mirror, view, letters, gap), *behind]
+        if width_of(parts) <= width:
+            break
+    return cut(parts, width)
+
+
+_TABS = ((None, " "), (None, ""), (4, ""), (2, ""))
+"""Letters of the views that are not seen, and what stands between digit and name."""
+
+
+def _names(mirror: Mirror, view: str, letters: int | None, gap: str) -> Iterator[Span]:
     for number, name in enumerate(VIEWS, 1):
         here = name == view
-        parts.append(Span(f" {number} ", Tone.ACCENT if here else Tone.DIM))
-        parts.append(Span(f"{name}", Tone.STRONG if here else Tone.PLAIN))
+        yield Span(f" {number}{gap}", Tone.ACCENT if here else Tone.DIM)
+        yield Span(name if here else name[:letters], Tone.STRONG if here else Tone.PLAIN)
         if name == "alerts" and (firing := mirror.firing):
             pages = any(row.severity is Severity.PAGE for row in firing)
-            parts.append(Span(f" {'‼' if pages else '!'}{len(firing)}", Tone.BAD if pages else Tone.WARN))
-    if heading:
-        parts += [Span("  ▸ ", Tone.DIM), span(heading, Tone.STRONG)]
-    if filter_text:
-        parts += [Span("  /", Tone.ACCENT), span(filter_text, Tone.ACCENT)]
-    return cut(parts, width)
+            yield Span(f" {'‼' if pages else '!'}{len(firing)}", Tone.BAD if pages else Tone.WARN)
 
 
 def footer(possible: Iterable[Action], width: int) -> Line:

@@ -28,7 +28,14 @@ class Look:
     """For logs: lives before the present one, or the number of a life."""
 
 
-_VIEWS = {"status": "overview", "why": "why", "events": "events", "records": "records", "steps": "training"}
+_VIEWS = {
+    "status": "overview",
+    "why": "why",
+    "events": "events",
+    "records": "records",
+    "steps": "training",
+    "runs": "runs",
+}
 
 
 def understood(text: str, mirror: Mirror) -> Intent | Look:

@@ -52,6 +52,10 @@ class AskedList(TableView):
         """The rows by key, and in `_more` whether there are more of them."""
         raise NotImplementedError
 
+    async def answered(self) -> dict[str, Any]:
+        """What whoever knows says now."""
+        return await self.ask(self.console_app.connection.client)
+
     def compose(self) -> ComposeResult:
         self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=f"no {self.what}")
         yield self.table
@@ -77,7 +81,7 @@ class AskedList(TableView):
         while True:
             self._ask_now.clear()
             try:
-                found = await self.ask(self.console_app.connection.client)
+                found = await self.answered()
             except AgentrlError as error:
                 if str(error) != self._said:
                     self.console_app.say(str(error), Tone.WARN)

@@ -1,0 +1,209 @@
+"""From run to run: what the list tells, and that nothing of one run is taken to another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.protocol import rows
+from agentrl.protocol.base import Args
+from agentrl.protocol.commands import Accepted, Restart
+from agentrl.protocol.danger import Effect, Tier
+from agentrl.transport.keys import ClientKey, new_keypair
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import Screen, opened, populate
+from tests.tui.test_replay import Recorder
+from tests.waiting import aeventually
+from tui.app import Settings
+
+X_IS_BAD = rows.AlertRow("x", "x", "x", rows.Severity.WARNING, rows.AlertState.FIRING, "x is bad", 1e9)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("AGENTRL_KEY", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def other(coordinator: Scripted, home: Path) -> Iterator[Scripted]:
+    """A second run, in which something else is going on."""
+    with Scripted(home, "other") as made:
+        made.answers["why"] = coordinator.answers["why"]
+        ready, trainer = rows.UnitState.READY, {"step": 41.0}
+        made.rows["unit/trainer-0"] = rows.UnitRow("trainer-0", "trainer", "trainer", ready, metrics=trainer)
+        made.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", ready, incarnation=2, status="of the other")
+        made.rows["alert/x"] = X_IS_BAD
+        yield made
+
+
+def down(home: Path, name: str) -> Path:
+    """The state directory of a run that nobody keeps."""
+    state = home / name
+    state.mkdir(parents=True)
+    body = {"name": name, "uuid": str(uuid.uuid4()), "run_dir": "/elsewhere", "created_at": time.time() - 7200}
+    (state / "run.json").write_text(json.dumps(body))
+    return state
+
+
+async def chosen(screen: Screen, key: str) -> None:
+    await screen.press("9")
+    table = screen.app.view.query_one("Table")
+    await aeventually(lambda: table.model.aim(key))  # type: ignore[attr-defined]
+
+
+async def test_the_list_tells_of_every_run_how_it_is(coordinator: Scripted, other: Scripted, home: Path) -> None:
+    down(home, "old")
+    (down(home, "torn") / "run.json").write_text("{")
+    async with opened(coordinator.state_dir, (120, 30)) as screen:
+        await chosen(screen, "run/other")
+        await screen.shows("demo ← here", "○ down", "/elsewhere", "torn")
+        line = next(line for line in screen.lines if " other " in line).replace("▸", " ")
+        assert line.split()[:3] == ["other", "●", "running"]
+        assert line.split()[4:7] == ["41", "!", "1"]
+        await screen.press("slash")
+        await screen.type("down")
+        await screen.press("enter")
+        await screen.shows("old")
+        assert "/elsewhere" in screen.text
+        assert "41" not in screen.text
+
+
+async def test_another_run_has_a_connection_and_screens_of_its_own(coordinator: Scripted, other: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("2", "slash")
+        await screen.type("web")
+        await screen.press("enter", "end")
+        left = screen.app.mirror
+        await chosen(screen, "run/other")
+        await screen.press("enter")
+        await screen.shows("Needs you", "x is bad")
+        await screen.press("2")
+        await screen.shows("of the other", "trainer-0")
+        assert not screen.app.view.filter_text
+        assert "judge-0" not in screen.text
+        assert left is not screen.app.mirror
+        assert left.unit("web-2")
+        assert not screen.app.mirror.unit("web-2")
+        assert screen.app.settings.aim == ("--run", "other")
+        table = screen.app.view.query_one("Table")
+        assert table.model.aim("web-1")  # type: ignore[attr-defined]
+        await screen.press("r")
+        await aeventually(lambda: other.sent("restart") == [Restart("web-1", 2)])
+        assert not coordinator.sent("restart")
+        await chosen(screen, "run/demo")
+        await screen.press("enter")
+        await screen.press("2")
+        await screen.shows("judge-0")
+
+
+async def test_an_act_that_was_on_its_way_reaches_no_run_that_is_come_to(
+    coordinator: Scripted, other: Scripted
+) -> None:
+    populate(coordinator)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slowly(_: Args) -> Accepted:
+        asked.set()
+        answer.wait(30)
+        return Accepted("op", Effect(), Tier.NONE)
+
+    coordinator.answers["restart"] = slowly
+    try:
+        async with opened(coordinator.state_dir) as screen:
+            await chosen(screen, "run/other")
+            await screen.press("2")
+            await screen.shows("web-1")
+            await screen.press("r")
+            await aeventually(asked.is_set)
+            await screen.press("9", "enter")
+            await screen.shows("x is bad")
+            answer.set()
+            await screen.press("2")
+            await screen.shows("of the other")
+            assert not other.sent("restart")
+            assert not coordinator.sent("restart")
+    finally:
+        answer.set()
+
+
+async def test_what_a_dead_run_left_is_played_and_one_comes_back_from_it(coordinator: Scripted, home: Path) -> None:
+    recorder = Recorder(down(home, "old") / "recordings")
+    recorder.unit(0, status="long ago")
+    recorder.wait(65)
+    recorder.writer.close()
+    down(home, "empty")
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await chosen(screen, "run/empty")
+        await screen.press("enter")
+        await screen.shows("empty is down", "play its recording")
+        await screen.press("enter")
+        await screen.shows("Nothing was recorded of empty")
+        assert screen.app.mirror.name == "demo"
+        await chosen(screen, "run/old")
+        await screen.press("enter", "enter")
+        await screen.shows("recording ·")
+        await screen.press("2")
+        await screen.shows("long ago")
+        assert screen.app.read_only
+        await chosen(screen, "run/demo")
+        await screen.press("enter", "2")
+        await screen.shows("judge-0")
+        assert not screen.app.read_only
+
+
+@pytest.fixture
+def far(coordinator: Scripted, tmp_path: Path) -> Iterator[Path]:
+    """The key file of a run that is no run of this host."""
+    made = Scripted(tmp_path / "another host", "other")
+    server, mine = new_keypair(), new_keypair()
+    hub, feed = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+    made.guarded = (server, hub, feed)
+    made.rows["alert/x"] = X_IS_BAD
+    made.answers["why"] = coordinator.answers["why"]
+    key = ClientKey(
+        name="ann", public=mine.public, secret=mine.secret, server_public=server.public, address=hub, feed=feed
+    )
+    key.save(tmp_path / "far.key")
+    with made:
+        yield tmp_path / "far.key"
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        lines = [held.enter_context(socket.socket()) for _ in range(count)]
+        for line in lines:
+            line.bind(("127.0.0.1", 0))
+        return [line.getsockname()[1] for line in lines]
+
+
+async def test_a_run_elsewhere_is_found_by_its_key_file(
+    coordinator: Scripted, home: Path, far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = str(tmp_path / "gone.key")
+    monkeypatch.chdir(tmp_path)
+    async with opened(coordinator.state_dir, (120, 30), Settings(key_files=(missing,))) as screen:
+        await chosen(screen, f"key/{missing}")
+        await screen.shows("damaged")
+        await screen.press("f")
+        await screen.type("for.key")
+        await screen.shows("There is no such file.")
+        await screen.press(*["backspace"] * len("or.key"))
+        await screen.type("ar.key")
+        await screen.press("enter")
+        await screen.shows("x is bad")
+        assert screen.app.settings.aim == ("--key", str(far))
+        assert not screen.app.settings.local
+        await chosen(screen, f"key/{far}")
+        await screen.shows("other ← here")
