@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from agentrl.store.database import Database
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="take over what screens look like now")
+
+
 @pytest.fixture(scope="session")
 def mongo_url() -> Iterator[str]:
     from tests.store.server import shared_server

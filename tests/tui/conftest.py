@@ -89,9 +89,11 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scr
         yield made
 
 
-def populate(coordinator: Scripted, *, units: int = 3, sentence: str = "serving", long: str = "") -> None:
+def populate(
+    coordinator: Scripted, *, units: int = 3, sentence: str = "serving", long: str = "", now: float | None = None
+) -> None:
     """A run in which a little of everything is going on."""
-    now = time.time()
+    now = time.time() if now is None else now
     put = coordinator.rows.__setitem__
     put("group/web", rows.GroupRow("web", "sidecar", desired=units, ready=units))
     for n in range(units):

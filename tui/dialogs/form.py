@@ -75,29 +75,41 @@ class Form(ModalScreen[Values | None]):
         self._question = question
         self._verdict: tuple[str, Tone] = ("", Tone.DIM)
         self._asked = 0
+        self._body: list[Line] = [(span(question.title, question.tone),), (), *question.lines]
 
     def compose(self) -> ComposeResult:
         question = self._question
-        title: list[Line] = [(span(question.title, question.tone),), ()]
-        body = [*title, *question.lines]
         with Vertical(id="box"):
-            above = Lines(lambda width, _: [cut(line, width) for line in body])
-            above.styles.height = len(body) + 1
-            yield above
+            yield Lines(self._above, id="above")
             for number, field in enumerate(question.fields):
                 with Horizontal(classes="field"):
                     yield Lines(_constant((Span(field.title, Tone.DIM),)))
                     yield Input(field.value, placeholder=field.hint, id=f"field-{number}", select_on_focus=False)
-            below = Lines(self._below, id="below")
-            below.styles.height = 6 if question.preview else 3
-            yield below
+            yield Lines(self._below, id="below")
 
     def on_mount(self) -> None:
         self.set_class(self.app.has_class("-ascii"), "-ascii")
+        self._fit()
         self._look()
+
+    def on_resize(self) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        """What is told gives way to what is asked: fields and keys are seen on any terminal."""
+        below = 6 if self._question.preview else 3
+        room = self.app.size.height - 2 - len(self._question.fields) - below
+        self.query_one("#below", Lines).styles.height = below
+        self.query_one("#above", Lines).styles.height = max(1, min(len(self._body) + 1, room))
 
     def values(self) -> Values:
         return tuple(field.value for field in self.query(Input))
+
+    def _above(self, width: int, height: int) -> list[Line]:
+        shown = [cut(line, width) for line in self._body[:height]]
+        if len(self._body) > height:
+            shown[-1] = (Span(f"… {len(self._body) - height + 1} more lines", Tone.DIM),)
+        return shown
 
     def _below(self, width: int, height: int) -> list[Line]:
         text, tone = self._verdict

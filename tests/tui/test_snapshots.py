@@ -1,0 +1,99 @@
+"""Every screen at three sizes, in good times, before anything is there, without a coordinator, and with too much.
+
+What changed on purpose is taken over by `pytest tests/tui/test_snapshots.py --renew`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.scripted import Scripted
+from tests.tui import pictures, still, walking
+from tests.tui.conftest import Screen
+from tests.tui.pictures import Album
+from tests.tui.walking import PAGES, VIEWS, Stop
+from tests.waiting import aeventually
+
+SIZES = ((80, 24), (120, 40), (200, 60))
+MOST_DIFFS = 4
+
+
+class Walk:
+    """One walk past all screens in the same times."""
+
+    def __init__(self, times: str, *, renew: bool) -> None:
+        self.times = times
+        self._renew = renew
+        self._drawn: dict[str, dict[str, str]] = {}
+        self.changed: list[str] = []
+
+    async def see(self, screen: Screen, stop: Stop, size: tuple[int, int]) -> None:
+        album, title = Album(stop.name), f"{self.times} {size[0]}x{size[1]}"
+
+        def same() -> bool:
+            draw(screen)
+            return not album.changes(title, pictures.picture(screen))
+
+        if self._renew:
+            await _rest(screen)
+        else:
+            try:
+                # The first that differs may only be late; after that it is known how it stands.
+                await aeventually(same, within_s=2.0 if self.changed else 20.0)
+            except AssertionError:
+                self.changed.append(album.changes(title, pictures.picture(screen)))
+        self._drawn.setdefault(stop.name, {})[title] = pictures.picture(screen)
+        walking.sound(screen, *size)
+
+    def end(self) -> None:
+        for name, drawn in self._drawn.items():
+            album = Album(name)
+            if self._renew:
+                album.put(drawn, self.times)
+            elif gone := album.of(self.times) - drawn.keys():
+                self.changed.append(f"{album.path.name} has pictures that nobody draws: {', '.join(sorted(gone))}.")
+
+
+def draw(screen: Screen) -> None:
+    """A round of the console; what shines through behind a dialog is drawn by Textual when all of it is."""
+    screen.app._round()
+    if len(screen.app.screen_stack) > 1:
+        screen.app.screen.refresh()
+
+
+async def _rest(screen: Screen) -> None:
+    """Until nothing moves on it."""
+    seen: list[str] = []
+
+    def stands() -> bool:
+        draw(screen)
+        seen.append(pictures.picture(screen))
+        return len(seen) > 4 and len(set(seen[-5:])) == 1
+
+    await aeventually(stands, every_s=0.05)
+
+
+@pytest.mark.parametrize("times", still.TIMES)
+async def test_every_screen_looks_as_it_did(
+    coordinator: Scripted, times: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(coordinator.state_dir.parent))
+    still.narrate(coordinator, times)
+    walk = Walk(times, renew=bool(request.config.getoption("--renew")))
+    stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]
+    async with still.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
+        await aeventually(lambda: screen.app.mirror.run is not None)
+        for size in SIZES:
+            await screen.resize(*size)
+            for stop in stops:
+                await walking.walk_to(screen, stop)
+                await walk.see(screen, stop, size)
+    walk.end()
+    shown = "\n\n".join(walk.changed[:MOST_DIFFS])
+    more = f"\n\nand {len(walk.changed) - MOST_DIFFS} more." if len(walk.changed) > MOST_DIFFS else ""
+    assert not walk.changed, f"{len(walk.changed)} pictures have changed.\n\n{shown}{more}\n\n{pictures.HOW}"
+
+
+def test_no_picture_is_left_of_a_screen_that_is_gone() -> None:
+    drawn = {Album(stop.name).path.name for stop in (*VIEWS, *PAGES)}
+    assert {path.name for path in pictures.HERE.iterdir()} == drawn, pictures.HOW

@@ -1,0 +1,110 @@
+"""Every screen of the console, the keys that lead there, and what holds of each at any size.
+
+Invariant: a view of the registry is walked to by its digit without being named here; pages and dialogs are named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from textual import events
+from textual.widgets import Input
+
+from tests.tui.conftest import Screen
+from tests.tui.still import TIMES
+from tests.waiting import aeventually
+from tui.dialogs.form import Form
+from tui.model import actions
+from tui.model.notices import Notices
+from tui.widgets.lines import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One screen of the walk."""
+
+    name: str
+    keys: tuple[str, ...]
+    times: tuple[str, ...] = ("normal", "overflowing")
+    """When there is something to see of it; what is about a row is not there without rows."""
+
+
+def _first_row(view: str) -> Stop:
+    digit = actions.BY_ID[f"go.{view}"].keys[0]
+    return Stop(view, (digit, "home") if view in actions.TABLES else (digit,), TIMES)
+
+
+VIEWS = tuple(_first_row(view) for view in actions.VIEWS)
+PAGES = (
+    Stop("unit page", ("2", "home", "enter")),
+    Stop("incident page", ("2", "home", "i")),
+    Stop("alert page", ("1", "a")),
+    Stop("happening page", ("3", "home", "enter")),
+    Stop("record page", ("7", "end", "enter")),
+    Stop("record unfolded", ("7", "end", "enter", "f")),
+    Stop("tool errors", ("7", "e")),
+    Stop("step page", ("8", "home", "enter")),
+    Stop("waits", ("1", "w"), TIMES),
+    Stop("help", ("2", "question_mark"), ("normal",)),
+    Stop("palette", ("2", "colon"), ("normal",)),
+    Stop("value of a knob", ("5", "home", "enter")),
+)
+
+
+async def walk_to(screen: Screen, stop: Stop) -> None:
+    """Press its keys, each when the one before has led somewhere."""
+    await back(screen)
+    for key in stop.keys:
+        await _press(screen, key)
+        await answered(screen)
+
+
+async def back(screen: Screen) -> None:
+    """To no dialog and no notice; a digit leads away from any page."""
+    while len(screen.app.screen_stack) > 1:
+        await _press(screen, "escape")
+    screen.app.notices = Notices()
+
+
+async def _press(screen: Screen, key: str) -> None:
+    """A key, until it was taken. The pilot's own waits until the whole process is idle, threads included."""
+    taken = asyncio.Event()
+    screen.app.post_message(events.Key(key, None))
+    screen.app.call_later(taken.set)
+    await taken.wait()
+    target = screen.app.screen
+    taken.clear()
+    target.call_later(taken.set)
+    await taken.wait()
+
+
+async def answered(screen: Screen) -> None:
+    """Until nothing that is seen waits for an answer."""
+
+    def whole() -> bool:
+        screen.app._round()
+        seen = screen.text
+        return "▸ asking" not in seen and "\n asking" not in seen
+
+    await aeventually(whole, what="answers")
+
+
+def sound(screen: Screen, width: int, height: int) -> None:
+    """The picture has exactly the size of the terminal, nothing but text is in it, and the cursor is seen."""
+    lines = screen.lines
+    assert len(lines) == height
+    for line in lines:
+        assert cell_len(line) == width, f"{cell_len(line)} cells: {line!r}"
+        for sign in line:
+            assert unicodedata.category(sign) not in ("Cc", "Cf", "Cs", "Zl", "Zp"), f"{sign!r} in {line!r}"
+    if isinstance(screen.app.screen, Form):
+        assert "esc leave" in screen.text, f"the keys of a question are not seen:\n{screen.text}"
+        fields = [field.region for field in screen.app.screen.query(Input)]
+        assert all(field.bottom <= height for field in fields), f"a field is not seen:\n{screen.text}"
+    for table in screen.app.view.query(Table):
+        if table.model.cursor is not None and table.model.target is not None and len(screen.app.screen_stack) == 1:
+            marks = [y for y, (_, ground) in enumerate(table._drawn) if ground == "cursor"]
+            assert len(marks) == 1, f"the cursor is drawn on lines {marks}:\n{screen.text}"
