@@ -55,7 +55,7 @@ class Stage:
         command = [sys.executable, "-m", "daemons.coordinator", "--state-dir", str(self.state_dir)]
         environ = self._environ | {"AGENTRL_RUN": self.run.uuid}
         self.process = subprocess.Popen(command, env=environ, stdout=self._output, stderr=self._output)
-        eventually(lambda: (self.state_dir / "coordinator.json").exists(), within_s=30)
+        eventually(lambda: (self.state_dir / "coordinator.json").exists())
         self._over = threading.Event()
         self._agent = threading.Thread(target=self._play_agent, name="played agent", daemon=True)
         self._agent.start()

@@ -288,9 +288,9 @@ def test_whatever_is_written_parsing_ends_with_plain_values(kind: str, pieces: l
 def test_long_texts_are_read_in_time() -> None:
     for kind in KINDS:
         for piece in ("<tool_call>", "<tool_call>{", "<code>", "```json\n", "[ ", '{"name" :', "<|tool_call_start|>("):
-            began = time.monotonic()
+            began = time.process_time()
             parse(kind, piece * 20_000, TOOLS)
-            assert time.monotonic() - began < 5, (kind, piece)
+            assert time.process_time() - began < 5, (kind, piece)
 
 
 def test_an_unknown_kind_is_a_mistake_in_the_configuration() -> None:

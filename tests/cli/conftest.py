@@ -90,7 +90,7 @@ def interrupted() -> Callable[[subprocess.Popen[str]], Said]:
 
     def press(process: subprocess.Popen[str]) -> Said:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         return Said(process.returncode, out, err)
 
     return press

@@ -17,7 +17,7 @@ CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-e
 def test_the_script_is_valid(shell: Shell, name: str) -> None:
     script = shell("completion", name).out
     assert "agentrl _complete" in script
-    subprocess.run(CHECKS[name], input=script, text=True, check=True, timeout=20)
+    subprocess.run(CHECKS[name], input=script, text=True, check=True, timeout=60)
 
 
 def test_powershell_has_one_too(shell: Shell) -> None:
@@ -34,7 +34,7 @@ _agentrl
 echo "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(
-        ["bash", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=30
+        ["bash", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "silence\n"
 
@@ -43,7 +43,7 @@ def test_fish_completes_a_verb(shell: Shell) -> None:
     script = shell("completion", "fish").out
     command = f"function agentrl; {' '.join(_program())} $argv; end\n{script}\ncomplete -C 'agentrl alerts s'"
     done = subprocess.run(
-        ["fish", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=30
+        ["fish", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "silence\n"
 
@@ -60,7 +60,7 @@ words=(agentrl alerts s) CURRENT=3
 _agentrl
 """
     done = subprocess.run(
-        ["zsh", "-f", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=30
+        ["zsh", "-f", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "silence\n"
 

@@ -106,7 +106,7 @@ def test_ctrl_c_leaves_the_run_alive_and_says_so(
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
-    eventually(lambda: a_run.lives_of("slow-0"), within_s=60, what="the unit to run")
+    eventually(lambda: a_run.lives_of("slow-0"), what="the unit to run")
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
     assert f"The run {a_run.name} goes on" in said.err
@@ -140,12 +140,12 @@ def _read_until(terminal: int, there: Callable[[str], bool]) -> str:
             pass
         return there(shown)
 
-    eventually(look, within_s=60, every_s=0.1, what="the terminal")
+    eventually(look, every_s=0.1, what="the terminal")
     return shown
 
 
 def _reaped(child: int) -> bool:
-    return eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child, within_s=30, what="the end of the command")
+    return eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child, what="the end of the command")
 
 
 def test_the_second_ctrl_c_kills(a_run: Run) -> None:
@@ -153,7 +153,7 @@ def test_the_second_ctrl_c_kills(a_run: Run) -> None:
     a_run.up()
     process = a_run.start("down")
     assert process.stderr is not None
-    eventually(lambda: a_run.run_row().state == "stopping", within_s=30, what="the run to be stopping")
+    eventually(lambda: a_run.run_row().state == "stopping", what="the run to be stopping")
     a_run.client.close()
     a_run._client = None
     process.send_signal(signal.SIGINT)

@@ -17,8 +17,8 @@ from tests.client.coordinator import SmallCoordinator
 
 
 def use(address: str) -> list[object]:
-    with agentrl.connect(address=address, timeout_s=20) as client:
-        results: list[object] = [client.status(), client.scale("web", 3).operation, client.wait("op", timeout_s=20)]
+    with agentrl.connect(address=address, timeout_s=60) as client:
+        results: list[object] = [client.status(), client.scale("web", 3).operation, client.wait("op", timeout_s=60)]
         for key, _ in client.follow():
             results.append(key)
             break
@@ -47,7 +47,7 @@ async def test_works_where_a_loop_is_running(coordinator: SmallCoordinator) -> N
     """As in a notebook: the coordinator lives elsewhere, the caller's own loop is busy with the caller."""
 
     async def cell() -> object:
-        with agentrl.connect(address=coordinator.address, timeout_s=20) as client:
+        with agentrl.connect(address=coordinator.address, timeout_s=60) as client:
             return client.status()
 
     assert isinstance(await asyncio.to_thread(asyncio.run, cell()), StatusReport)

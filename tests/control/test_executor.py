@@ -88,6 +88,6 @@ async def test_lasting_work_begins_again_when_it_fails(monkeypatch: pytest.Monke
         if failure := next(tries):
             raise failure
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await lasting("some work", work)
     assert next(tries, "all were used") == "all were used"

@@ -56,7 +56,7 @@ class Terminal:
         """The process in the foreground whose command line has these words."""
         shell = self._tmux("display-message", "-p", "#{pane_pid}").strip()
         found = subprocess.run(
-            ["pgrep", "-P", shell, "-f", what], capture_output=True, text=True, check=True, timeout=10
+            ["pgrep", "-P", shell, "-f", what], capture_output=True, text=True, check=True, timeout=60
         )
         return int(found.stdout.split()[0])
 
@@ -65,7 +65,7 @@ class Terminal:
 
     def _tmux(self, *words: str) -> str:
         command = ["tmux", "-L", self._socket, "-f", "/dev/null", *words]
-        done = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
 
 

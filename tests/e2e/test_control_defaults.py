@@ -37,8 +37,8 @@ def test_a_run_at_the_default_times(run: Run) -> None:
 
     pid = run.coordinator_pid()
     run.kill(pid)
-    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=30, what="the next coordinator")
-    eventually(lambda: {row.state for row in run.units().values()} == {"ready"}, within_s=30)
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), what="the next coordinator")
+    eventually(lambda: {row.state for row in run.units().values()} == {"ready"})
     assert run.incarnations() == {"step-0": 1, "step-1": 2, "web-0": 1, "web-1": 1, "late-0": 1}
     eventually(lambda: run.unit_row("step-0").progress > before["step-0"].progress + 20, what="its progress")
 

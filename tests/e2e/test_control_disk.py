@@ -81,7 +81,7 @@ def alert(run: Run, id: str) -> dict[str, Any]:
         listed: list[dict[str, Any]] = run.cli("alerts", "list")
         return next((each for each in listed if each["id"] == id and each["state"] == "firing"), None)
 
-    return eventually(firing, within_s=30, what=f"the alert {id}")
+    return eventually(firing, what=f"the alert {id}")
 
 
 def refused(run: Run) -> DiskError:
@@ -95,7 +95,7 @@ def refused(run: Run) -> DiskError:
                 return full
         return None
 
-    return eventually(no_more, within_s=30, what="a command to be refused")
+    return eventually(no_more, what="a command to be refused")
 
 
 def accepted_again(run: Run) -> None:
@@ -104,7 +104,7 @@ def accepted_again(run: Run) -> None:
         assert code == ExitCode.OK, f"exit {code}"
         return True
 
-    eventually(taken, within_s=30, what="a command to be accepted again")
+    eventually(taken, what="a command to be accepted again")
     assert run.run_row().journal_full == ""
 
 
@@ -115,7 +115,7 @@ def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
         size = log.stat().st_size
         run.kill(before["web-0"].pid)
         # It cannot be started, again and again: that is the disk's fault, and no reason to give it up.
-        eventually(lambda: run.unit_row("web-0").incarnation > 8, within_s=60, what="many attempts")
+        eventually(lambda: run.unit_row("web-0").incarnation > 8, what="many attempts")
         row = run.unit_row("web-0")
         assert row.state != "fatal"
         assert "No space left on device" in row.reason
@@ -125,8 +125,8 @@ def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
         assert "cannot write" in told["sentence"]
         assert log.stat().st_size - size < 4096
     run.wait_incarnation("web-0", above=row.incarnation)
-    eventually(lambda: log.stat().st_size > size + 4096, within_s=30, what="the log to grow again")
-    eventually(lambda: run.host().disk_full == "", within_s=30)
+    eventually(lambda: log.stat().st_size > size + 4096, what="the log to grow again")
+    eventually(lambda: run.host().disk_full == "")
     after = run.units()
     for unit in set(before) - {"web-0"}:
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
@@ -166,9 +166,9 @@ def test_a_coordinator_that_dies_on_a_full_disk_is_back_when_there_is_room(run: 
         assert {run_id for unit in before for run_id in run.lives_of(unit)} == {
             f"{unit}.{row.incarnation}" for unit, row in before.items()
         }
-    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=60, what="the next coordinator")
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), what="the next coordinator")
     accepted_again(run)
-    eventually(lambda: all(row.state == "ready" for row in run.units().values()), within_s=30)
+    eventually(lambda: all(row.state == "ready" for row in run.units().values()))
     assert {u: (r.incarnation, r.pid) for u, r in run.units().items()} == {
         u: (r.incarnation, r.pid) for u, r in before.items()
     }

@@ -64,12 +64,12 @@ def test_a_coordinator_that_finds_its_port_taken_works_here_and_tries_again(alon
     eventually(lambda: not why_not_free(f"tcp://127.0.0.1:{port}"), what="the dead one's port to be free")
     with somebody_at(port):
         alone.kill(agent, signal.SIGCONT)
-        eventually(lambda: alone.run_row().coordinator_pid not in (0, before), within_s=60, what="the next coordinator")
-        eventually(lambda: firing(alone) == ["not-listening"], within_s=30, what="the alert")
+        eventually(lambda: alone.run_row().coordinator_pid not in (0, before), what="the next coordinator")
+        eventually(lambda: firing(alone) == ["not-listening"], what="the alert")
         assert alone.unit_row("web-0").pid == web
         assert listens_at(alone) == ""
-    eventually(lambda: listens_at(alone) == listen, within_s=30, what="it to listen")
-    eventually(lambda: not firing(alone), within_s=60, what="the alert to end")
+    eventually(lambda: listens_at(alone) == listen, what="it to listen")
+    eventually(lambda: not firing(alone), what="the alert to end")
 
 
 def firing(run: Run) -> list[str]:
@@ -81,5 +81,5 @@ def test_ports_are_given_back_when_the_file_does_not_want_them_any_more(alone: R
     assert why_not_free(listen)
     alone.config["coordinator"] = {}
     alone.up()
-    eventually(lambda: not why_not_free(listen), within_s=30, what="the port to be free")
+    eventually(lambda: not why_not_free(listen), what="the port to be free")
     assert listens_at(alone) == ""

@@ -66,7 +66,7 @@ def answer(run: Run, check: Callable[[Any], Any], *command: str, what: str) -> A
         check(found)
         return found
 
-    return eventually(asked, within_s=60, every_s=0.1, what=what)
+    return eventually(asked, every_s=0.1, what=what)
 
 
 # ---- who is dead ----

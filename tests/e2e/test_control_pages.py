@@ -21,19 +21,19 @@ def test_a_page_arrives_whatever_happens_while_it_waits(run: Run) -> None:
     run.write()
     run.cli("up", str(run.file), "--no-wait")
     run.wait_state("gone-0", "fatal")
-    eventually(lambda: lines(tries) >= 1, within_s=30, what="the page to be tried")
+    eventually(lambda: lines(tries) >= 1, what="the page to be tried")
 
     run.config["alerts"]["repeat_s"] = 5000.0
     run.write()
     run.cli("up", str(run.file), "--no-wait")
     before = lines(tries)
-    eventually(lambda: lines(tries) > before, within_s=30, what="it to be tried on after another `up`")
+    eventually(lambda: lines(tries) > before, what="it to be tried on after another `up`")
 
     pid, before = run.coordinator_pid(), lines(tries)
     run.kill(pid)
-    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=60, what="the next coordinator")
-    eventually(lambda: lines(tries) > before, within_s=30, what="the next coordinator to try")
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), what="the next coordinator")
+    eventually(lambda: lines(tries) > before, what="the next coordinator to try")
     assert lines(pages) == 0
     reachable.touch()
-    eventually(lambda: lines(pages) >= 1, within_s=60, what="the page")
+    eventually(lambda: lines(pages) >= 1, what="the page")
     assert pages.read_text() == "unit-fatal:gone-0\n"

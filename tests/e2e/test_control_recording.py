@@ -33,7 +33,7 @@ def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run)
     run.up()
     run.wait_state("tick-0", "ready")
     recordings = run.state_dir / "recordings"
-    calm_at = eventually(lambda: ready_at(recordings, "unit/tick-0"), within_s=30, what="a ready unit in the recording")
+    calm_at = eventually(lambda: ready_at(recordings, "unit/tick-0"), what="a ready unit in the recording")
     first = run.coordinator_pid()
     run.kill(run.unit_row("tick-0").pid)
     run.wait_incarnation("tick-0", above=1)
@@ -42,11 +42,11 @@ def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run)
         found = Recording.open(recordings)
         return found if any(mark.key.startswith("incident/") for mark in found.marks) else None
 
-    eventually(marked, within_s=30, what="the incident in the recording")
+    eventually(marked, what="the incident in the recording")
     run.kill(first)
-    eventually(lambda: run.coordinator_pid() != first, within_s=60, what="another coordinator")
+    eventually(lambda: run.coordinator_pid() != first, what="another coordinator")
     run.wait_state("tick-0", "ready")
-    eventually(lambda: len(Recording.open(recordings).frames) >= 2, within_s=60, what="a second life's frame")
+    eventually(lambda: len(Recording.open(recordings).frames) >= 2, what="a second life's frame")
     recording = Recording.open(recordings)
     assert not recording.damaged
 

@@ -125,7 +125,7 @@ def test_ctrl_c_during_up_ends_the_waiting_and_says_that_the_run_goes_on(run: Ru
     gate = slow_to_be_ready(run)
     run.write()
     up = run.start("up", str(run.file))
-    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting", within_s=60)
+    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting")
     up.send_signal(signal.SIGINT)
     code, _, err = ended(up)
     assert code == ExitCode.INTERRUPTED
@@ -139,11 +139,11 @@ def test_a_terminal_that_is_closed_during_up_leaves_a_run_behind_that_comes_up(r
     run.write()
     # Once at the earliest moment, and once while the command waits for the units.
     early = _in_a_terminal(run)
-    eventually(lambda: (run.state_dir / "run.json").exists(), within_s=60)
+    eventually(lambda: (run.state_dir / "run.json").exists())
     early.close()
-    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting", within_s=60)
+    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting")
     late = _in_a_terminal(run)
-    eventually(lambda: "slow" in late.read() or "wait" in late.read(), within_s=60)
+    eventually(lambda: "slow" in late.read() or "wait" in late.read())
     late.close()
     gate.touch()
     assert run.wait_state("slow-0", "ready").incarnation == 1
@@ -186,7 +186,7 @@ def test_down_during_up_wins(run: Run) -> None:
     slow_to_be_ready(run)
     run.write()
     up = run.start("up", str(run.file), "--json")
-    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting", within_s=60)
+    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting")
     down = run.cli("down", "--yes")
     assert down["proven"]
     code, _, err = ended(up)
@@ -198,7 +198,7 @@ def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
     run.sidecar("deaf", DEAF, count=2, term_grace_s=4.0)
     run.up()
     down = run.start("down", "--yes", "--json")
-    eventually(lambda: set(units_of(run).values()) == {"stopping"}, within_s=30)
+    eventually(lambda: set(units_of(run).values()) == {"stopping"})
     run.up()
     states = {name: (row.state, row.incarnation) for name, row in run.units().items()}
     assert states == {"deaf-0": ("ready", 2), "deaf-1": ("ready", 2)}
@@ -215,7 +215,7 @@ def test_the_second_ctrl_c_on_down_kills(run: Run) -> None:
     run.sidecar("deaf", DEAF, term_grace_s=600.0)
     run.up()
     down = run.start("down", "--yes")
-    eventually(lambda: units_of(run) == {"deaf-0": "stopping"}, within_s=30)
+    eventually(lambda: units_of(run) == {"deaf-0": "stopping"})
     down.send_signal(signal.SIGINT)
     assert down.stderr is not None
     first = _line_with(down, "Ctrl-C once more kills")

@@ -32,7 +32,7 @@ def bring_up(run: Run) -> None:
     run.sidecar("web", ["sleep", "1000"], count=SILENT)
     run.up()
     assert len(run.units()) == SPEAKING + SILENT
-    eventually(lambda: all(r.progress > 2 for r in run.units().values() if r.group == "step"), within_s=60)
+    eventually(lambda: all(r.progress > 2 for r in run.units().values() if r.group == "step"))
 
 
 @pytest.mark.slow

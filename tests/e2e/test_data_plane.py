@@ -225,7 +225,7 @@ def is_served(run: Run, found: dict[str, Any]) -> bool:
     )
     token = (run.state_dir / TOKEN_FILE).read_text().strip()
     asked = urllib.request.Request(f"{engine['url']}/model_info", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(asked, timeout=10) as answer:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         assert json.load(answer)["weight_version"] == str(newest)
     (publication,) = (one for one in found["Publication"] if one["_id"] == newest)
     assert publication["status"] == "current"
@@ -239,7 +239,7 @@ def only_with_the_token(found: dict[str, Any]) -> bool:
     for service in alive:
         path = "/model_info" if service["kind"] == "engine" else "/mcpapi/servers"
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{service['url']}{path}", timeout=10)
+            urllib.request.urlopen(f"{service['url']}{path}", timeout=60)
     return True
 
 

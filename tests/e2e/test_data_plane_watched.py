@@ -81,7 +81,7 @@ def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
         assert told["tools"], told
         return told
 
-    told = eventually(pulse, within_s=60, what="a pulse")
+    told = eventually(pulse, what="a pulse")
     assert all(0.0 <= share <= 1.0 for share in told["units"].values())
     assert told["units"]["engine-0"] > 0.0
     assert told["in_tools"] + told["in_model"] > 0.0
@@ -146,7 +146,6 @@ def test_its_server_is_left_alone_nothing_is_lost_and_it_goes_on_by_itself(run: 
     assert row["suggest"] == "agentrl logs toolbox-0"
     eventually(
         lambda: "shop needs toolbox-0: shop" in run.unit_row("steward-0").status or None,
-        within_s=60,
         what="no admission",
     )
     before = steps(run)

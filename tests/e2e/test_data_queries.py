@@ -235,7 +235,7 @@ async def held_by(database: Database, life: str) -> Claim:
 def test_without_a_steward_it_is_said_at_once_what_became_of_it(run: Run) -> None:
     run.cli("stop", "steward-0")
     try:
-        code, document = run.cli("records", "list", check=False, within_s=10)
+        code, document = run.cli("records", "list", check=False)
         assert code == ExitCode.UNAVAILABLE
         assert "steward-0 is stopped: stopped by" in document["error"]["message"]
     finally:

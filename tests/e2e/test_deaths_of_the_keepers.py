@@ -26,8 +26,7 @@ def many(run: Run) -> Run:
 def test_a_dead_coordinator_is_restarted_and_adopts_everything(many: Run) -> None:
     before, pid = many.units(), many.coordinator_pid()
     many.kill(pid)
-    killed = time.monotonic()
-    eventually(lambda: many.run_row().coordinator_pid not in (0, pid), within_s=30)
+    eventually(lambda: many.run_row().coordinator_pid not in (0, pid))
 
     def adopted() -> bool:
         now = many.units()
@@ -35,14 +34,13 @@ def test_a_dead_coordinator_is_restarted_and_adopts_everything(many: Run) -> Non
             r.state == "ready" and r.heard_at >= before[u].heard_at for u, r in now.items()
         )
 
-    eventually(adopted, within_s=30)
-    assert time.monotonic() - killed < 30
+    eventually(adopted)
     after = many.units()
     assert {u: (r.incarnation, r.pid) for u, r in after.items()} == {
         u: (r.incarnation, r.pid) for u, r in before.items()
     }
     eventually(lambda: many.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
-    (death,) = eventually(lambda: incidents(many, "coordinator"), within_s=30, what="its death is an incident")
+    (death,) = eventually(lambda: incidents(many, "coordinator"), what="its death is an incident")
     assert (f"process {pid}" in death["what"], death["exit"]["signal"]) == (True, signal.SIGKILL)
     # What ends from now on is still known by its exit status: the agent is its parent.
     many.kill(after["web-0"].pid)
@@ -55,8 +53,8 @@ def test_a_dead_agent_is_restarted_and_adopts_everything(many: Run) -> None:
     before, pid = many.units(), many.agent_pid()
     many.kill(pid)
     many.kill(before["web-3"].pid)  # ends while nobody is its parent
-    eventually(lambda: many.host().agent_pid not in (0, pid), within_s=30)
-    eventually(lambda: incidents(many, "host agent"), within_s=30, what="its death is an incident")
+    eventually(lambda: many.host().agent_pid not in (0, pid))
+    eventually(lambda: incidents(many, "host agent"), what="its death is an incident")
     assert f"process {pid}" in incidents(many, "host agent")[0]["what"]
     row = many.wait_incarnation("web-3", above=1)
     assert row.last_exit is not None
@@ -74,11 +72,9 @@ def test_both_dead_units_work_on_and_the_next_up_adopts_them(many: Run) -> None:
     many.kill(coordinator)
     eventually(lambda: not many.alive(agent) and not many.alive(coordinator))
     assert len(many.processes()) >= UNITS
-    asked = time.monotonic()
     code, said = many.cli("status", check=False)
     assert code == ExitCode.NO_COORDINATOR
     assert "and so is the host agent" in said["error"]["message"]
-    assert time.monotonic() - asked < 4, "nobody is waited for who cannot come"
     again = many.up()
     assert again is not None
     after = many.units()
@@ -109,18 +105,18 @@ def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_no
     assert f"(process {pid}) is stopped by a signal and does not answer: its host agent replaces it after" in err
     assert time.monotonic() - stopped > silent_s, "one that is only late is left alone"
     assert run.coordinator_pid() == pid, "continuing it was cure enough"
-    eventually(lambda: incidents(run, "coordinator"), within_s=30, what="the stop is an incident")
+    eventually(lambda: incidents(run, "coordinator"), what="the stop is an incident")
     assert "stopped by a signal" in incidents(run, "coordinator")[-1]["what"]
 
     run.kill(pid, signal.SIGSTOP)
-    eventually(lambda: not run.alive(pid), within_s=60, what="a second stop ends it")
-    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=60, what="another one")
+    eventually(lambda: not run.alive(pid), what="a second stop ends it")
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), what="another one")
 
     def told() -> bool:
         (*_, last) = incidents(run, "coordinator")
         return "was silent" in last["what"] and last["exit"]["signal"] in (signal.SIGABRT, signal.SIGKILL)
 
-    eventually(told, within_s=30, what="its end is an incident")
+    eventually(told, what="its end is an incident")
     assert "coordinator" in run.raw("events", "--kind", "incident").stdout
     after = run.units()
     assert {u: (r.incarnation, r.pid, r.state) for u, r in after.items()} == {
@@ -137,6 +133,6 @@ def test_a_phase_that_was_announced_to_a_dead_coordinator_is_respected_by_the_ne
     eventually(lambda: time.time() - run.unit_row("held-0").heard_at > dead_after_s / 2, what="silence")
     pid = run.coordinator_pid()
     run.kill(pid)
-    eventually(lambda: run.run_row().coordinator_pid not in (0, pid), within_s=30)
-    eventually(lambda: run.unit_row("held-0").status == "blocked 1 times", within_s=60, what="the end of the phase")
+    eventually(lambda: run.run_row().coordinator_pid not in (0, pid))
+    eventually(lambda: run.unit_row("held-0").status == "blocked 1 times", what="the end of the phase")
     assert run.unit_row("held-0").incarnation == 1

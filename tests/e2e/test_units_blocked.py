@@ -66,7 +66,7 @@ def test_the_same_silence_that_was_not_announced_is_stacked_and_replaced(run: Ru
     def told() -> IncidentRow | None:
         return next((row for row in incidents(run, "silent-0") if row.incarnation == 1), None)
 
-    incident = eventually(told, within_s=30, what="an incident of silent-0")
+    incident = eventually(told, what="an incident of silent-0")
     assert "hung: silent for" in incident.what
     assert "outside any announced phase" in incident.what
     # Its stacks can be had although nothing in it ran: faulthandler needs no GIL.
@@ -117,7 +117,7 @@ def _somebody_is_told_of_the_unit_that_cannot_be_placed(run: Run) -> None:
     def firing() -> dict[str, object] | None:
         return next((alert for alert in run.cli("alerts", "list") if alert["id"] == "unit-pending:big-0"), None)
 
-    alert = eventually(firing, within_s=30, what="the alert of a unit that is not started")
+    alert = eventually(firing, what="the alert of a unit that is not started")
     assert alert["state"] == "firing"
     assert "big-0 is wanted and not started: no host can take it" in str(alert["sentence"])
     assert "needs 512 GPU" in str(alert["sentence"])

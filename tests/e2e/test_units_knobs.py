@@ -153,4 +153,4 @@ def test_tuned_values_survive_down_and_are_in_force_from_the_first_moment(run: R
     run.cli("tune", "fake.depth", "3")
     run.cli("down", "--yes")
     run.up()
-    eventually(lambda: _in_force(run, "fake.depth", 3), within_s=10)
+    eventually(lambda: _in_force(run, "fake.depth", 3))

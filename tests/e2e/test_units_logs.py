@@ -63,7 +63,7 @@ def following(run: Run, unit: str) -> Iterator[list[dict[str, object]]]:
         yield said
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
 
 

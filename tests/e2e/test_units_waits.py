@@ -1,4 +1,4 @@
-"""Who waits for whom, why a unit is not started, and who is the culprit: told within seconds, with ages."""
+"""Who waits for whom, why a unit is not started, and who is the culprit: told with ages, before anybody is replaced."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
-WITHIN_S = 5.0
-"""How soon the culprit is to be named."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ def chain_of(run: Run, who: str, because: str) -> dict[str, Any]:
         assert because in chain.because, chain.because
         return True
 
-    eventually(found, within_s=WITHIN_S if because != "is at work" else 20.0, what=f"{who} to wait: {because}")
+    eventually(found, what=f"{who} to wait: {because}")
     return next(c for c in run.cli("why")["chains"] if any(link["who"] == who for link in c["links"]))
 
 
@@ -77,7 +75,7 @@ def links_of(chain: dict[str, Any]) -> list[tuple[str, str]]:
     ],
     ids=["a sidecar", "a unit"],
 )
-def test_the_one_that_hangs_is_named_within_seconds(
+def test_the_one_that_hangs_is_named(
     run: Run, who: str, culprit: str, order: str, because: str, links: list[tuple[str, str]]
 ) -> None:
     well = chain_of(run, who, "is at work")
@@ -131,7 +129,7 @@ def test_whoever_waits_for_a_trainer_sees_it_raise_versions(run: Run) -> None:
         seen.update(c.culprit for c in chains if any(link.who == "consumer-0" for link in c.links))
         return seen == {"weights-0", "cache-0"}
 
-    eventually(both, within_s=40, what="the trainer at work, and the trainer waiting")
+    eventually(both, what="the trainer at work, and the trainer waiting")
     run.cli("pause", "weights")
     chain = chain_of(run, "consumer-0", "is paused")
     assert chain["culprit"] == "weights-0"

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError, EngineGoneError, Sampling
+from tests.waiting import PATIENCE_S
 
 ANSWER: dict[str, Any] = {
     "text": "ab",
@@ -173,7 +174,7 @@ async def test_a_server_that_never_answers_is_given_up_soon_after_the_deadline(
 
     async with server(silent) as engine:
         with pytest.raises(EngineError, match="did not answer"):
-            await asyncio.wait_for(ask(engine, 0.1), 5)
+            await asyncio.wait_for(ask(engine, 0.1), PATIENCE_S)
 
 
 async def test_a_connection_that_the_server_closed_meanwhile_is_not_an_end() -> None:

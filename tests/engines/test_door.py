@@ -15,7 +15,7 @@ from agentrl.engines.client import HttpEngine
 from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError
 from agentrl.engines.sglang.server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
 from agentrl.http.server import listening
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 TOKEN = "a-token-for-tests-only"
 FLUSH = "/flush_cache"
@@ -83,7 +83,7 @@ async def test_memory_that_was_not_given_up_is_there(
     behind.fails[path] = status
     with pytest.raises(EngineError):
         await client.release_memory()
-    await asyncio.wait_for(client.order("/generate"), 5)
+    await asyncio.wait_for(client.order("/generate"), PATIENCE_S)
     behind.fails.clear()
     await client.release_memory()
     assert behind.reached[-1] == RELEASE, "it is tried again, not taken for done"
@@ -99,7 +99,7 @@ async def test_memory_that_did_not_come_back_is_waited_for(behind: Behind, clien
     assert "/generate" not in behind.reached
     behind.fails.clear()
     await client.restore_memory()
-    await asyncio.wait_for(call, 5)
+    await asyncio.wait_for(call, PATIENCE_S)
 
 
 async def test_a_call_that_the_scheduler_has_not_heard_of_yet_keeps_the_memory(

@@ -453,7 +453,7 @@ async def test_the_unit_serves_what_is_published_and_leaves_when_asked(
             assert process.poll() is None, (run_dir / "engine.log").read_text()
             return await database["Service"].find_one({"kind": "engine", **wanted})
 
-        found = await aeventually(lambda: service(state="serving", version=1), within_s=60)
+        found = await aeventually(lambda: service(state="serving", version=1))
         client = HttpEngine(found["url"], http_token(state))
         call = asyncio.create_task(client.generate("r", [4, 5], Sampling(max_new_tokens=100), deadline_s=60))
         await publish(database, second)
@@ -471,7 +471,7 @@ async def test_the_unit_serves_what_is_published_and_leaves_when_asked(
         assert (await client.generate("s", [4, 5], greedy, deadline_s=20)).versions == [(2, 5)]
         await client.close()
         process.send_signal(signal.SIGTERM)
-        await aeventually(lambda: process.poll() is not None, within_s=60)
+        await aeventually(lambda: process.poll() is not None)
         assert process.returncode == 0, (run_dir / "engine.log").read_text()
         assert (await database["Service"].find_one({"kind": "engine"}))["state"] == "gone"
     finally:

@@ -58,7 +58,7 @@ class Listener:
             assert agent.poll() is None, f"the agent ended with {agent.returncode}"
             return next((m for m in reversed(self.sent.all(HostHello)) if m.agent_pid == agent.pid), None)
 
-        return await aeventually(found, within_s=30, what="hello of the agent")
+        return await aeventually(found, what="hello of the agent")
 
 
 @contextlib.asynccontextmanager

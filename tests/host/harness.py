@@ -53,14 +53,13 @@ class Sent:
         incarnation: int = 0,
         *,
         that: Callable[[M], bool] = lambda _: True,
-        within_s: float = 20.0,
     ) -> M:
         """The first such message, waited for."""
 
         def found() -> M | None:
             return next((m for m in self.all(kind, unit, incarnation) if that(m)), None)
 
-        return await aeventually(found, within_s=within_s, what=f"{kind.__name__} of {unit or 'anybody'}")
+        return await aeventually(found, what=f"{kind.__name__} of {unit or 'anybody'}")
 
 
 @dataclass

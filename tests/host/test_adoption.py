@@ -99,7 +99,7 @@ async def test_an_agent_ends_after_its_units_when_it_is_told_to(swept: Bench, tm
         listener.tell(AgentExit())
         listener.tell(KillTree("web-0", 1))
         await listener.sent.one(GroupEmpty, "web-0")
-        assert await aeventually(lambda: agent.poll() is not None, within_s=20)
+        assert await aeventually(lambda: agent.poll() is not None)
         assert agent.returncode == 0
 
 
@@ -108,7 +108,7 @@ async def test_a_second_agent_of_the_same_host_is_refused(swept: Bench, tmp_path
         first = start_agent(swept.home, listener.address)
         await listener.hello(first)
         second = start_agent(swept.home, listener.address)
-        await aeventually(lambda: second.poll() is not None, within_s=30)
+        await aeventually(lambda: second.poll() is not None)
         assert second.returncode == 6
         assert "A host agent of h1 lives already" in agent_log(swept.home)
         await end(first)

@@ -45,7 +45,7 @@ from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 TOKEN = "a-token-for-tests-only"
 UNRULY = Path(__file__).parents[1] / "toolbox" / "unruly.py"
@@ -230,7 +230,7 @@ class Stage:
     async def all(self, kind: type[Document], **filter: Any) -> list[Any]:
         return [load(kind, found) for found in await self.db.find(kind.__name__, filter, sort=[("_id", 1)])]
 
-    async def ended(self, *, count: int = 1, within_s: float = 30.0) -> list[Record]:
+    async def ended(self, *, count: int = 1, within_s: float = PATIENCE_S) -> list[Record]:
         """The records that ended, once there are so many and those that finished are scored."""
 
         async def look() -> list[Record] | None:

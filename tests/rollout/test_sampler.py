@@ -22,7 +22,7 @@ from agentrl.store.owners import OwnerLostError
 from agentrl.tokens.binary import unpack_ids
 from tests.rollout.actors import Heard, Spoken
 from tests.rollout.conftest import Stage, configuration, unruly_tools
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 
 class Gate:
@@ -97,9 +97,9 @@ async def test_a_drain_gives_back_what_another_sampler_continues(stage: Stage) -
     engine.partly = "it costs "
     await stage.task(n=1)
     async with stage.sampler("sampler-0.1") as leaving:
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
         leaving.drain()
-        await aeventually(lambda: leaving.running == 0, within_s=5, what="it left at once")
+        await aeventually(lambda: leaving.running == 0, what="it left at once")
         assert await statuses(stage) == [RecordStatus.OPEN]
         assert [call.status for call in await stage.calls()] == ["done", "partial"]
     async with stage.sampler("sampler-1.1"):
@@ -133,7 +133,7 @@ async def test_a_tool_call_that_runs_during_a_hand_over_is_joined_and_not_run_tw
     async with stage.sampler("sampler-0.1") as leaving:
         await aeventually(lambda: path.exists(), what="the tool runs")
         leaving.drain()
-        await aeventually(lambda: leaving.running == 0, within_s=1.5, what="it left at once")
+        await aeventually(lambda: leaving.running == 0, what="it left at once")
     async with stage.sampler("sampler-1.1"):
         record = await stage.one()
     assert (record.outcome, record.turns) == ("answered", 2)
@@ -161,7 +161,7 @@ async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: 
 
     async def one_dies_and_another_goes_on() -> None:
         async with stage.sampler("sampler-0.1"):
-            await asyncio.wait_for(stuck.wait(), 20)
+            await asyncio.wait_for(stuck.wait(), PATIENCE_S)
             await aeventually(lambda: _turns(stage, 1), what="the first turn is stored")
             await owners.expire(stage.db, "sampler-0.1", "it was killed")
             await expiry.expire(stage.db)

@@ -58,7 +58,7 @@ class MongoUnits:
             assert unit.process.poll() is None, unit.text()
             return self.counterpart.report.ready
 
-        await aeventually(is_ready, within_s=60)
+        await aeventually(is_ready)
 
     def close(self) -> None:
         for unit in self.units:
@@ -109,7 +109,7 @@ async def test_it_serves_those_who_know_the_password_and_nobody_else(mongo: Mong
     assert {each.laddr.ip for each in server.net_connections() if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
 
     mongo.counterpart.tell(messages.Drain(grace_s=30))
-    assert await unit.code(60) == 0
+    assert await unit.code() == 0
     assert lock_holder(files.data) is None
     assert (files.data / "mongod.lock").stat().st_size == 0, "a clean shutdown empties the lock file"
 
@@ -207,7 +207,7 @@ async def test_after_the_port_was_given_up_a_new_one_is_chosen_and_the_data_stay
     with client(files) as known:
         known.run.tasks.insert_one({"_id": 1})
     unit.signal(signal.SIGTERM)
-    assert await unit.code(60) == 0
+    assert await unit.code() == 0
     (files.root / "port").unlink()
     await mongo.up()
     with client(mongo.files) as known:
@@ -225,7 +225,7 @@ async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_
             fill(ballast)
             with pytest.raises(PyMongoError):
                 known.run.tasks.insert_many({"text": "x" * 100_000} for _ in range(1000))
-        assert await unit.code(60) == ExitCode.DISK
+        assert await unit.code() == ExitCode.DISK
         assert f"the disk of {mongo.files.root} has 0 MiB left" in unit.text()
         assert len(unit.text()) < 5_000, "no backtrace of the server is poured over whoever reads it"
 
@@ -238,16 +238,16 @@ async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_
         with client(mongo.files) as known:
             assert known.run.tasks.count_documents({"_id": {"$lt": 100}}) == 100
         unit.signal(signal.SIGTERM)
-        assert await unit.code(60) == 0
+        assert await unit.code() == 0
 
 
 async def test_a_lost_password_is_a_configuration_error_not_a_new_user(mongo: MongoUnits) -> None:
     unit = await mongo.up()
     unit.signal(signal.SIGTERM)
-    assert await unit.code(60) == 0
+    assert await unit.code() == 0
     (mongo.files.root / "password").write_text("another")
     unit = mongo.start()
-    assert await unit.code(60) == ExitCode.CONFIG
+    assert await unit.code() == ExitCode.CONFIG
     assert "is not the one that the data" in unit.text()
     assert lock_holder(mongo.files.data) is None
 

@@ -77,7 +77,7 @@ def http_server(*command: str, port: int = 0) -> Iterator[tuple[str, subprocess.
     port = port or _free_port()
     with subprocess.Popen([part.replace("{port}", str(port)) for part in command], stdin=subprocess.DEVNULL) as process:
         try:
-            eventually(lambda: _listens(port, process), within_s=60, what="the server listens")
+            eventually(lambda: _listens(port, process), what="the server listens")
             yield f"http://127.0.0.1:{port}/mcp", process
         finally:
             process.kill()

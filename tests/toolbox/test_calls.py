@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -92,12 +91,10 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
 @pytest.mark.parametrize("means", ["policy", "infrastructure"])
 async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
     notes = tmp_path / "notes"
-    async with make({"unruly": unruly(timeout_s=0.4, timeout_means=means)}) as hands:
+    async with make({"unruly": unruly(timeout_s=2.0, timeout_means=means)}) as hands:
         await hands.open("s")
-        began = time.monotonic()
-        answer = await hands.call("s", "c", "note", path=str(notes), seconds=60.0)
+        answer = await hands.call("s", "c", "note", path=str(notes), seconds=600.0)
         assert (answer.status, answer.error_class) == ("timeout", means)
-        assert time.monotonic() - began < 5
         await aeventually(lambda: lines(notes) == ["begun", "cancelled"], what="the server is told")
         hurried = await hands.call("s", "d", "note", path=str(notes), seconds=60.0, timeout_s=0.1)
         assert (hurried.status, hurried.error_class) == ("timeout", "infrastructure")
@@ -167,8 +164,8 @@ async def test_a_shared_server_that_dies_goes_on_under_the_same_session(make: Ma
 async def test_a_server_that_hangs_is_given_up_and_started_again(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 0.3)
-    async with make({"unruly": unruly(session="shared", timeout_s=0.5)}) as hands:
+    monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.5)
+    async with make({"unruly": unruly(session="shared", timeout_s=2.0)}) as hands:
         await hands.open("s")
         pid = int((await hands.call("s", "a", "count")).content.split()[0])
         assert (await hands.call("s", "b", "hang")).status == "timeout"
@@ -202,7 +199,7 @@ async def test_a_call_that_is_cancelled_at_once_is_answered_too(make: MakeToolbo
 
 
 async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:
-    rule = BreakerRule(least=4, open_s=0.4, probes=2)
+    rule = BreakerRule(least=4, open_s=2.0, probes=2)
     async with make(breaker=rule) as hands:
         await hands.open("s")
         bad = [await hands.call("s", f"bad{number}", "fail") for number in range(4)]
@@ -211,7 +208,7 @@ async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:
         assert [answer.breaker_open for answer in bad] == [False, False, False, True]
         with pytest.raises(UnavailableError) as parked:
             await hands.call("s", "c", "echo", text="parked")
-        assert 0.0 < parked.value.retry_after_s <= 0.4
+        assert 0.0 < parked.value.retry_after_s <= 2.0
         with pytest.raises(UnavailableError):
             await hands.open("another")
         assert (hands.server().breaker, hands.server().usable) == ("open", False)
@@ -233,11 +230,11 @@ async def test_what_the_policy_does_wrong_never_opens_the_breaker(make: MakeTool
 
 async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    quotas = Quotas(calls_of_session=2, calls_of_server=1, waiting_of_server=1, wait_s=0.2)
+    quotas = Quotas(calls_of_session=2, calls_of_server=1, waiting_of_server=1, wait_s=1.0)
     async with make(quotas=quotas) as hands:
         await hands.open("s")
         await hands.open("t")
-        slow = asyncio.create_task(hands.call("s", "slow", "note", path=str(notes), seconds=1.5))
+        slow = asyncio.create_task(hands.call("s", "slow", "note", path=str(notes), seconds=3.0))
         await aeventually(lambda: lines(notes) == ["begun"])
         waiting = asyncio.create_task(hands.call("s", "waits", "echo", text="a"))
         await aeventually(lambda: hands.server().waiting == 1)
@@ -279,7 +276,7 @@ async def test_a_server_sees_the_mark_of_the_run_and_nothing_secret(
 
 async def test_at_the_end_nothing_of_a_server_is_left(make: MakeToolbox) -> None:
     """Also of one that hangs and has a child that holds its pipes."""
-    async with make({"unruly": unruly(timeout_s=0.5)}) as hands:
+    async with make({"unruly": unruly(timeout_s=5.0)}) as hands:
         await hands.open("s")
         server = int((await hands.call("s", "a", "count")).content.split()[0])
         child = int((await hands.call("s", "b", "bear")).content)

@@ -20,7 +20,7 @@ from agentrl.toolbox.memory import Call
 from agentrl.toolbox.toolbox import STARTS_AT_ONCE, Quotas
 from agentrl.toolbox.trial import Trials
 from tests.toolbox.conftest import Hands, MakeToolbox, unruly
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 AGAIN = "It failed alike in a fresh session."
 
@@ -65,7 +65,7 @@ async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
 
 
 async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeToolbox, tmp_path: Path) -> None:
-    async with make({"unruly": twice(timeout_s=1.0)}) as hands:
+    async with make({"unruly": twice(timeout_s=2.5)}) as hands:
         await hands.open("s")
         async with others_use(hands, "note", path="/dev/null"):
             answer = await hands.call("s", "c", "note", path=str(tmp_path / "notes"), seconds=60.0)
@@ -157,10 +157,10 @@ async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
 
 async def test_the_second_call_has_the_callers_limit_too(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
-    async with make({"unruly": twice(timeout_s=30.0)}) as hands:
+    async with make({"unruly": twice(timeout_s=300.0)}) as hands:
         await hands.open("s")
-        async with asyncio.timeout(15.0):
-            answer = await hands.call("s", "c", "stumble", timeout_s=1.0, path=str(path), then_s=60.0)
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await hands.call("s", "c", "stumble", timeout_s=3.0, path=str(path), then_s=300.0)
         assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "timeout")
 
 
@@ -173,7 +173,7 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
         async with contextlib.AsyncExitStack() as full:
             for _ in range(STARTS_AT_ONCE):
                 await full.enter_async_context(hands.toolbox._gate)
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(PATIENCE_S):
                 answer = await hands.call("s", "c", "stumble", path=str(tmp_path / "asked"))
         assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "")
 

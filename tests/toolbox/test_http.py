@@ -110,7 +110,7 @@ async def test_nothing_is_answered_without_the_token(make: MakeToolbox, header: 
 
 async def test_a_caller_that_leaves_finds_its_answer(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    arguments = {"path": str(notes), "seconds": 0.3}
+    arguments = {"path": str(notes), "seconds": 1.0}
     async with make() as hands, over_http(hands) as tools:
         await tools.open("s", ["unruly"])
         with pytest.raises(TimeoutError):

@@ -26,11 +26,11 @@ async def test_a_token_is_read_where_it_is_and_a_wrong_one_can_be_put_right(
             {"url": url, "session": "shared", "token": f"file:{secret}", "headers": headers}
         )
         async with make({"guarded": server}) as hands:
-            await aeventually(lambda: hands.server("guarded").state == "down", within_s=60)
+            await aeventually(lambda: hands.server("guarded").state == "down")
             assert "stale" not in hands.server("guarded").why
             # Whoever renews the secret needs no restart.
             secret.write_text("open-sesame\n")
-            await aeventually(lambda: hands.server("guarded").state == "serving", within_s=60)
+            await aeventually(lambda: hands.server("guarded").state == "serving")
             await hands.open("s", "guarded")
             assert (await hands.call("s", "a", "whisper", server="guarded")).content == "you may come in"
 
@@ -38,7 +38,7 @@ async def test_a_token_is_read_where_it_is_and_a_wrong_one_can_be_put_right(
 async def test_a_secret_that_is_not_there_is_named(make: MakeToolbox) -> None:
     server = ToolServer.model_validate({"url": "http://127.0.0.1:9/mcp", "token": "env:NOT_SET_ANYWHERE"})
     async with make({"guarded": server}) as hands:
-        await aeventually(lambda: "tools.guarded.token" in hands.server("guarded").why, within_s=60)
+        await aeventually(lambda: "tools.guarded.token" in hands.server("guarded").why)
 
 
 @pytest.mark.parametrize(

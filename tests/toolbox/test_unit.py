@@ -58,7 +58,7 @@ class Unit:
             assert self.process.process.poll() is None, self.process.text()
             return self.counterpart.report.ready
 
-        await aeventually(is_ready, within_s=60)
+        await aeventually(is_ready)
 
     def servers(self) -> list[psutil.Process]:
         return [each for each in psutil.Process(self.process.process.pid).children() if str(UNRULY) in each.cmdline()]
@@ -79,7 +79,7 @@ async def service(db: Database, **expected: Any) -> dict[str, Any]:
     async def found() -> dict[str, Any] | None:
         return await db.find_one("Service", {"kind": "toolbox", **expected})
 
-    return await aeventually(found, within_s=30, what=f"a Service with {expected}")
+    return await aeventually(found, what=f"a Service with {expected}")
 
 
 async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) -> None:
@@ -102,7 +102,7 @@ async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) 
             await tools.open("late", ["unruly"])
         assert (await tools.call("s", "d", "unruly", "echo", {"text": "still"})).content == "still"
         await tools.close("s")
-    assert await unit.process.code(30) == 0, unit.process.text()
+    assert await unit.process.code() == 0, unit.process.text()
     assert not server.is_running()
     await service(db, state="gone")
 

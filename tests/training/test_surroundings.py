@@ -45,7 +45,7 @@ async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_co
     async with asyncio.timeout(100), asyncio.TaskGroup() as together:
         together.create_task(mine.run())
         for _ in ("the first", "the last"):
-            await aeventually(lambda: evaluate_what_is_wanted(db), within_s=60)
+            await aeventually(lambda: evaluate_what_is_wanted(db))
     done = await db.find("Publication", {"evaluation": "done"}, sort=[("_id", 1)])
     assert [publication["_id"] for publication in done] == [1, 3]
     assert [(await evaluations.results(db, version))[0].mean for version in (1, 3)] == [0.0, 1.0]
@@ -61,7 +61,7 @@ async def test_frozen_weights_are_published_and_evaluated_once_and_nothing_is_tr
     mine = trainer(db, configuration(tmp_path, tiny, frozen=True, evaluation=str(held_out)), tmp_path)
     async with asyncio.timeout(100), asyncio.TaskGroup() as together:
         together.create_task(mine.run())
-        await aeventually(lambda: evaluate_what_is_wanted(db), within_s=60)
+        await aeventually(lambda: evaluate_what_is_wanted(db))
     (publication,) = await db.find("Publication", {})
     assert (publication["_id"], publication["status"], publication["evaluation"]) == (1, "announced", "done")
     assert await db.count("Step", {}) == 0

@@ -55,7 +55,7 @@ class Screen:
             assert not missing, f"{missing} not in:\n{seen}"
             return True
 
-        await aeventually(there, within_s=30)
+        await aeventually(there)
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def opened(
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         if connected:
-            await aeventually(lambda: app.mirror.link.connected, within_s=30, what="a connection")
+            await aeventually(lambda: app.mirror.link.connected, what="a connection")
             app._round()
             await pilot.pause()
         yield screen

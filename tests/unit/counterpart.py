@@ -130,9 +130,9 @@ class Process:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    async def code(self, within_s: float = 20.0) -> int:
+    async def code(self) -> int:
         """The exit status, once it ended."""
-        await aeventually(lambda: self.process.poll() is not None, within_s=within_s, what=f"end of {self.text()}")
+        await aeventually(lambda: self.process.poll() is not None, what=f"end of {self.text()}")
         return int(self.process.returncode)
 
     def close(self) -> None:

@@ -13,15 +13,15 @@ from tests.waiting import aeventually
 
 
 async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.blocker", "--for", "2", "--at-most", "60")
+    start("-m", "assets.units.blocker", "--for", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     seen = len(counterpart.of(messages.Beat))
-    await aeventually(lambda: len(counterpart.of(messages.Beat)) >= seen + 5, within_s=20 * HEARTBEAT_S)
+    await aeventually(lambda: len(counterpart.of(messages.Beat)) >= seen + 5)
     assert {beat.progress for beat in counterpart.of(messages.Beat)[seen:]} == {0}
 
 
 async def test_a_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.blocker", "--for", "2", "--at-most", "60", "--hold-gil")
+    start("-m", "assets.units.blocker", "--for", "4", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
     announced = counterpart.times_of(messages.UnitReport)[-1]
     await aeventually(lambda: counterpart.heard[-1][0] > announced + 1.0)
@@ -61,7 +61,6 @@ async def test_200_waits_at_a_time(counterpart: Counterpart, start: Start) -> No
     assert report.waits[0].age_s >= report.waits[-1].age_s
     progress = counterpart.of(messages.Beat)[-1].progress
     await aeventually(lambda: counterpart.of(messages.Beat)[-1].progress > progress)
-    assert counterpart.of(messages.Beat)[-1].loop_lag_s < 2
     counterpart.tell(messages.Drain(grace_s=5))
     assert await unit.code() == 0
 
@@ -75,7 +74,7 @@ async def test_the_lag_of_a_blocked_async_loop_is_told(counterpart: Counterpart,
             unit.ready()
             await unit.sleep_async(0.5)
             with unit.phase("blocked", at_most_s=60):
-                time.sleep(2)
+                time.sleep(4)
             await unit.sleep_async(60)
         run_unit(main)
         """

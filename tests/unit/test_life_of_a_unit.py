@@ -234,7 +234,7 @@ async def test_sigterm_is_seen_while_the_main_thread_is_stuck_in_foreign_code(
     unit = start("-m", "assets.units.blocker", "--for", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     unit.signal(signal.SIGTERM)
-    await aeventually(lambda: counterpart.report.draining, within_s=10)
+    await aeventually(lambda: counterpart.report.draining)
 
 
 async def test_ctrl_c_in_the_terminal_does_not_reach_a_supervised_unit(counterpart: Counterpart, start: Start) -> None:
@@ -286,14 +286,14 @@ async def test_a_refusal_that_is_not_final_leaves_the_unit_at_work(counterpart: 
 async def test_without_any_coordinator_the_lease_runs_out_and_the_unit_finishes(
     counterpart: Counterpart, start: Start
 ) -> None:
-    counterpart.orphan_lease_s = 1.0
+    counterpart.orphan_lease_s = 2.0
     unit = start(LOOP)
     await ready(counterpart)
-    counterpart.close()
     began = time.monotonic()
+    counterpart.close()
     assert await unit.code() == 0
     assert time.monotonic() - began > 0.5
-    assert "no coordinator was heard for 1 s" in unit.text()
+    assert "no coordinator was heard for 2 s" in unit.text()
     assert "finished" in unit.text()
 
 
@@ -307,11 +307,11 @@ async def test_a_coordinator_that_is_connected_but_mute_counts_as_gone(counterpa
 
 
 async def test_acknowledged_beats_keep_the_lease(counterpart: Counterpart, start: Start) -> None:
-    counterpart.orphan_lease_s = 1.0
+    counterpart.orphan_lease_s = 2.0
     unit = start(LOOP)
     await ready(counterpart)
     began = time.monotonic()
-    await aeventually(lambda: time.monotonic() - began > 2)
+    await aeventually(lambda: time.monotonic() - began > 3)
     assert unit.process.poll() is None
     assert not counterpart.report.draining
 

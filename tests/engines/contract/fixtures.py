@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from agentrl.config.data import Engines
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.server import build_app
+from agentrl.engines.protocol import Generated, Sampling
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.process import free_port
 from agentrl.http.server import listening
@@ -113,6 +115,42 @@ async def subject(address: tuple[str, str], first: Weights, sglang_arguments: Se
         await client.update(str(first.path), 1)
     yield Subject(kind, url, client, kind == "embedded" or "--enable-memory-saver" in sglang_arguments)
     await client.restore_memory()
+    await _leave_nothing(client)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(server: SglangEngine) -> AsyncIterator[HttpEngine]:
+    """Asks the SGLang server that all tests share."""
+    made = HttpEngine(server.url, TOKEN)
+    yield made
+    await _leave_nothing(made)
+
+
+async def begun(client: HttpEngine, rid: str, ids: Sequence[int], sampling: Sampling) -> asyncio.Task[Generated]:
+    """A call whose first tokens were seen. It is streamed: what is seen by asking for the load again and again, a busy
+    machine may miss."""
+    first = asyncio.Event()
+
+    async def whole() -> Generated:
+        parts = []
+        async for part in client.stream(rid, ids, sampling, deadline_s=120):
+            parts.append(part)
+            first.set()
+        return parts[-1]
+
+    call = asyncio.create_task(whole(), name=rid)
+    waiting = asyncio.create_task(first.wait())
+    try:
+        await asyncio.wait([call, waiting], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if not first.is_set():
+        await call
+    return call
+
+
+async def _leave_nothing(client: HttpEngine) -> None:
+    """Also after a test that failed: its calls end, and with them the tasks that wait for them."""
     await client.resume()
     await client.abort("")
     await aeventually(lambda: _idle(client))

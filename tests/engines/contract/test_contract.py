@@ -18,7 +18,7 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
 )
 from tests.engines.conftest import Weights
-from tests.engines.contract.fixtures import CONTEXT, Subject
+from tests.engines.contract.fixtures import CONTEXT, Subject, begun
 from tests.waiting import aeventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -46,18 +46,10 @@ def assert_exact(weights: Weights, prompt: list[int], made: Generated, limit: fl
     assert distance(expected, made.log_probs) <= limit
 
 
-async def generates(client: HttpEngine) -> bool:
-    return (await client.load()).running > 0
-
-
 async def endless(subject: Subject, weights: Weights, name: str) -> asyncio.Task[Generated]:
     """A call that is under way for a while: the likeliest tokens of these weights do not come to an end by themselves,
     as chance might."""
-    call = asyncio.create_task(
-        subject.client.generate(name, PROMPT, sampling(weights, LONG, temperature=0.0), deadline_s=120)
-    )
-    await aeventually(lambda: generates(subject.client), every_s=0.005)
-    return call
+    return await begun(subject.client, name, PROMPT, sampling(weights, LONG, temperature=0.0))
 
 
 async def held(client: HttpEngine) -> bool:
@@ -247,17 +239,18 @@ async def test_it_tells_that_it_lives_what_it_serves_and_how_full_it_is(subject:
     assert await subject.client.health()
     load = await subject.client.load()
     assert (load.version, load.slots, load.running) == (1, 16, 0)
-    call = await endless(subject, first, "counted")  # which counts it
-    await subject.client.abort("counted")
+    # Computes nothing, and so does not end before it was counted.
+    call = await paused_midway(subject, first, "in_place")
+    await subject.client.resume()
+    await subject.client.abort("")
     await call
 
 
 async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes_meanwhile_waits(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
-    call = await endless(subject, first, "under way")
     # Computes nothing, and so does not end before it was asked.
-    await subject.client.pause("in_place")
+    call = await paused_midway(subject, first, "in_place")
     if not subject.gives_memory:
         with pytest.raises(CallRefusedError, match="started without --enable-memory-saver"):
             await subject.client.release_memory()
@@ -265,7 +258,7 @@ async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes
         with pytest.raises(EngineBusyError, match="under way"):
             await subject.client.release_memory()
     await subject.client.resume()
-    await subject.client.abort("under way")
+    await subject.client.abort("")
     await call
     if subject.gives_memory:
         await aeventually(lambda: gives_up(subject.client))

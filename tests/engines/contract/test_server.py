@@ -18,7 +18,7 @@ from agentrl.engines.protocol import EngineBusyError, EngineGoneError, Sampling,
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.process import SglangServer
 from tests.engines.conftest import Weights
-from tests.engines.contract.fixtures import TOKEN
+from tests.engines.contract.fixtures import TOKEN, begun
 from tests.waiting import aeventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -27,23 +27,17 @@ GREEDY = Sampling(max_new_tokens=5, temperature=0.0)
 LONG = Sampling(max_new_tokens=240, temperature=2.0)
 
 
-async def is_running(server: SglangEngine) -> bool:
-    return (await server.load()).running > 0
-
-
-async def serves(server: SglangEngine, weights: Weights, version: int) -> None:
+async def serves(server: SglangEngine, client: HttpEngine, weights: Weights, version: int) -> None:
     """Calls are let in, and answered by these weights under this number."""
-    client = HttpEngine(server.url, TOKEN)
     made = await client.generate("asked", PROMPT, GREEDY, deadline_s=60)
     assert made.ids == weights.greedy(PROMPT, 5)[: len(made.ids)]
     assert {found for found, _ in made.versions} == {version}
     assert (await server.load()).version == version
-    await client.close()
 
 
 @pytest.mark.parametrize("how", ["cut", "changed", "missing"])
 async def test_files_that_are_not_as_announced_are_refused_before_the_server_sees_them(
-    server: SglangEngine, first: Weights, second: Weights, tmp_path: Path, how: str
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights, tmp_path: Path, how: str
 ) -> None:
     await server.update(str(first.path), 1)
     announced = second.manifest()
@@ -59,11 +53,11 @@ async def test_files_that_are_not_as_announced_are_refused_before_the_server_see
             file.unlink()
     with pytest.raises(WeightsRefusedError, match=r"model\.safetensors"):
         await server.update(str(directory), 2, announced)
-    await serves(server, first, 1)
+    await serves(server, client, first, 1)
 
 
 async def test_weights_that_answer_otherwise_than_their_writer_are_taken_back(
-    server: SglangEngine, first: Weights, second: Weights, tmp_path: Path
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights, tmp_path: Path
 ) -> None:
     await server.update(str(first.path), 1)
     directory = Path(shutil.copytree(second.path, tmp_path / "v2"))
@@ -72,18 +66,16 @@ async def test_weights_that_answer_otherwise_than_their_writer_are_taken_back(
     manifests.write(directory, wrong)
     with pytest.raises(WeightsRefusedError, match="the canary differs"):
         await server.update(str(directory), 2, wrong)
-    await serves(server, first, 1)
+    await serves(server, client, first, 1)
     await server.update(str(directory), 2, true)
-    await serves(server, second, 2)
+    await serves(server, client, second, 2)
 
 
 async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_while_it_loads(
-    server: SglangEngine, first: Weights, second: Weights
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
 ) -> None:
     await server.update(str(first.path), 1)
-    client = HttpEngine(server.url, TOKEN)
-    call = asyncio.create_task(client.generate("long", PROMPT, LONG, deadline_s=120))
-    await aeventually(lambda: is_running(server), every_s=0.005)
+    call = await begun(client, "long", PROMPT, LONG)
     update = asyncio.create_task(server.update(str(second.path), 2))
     refusals = 0
     while not update.done():
@@ -97,17 +89,14 @@ async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_whil
     made = await call
     assert {version for version, _ in made.versions} <= {1}
     assert refusals
-    await serves(server, second, 2)
-    await client.close()
+    await serves(server, client, second, 2)
 
 
 async def test_a_paused_engine_is_still_paused_after_an_update(
-    server: SglangEngine, first: Weights, second: Weights
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
 ) -> None:
     await server.update(str(first.path), 1)
-    client = HttpEngine(server.url, TOKEN)
-    before = asyncio.create_task(client.generate("stands", PROMPT, LONG, deadline_s=120))
-    await aeventually(lambda: is_running(server), every_s=0.005)
+    before = await begun(client, "stands", PROMPT, LONG)
     await server.pause("in_place")
     await server.update(str(second.path), 2)
     assert {version for version, _ in (await before).versions} == {1}
@@ -116,7 +105,6 @@ async def test_a_paused_engine_is_still_paused_after_an_update(
     assert not done
     await server.resume()
     assert (await call).ids
-    await client.close()
 
 
 async def test_the_token_is_in_no_command_line(server: SglangEngine) -> None:
