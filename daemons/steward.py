@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Mapping
 
 from agentrl.errors import ConfigError, DiskError
 from agentrl.steward import epochs, rules
+from agentrl.steward.epochs import Source
 from agentrl.steward.knobs import StewardKnobs
 from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
 from agentrl.store import access, indexes
 from agentrl.store.database import StoreUnavailableError
-from agentrl.telemetry.services import REJECTED
+from agentrl.telemetry.services import HELD_OUT_TRAINED, REJECTED, named
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
@@ -42,8 +44,7 @@ async def main(unit: Unit) -> None:
         with unit.phase("starting", at_most_s=START_AT_MOST_S):
             unit.status("reading datasets")
             sources = epochs.read_sources(config)
-            for leak in (leak for source in sources.values() for leak in source.leaks):
-                log.warning("%s", leak.sentence())
+            _tell_leaks(unit, sources)
             await indexes.ensure(database)
             steward = Steward(
                 database,
@@ -63,6 +64,15 @@ async def main(unit: Unit) -> None:
         await steward.stop()
     finally:
         await database.close()
+
+
+def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
+    """Each in the log; on the unit how many there are, with the first as an example."""
+    for name, source in sources.items():
+        for leak in source.leaks:
+            log.warning("%s", leak.sentence())
+        if source.leaks:
+            unit.metric(named(HELD_OUT_TRAINED, f"{name}/{source.leaks[0].sentence()}"), len(source.leaks))
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:

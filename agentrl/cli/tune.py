@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.verbs import Cli, verb
-from agentrl.errors import ExitCode, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -49,6 +49,7 @@ async def tune(
     from agentrl.cli.acts import act_with
     from agentrl.config.knob import knob_of
     from agentrl.protocol.commands import Tune, UndoTune
+    from agentrl.words.rows import knob_value
 
     _check(knob, value, preview=preview, undo=undo, history=history)
     cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)
@@ -61,7 +62,11 @@ async def tune(
             return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=revision))
         if value is None:
             return _show_one(cli, row, await client.knob_history(row.name), history=history)
-        wanted = knob_of(row).parse(value)
+        try:
+            wanted = knob_of(row).parse(value)
+        except ConfigError as wrong:
+            # What somebody typed is no configuration of the run.
+            raise UsageError(wrong.message, hint=f"Nothing was changed. It is {knob_value(row)} now.") from wrong
         args = Tune(name=row.name, value=wanted, seen_revision=revision, note=remark)
         return await act_with(cli, client, "tune", args)
 

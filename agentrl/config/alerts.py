@@ -25,6 +25,7 @@ BUILT_IN_RULES = (
     ),
     *("journal-full", "not-listening", "not-recording", "no-progress"),
     *("no-step", "engine-lags", "version-rejected", "canary-differs", "tool-server-left-alone", "tool-fails"),
+    *("held-out-trained", "warm-up-unused"),
     *(
         "learning-mismatch",
         "learning-drift",

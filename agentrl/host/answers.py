@@ -49,7 +49,13 @@ class Answers:
                 f"The log of {life.name} was removed while it runs: what it writes from now on is lost.",
                 hint=f"`agentrl restart {what.unit}` begins a new one.",
             )
-        return UnknownNameError(f"{what.unit} has no such log on {self._services.home.host}.")
+        host, lives = self._services.home.host, self._services.logs.incarnations(what.unit)
+        if what.incarnation < 0 and len(lives) == 1:
+            return UnknownNameError(
+                f"{what.unit}.{lives[0]} is the only life of {what.unit} on {host}: there is none before it.",
+                hint=f"`agentrl logs {what.unit}` shows its log.",
+            )
+        return UnknownNameError(f"{what.unit} has no such log on {host}.")
 
     async def _stacks(self, what: DumpStacks) -> StackReport:
         wanted = [

@@ -26,7 +26,7 @@ def against(before: Sequence[Metrics], step: Metrics) -> dict[str, float]:
     series = {name: [float(one[name]) for one in steps if name in one] for name in _READ}
     found: dict[str, float | None] = {
         "gradient_over_median": _over_median(series["gradient_norm"]),
-        "zero_variance_lately": _mean_of_last(series["zero_variance_share"], LATELY),
+        **_without_signal(steps[-LATELY:]),
         "truncation_rise": _rise(series["truncation_share"]),
         "tool_calls_kept": _kept(series["tool_calls_per_record"], over=EDGE, least=0.5),
         "length_jump": _jump(series["tokens_per_record"]),
@@ -43,7 +43,7 @@ def against(before: Sequence[Metrics], step: Metrics) -> dict[str, float]:
 
 
 _READ = (
-    *("gradient_norm", "zero_variance_share", "truncation_share", "tool_calls_per_record", "tokens_per_record"),
+    *("gradient_norm", "truncation_share", "tool_calls_per_record", "tokens_per_record"),
     *("evaluation", "entropy", "reward_mean"),
 )
 
@@ -60,8 +60,14 @@ def _over_median(values: Sequence[float]) -> float | None:
     return values[-1] / usual if usual > 0 else None
 
 
-def _mean_of_last(values: Sequence[float], count: int) -> float | None:
-    return fmean(values[-count:]) if len(values) >= count else None
+def _without_signal(steps: Sequence[Metrics]) -> dict[str, float | None]:
+    """The groups of these Steps that taught nothing."""
+    if len(steps) < LATELY or not all("groups_without_signal" in one for one in steps):
+        return {}
+    without = sum(float(one["groups_without_signal"]) for one in steps)
+    groups = without + sum(float(one["groups"]) for one in steps)
+    share = without / groups if groups else None
+    return {"zero_variance_lately": share, "groups_without_signal_lately": without, "groups_lately": groups}
 
 
 def _rise(values: Sequence[float]) -> float | None:

@@ -56,4 +56,6 @@ def _run(path: Path, module: str) -> None:
         where = [frame for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == str(path)]
         line = where[-1].lineno if where else getattr(broken, "lineno", None)
         place = f"{path}, line {line}" if line else f"{path}"
-        raise ConfigError(f"rollout.code: {place}: {type(broken).__name__}: {broken}.") from broken
+        # Python's own words for a file that cannot be read name the place once more.
+        what = broken.msg if isinstance(broken, SyntaxError) else " ".join(str(broken).split())
+        raise ConfigError(f"rollout.code: {place}: {type(broken).__name__}: {what}.") from broken

@@ -48,6 +48,12 @@ async def newest_first(database: Database) -> list[Checkpoint]:
     return [load(Checkpoint, document) for document in found]
 
 
+async def has_first(database: Database) -> bool:
+    """Whether one was written before the first step, as after a warm-up; also one that was removed since."""
+    written = {"step": 0, "status": {"$in": [S.COMPLETE, S.DELETED]}}
+    return await database.find_one("Checkpoint", written, projection=["_id"]) is not None
+
+
 async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
     """Complete ones that are not pinned, beyond the newest `keep`."""
     free = [checkpoint for checkpoint in await newest_first(database) if not checkpoint.pinned]

@@ -210,7 +210,8 @@ class Lifecycle:
         slot.leader_gone = slot.tree_gone = False
         slot.stop_now = slot.patient = False
         slot.unhealthy = slot.silent = slot.stopping_because = ""
-        slot.bye_code, slot.continued_at, slot.phase_until = None, 0.0, 0.0
+        slot.bye_code, slot.bye_reason = None, ""
+        slot.continued_at = slot.phase_until = 0.0
         if self._used is not None:
             self._used.setdefault(host, Use()).add(group.spec)
         self.move(slot, S.STARTING, f"starting on {host}", now)

@@ -38,7 +38,8 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
         if exit.code == EXIT_TEMPORARY:
             return _as_asked(slot, times, now, dice)
         if exit.code == EXIT_CONFIG:
-            return Verdict("configuration error (exit 78): see its log", fatal=True)
+            said = slot.bye_reason.removesuffix(".") or "see its log"
+            return Verdict(f"configuration error (exit 78): {said}", fatal=True)
     slot.restarts += 1
     story = hung or str(exit)
     if exit.oom:

@@ -99,6 +99,8 @@ class Slot(msgspec.Struct):
     phase_until: float = 0.0
     """Until when, at the latest, an announced phase may keep it silent: for a coordinator that did not hear of it."""
     bye_code: int | None = None
+    bye_reason: str = ""
+    """What it said of its end."""
     """The exit code that the unit itself announced."""
     last_exit: ExitStatus | None = None
     timer: float = 0.0

@@ -293,7 +293,7 @@ class Supervisor:
 
     def _unit_bye(self, event: events.UnitBye, now: float) -> None:
         if slot := self._present(event):
-            slot.bye_code = event.code
+            slot.bye_code, slot.bye_reason = event.code, event.reason
             self._life.touch(slot)
 
     def _stop_extended(self, event: events.StopExtended, now: float) -> None:

@@ -43,6 +43,8 @@ GRADIENT = Metric("gradient_norm", "", "Length of the gradient before it is cut.
 GRADIENT_OVER_MEDIAN = Metric("gradient_over_median", "", "The same against the median of fifty steps.", (0.0, 10.0))
 ZERO_VARIANCE = Metric("zero_variance_share", "", "Groups of a step that teach nothing: all scores are the same.")
 ZERO_VARIANCE_LATELY = Metric("zero_variance_lately", "", "The same over the last ten steps.", (0.0, 0.7))
+WITHOUT_SIGNAL_LATELY = Metric("groups_without_signal_lately", "", "Such groups in the last ten steps.")
+GROUPS_LATELY = Metric("groups_lately", "", "All groups of the last ten steps.")
 TRUNCATION = Metric("truncation_share", "", "Records of a step that were cut off: by tokens, context or turns.")
 TRUNCATION_RISE = Metric(
     "truncation_rise", "", "How many more were cut off than before, over ten steps.", (float("-inf"), 0.3)
@@ -63,7 +65,16 @@ OF_STEPS = (
     *(REWARD, EVALUATION, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
     *(MISMATCH_P99_OVER_LIMIT, MISMATCH_K3_OVER_LIMIT, KL_REFERENCE),
     *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
-    *(ZERO_VARIANCE, ZERO_VARIANCE_LATELY, TRUNCATION, TRUNCATION_RISE, TOOL_CALLS, TOOL_CALLS_KEPT),
+    *(
+        ZERO_VARIANCE,
+        ZERO_VARIANCE_LATELY,
+        WITHOUT_SIGNAL_LATELY,
+        GROUPS_LATELY,
+        TRUNCATION,
+        TRUNCATION_RISE,
+        TOOL_CALLS,
+        TOOL_CALLS_KEPT,
+    ),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
 )
 """In Step documents; the trainer reports the newest as unit metrics."""

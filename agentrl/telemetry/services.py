@@ -18,6 +18,13 @@ IN_MODEL = Metric("in_model_s", "s", "Seconds that episodes stood in model calls
 STEP = Metric("step", "", "Number of the trainer's last step.")
 REJECTED = Metric("rejected_version", "", "The newest version, if no engine takes it; else 0.", (0, 0))
 
+HELD_OUT_TRAINED = Metric(
+    "held_out_trained", "", "Held-out prompts of an environment that are trained on as well.", (0, 0)
+)
+WARMUP_UNUSED = Metric(
+    "warmup_unused", "", "Whether the run file asks for a warm-up that came too late: the run had begun.", (0, 0)
+)
+
 CANARY_LARGEST = Metric(
     "canary_largest", "nat", "Largest |Δ log-prob| of the canary between engine and trainer, of the version served."
 )
@@ -35,7 +42,18 @@ TOOL_FAILURES = Metric(
 SERVICES = {
     metric.name: metric
     for metric in (
-        *(BUSY, OFFERED, IN_TOOLS, IN_MODEL, STEP, REJECTED, CANARY_LARGEST, CANARY_OVER_LIMIT),
+        *(
+            BUSY,
+            OFFERED,
+            IN_TOOLS,
+            IN_MODEL,
+            STEP,
+            REJECTED,
+            HELD_OUT_TRAINED,
+            WARMUP_UNUSED,
+            CANARY_LARGEST,
+            CANARY_OVER_LIMIT,
+        ),
         *(BREAKER_OPEN, TOOL_P95, TOOL_RATE, TOOL_FAILURES),
     )
 }

@@ -31,6 +31,7 @@ def of_step(
         if math.isfinite(value) and not (moved and name.startswith("mismatch_"))
     } | {
         "groups": float(len(leased.tasks)),
+        "groups_without_signal": float(len(leased.filtered)),
         "records": float(len(made.batch.trajectories)),
         "stale_records": float(len(made.stale) + len(look.decision.stale_records)),
         "broken_records": float(len(made.broken)),

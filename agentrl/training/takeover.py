@@ -42,6 +42,8 @@ class Start:
     """No checkpoint is gone on from."""
     warmed_up: bool
     """The weights are worth a checkpoint before the first step."""
+    warmup_unused: bool
+    """The configuration asks for a warm-up, and the run began without one."""
     probes: list[list[int]]
     """Typical sequences, for canaries."""
 
@@ -88,7 +90,10 @@ async def take_over(
     parent = chosen.version or None if chosen else min(versions, default=None)
     probes = [[token for segment in one.segments for token in segment.ids] for one in trajectories]
     step = chosen.step if chosen else 0
-    return Start(lineage, learner, step, parent, chosen is None, warmed_up, probes[:PROBED_DEMONSTRATIONS])
+    unused = bool(chosen and config.training.warmup.steps and trajectories) and not await stored.has_first(database)
+    if unused:
+        log.warning("training.warmup is not done: the run began without it, and goes on from %s", chosen and chosen.id)
+    return Start(lineage, learner, step, parent, chosen is None, warmed_up, unused, probes[:PROBED_DEMONSTRATIONS])
 
 
 async def _choose(database: Database, run_dir: Path) -> Checkpoint | None:

@@ -27,7 +27,7 @@ from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
-from agentrl.telemetry.services import Meter
+from agentrl.telemetry.services import WARMUP_UNUSED, Meter
 from agentrl.training import (
     checkpoints,
     dumps,
@@ -391,6 +391,7 @@ class Trainer:
     async def _take_over(self) -> Start:
         say, tick, owner = self._unit.status, self._unit.tick, self._lease.incarnation
         start = await take_over(self._database, self._config, self._run_dir, owner, say=say, on_progress=tick)
+        self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._stand_at(start, await publications.parents(self._database))
         self._suspicion = await suspicion.recall(self._database)
         self.standing.committed = await self._database.count("Step", {"status": StepStatus.COMMITTED})

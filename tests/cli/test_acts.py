@@ -231,6 +231,14 @@ def test_tune_sends_the_revision_that_a_person_saw(shell: Shell, coordinator: Sc
     assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 2)]
 
 
+def test_a_value_that_a_knob_cannot_have_is_bad_usage(shell: Shell, coordinator: Scripted) -> None:
+    coordinator.answers["knobs"] = lambda args: [KNOB]
+    said = shell("tune", KNOB.name, "many", expect=ExitCode.USAGE)
+    assert f"{KNOB.name} must be a number" in said.err
+    assert "Nothing was changed" in said.err
+    assert not coordinator.sent("tune")
+
+
 def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     coordinator.effects["tune"] = Effect(changes=("backoff_max_s 60 → 30",), scientific=True)

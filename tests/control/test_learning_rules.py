@@ -20,9 +20,11 @@ from agentrl.telemetry.services import (
     BREAKER_OPEN,
     CANARY_LARGEST,
     CANARY_OVER_LIMIT,
+    HELD_OUT_TRAINED,
     REJECTED,
     STEP,
     TOOL_FAILURES,
+    WARMUP_UNUSED,
     named,
 )
 from tests.policies.test_alarms import HEALTHY, series
@@ -84,7 +86,11 @@ BAD: dict[str, tuple[dict[str, list[float]], Severity, str]] = {
     "learning-reference": ({"kl_reference": [1.6]}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-entropy": ({"entropy": [0.3] * 8}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-gradient": ({"gradient_norm": [12.0]}, Severity.WARNING, "agentrl tune learning_rate"),
-    "learning-no-signal": ({"zero_variance_share": [0.9] * 10}, Severity.WARNING, "agentrl tune temperature"),
+    "learning-no-signal": (
+        {"groups": [0.0] * 10, "groups_without_signal": [1.0] * 10},
+        Severity.WARNING,
+        "agentrl tune temperature",
+    ),
     "learning-truncation": ({"truncation_share": [0.6] * 10}, Severity.WARNING, "agentrl tune max_tokens"),
     "learning-no-tools": ({"tool_calls_per_record": [0.0] * 5}, Severity.WARNING, "agentrl tune learning_rate"),
     "learning-tools-fail": (
@@ -125,6 +131,13 @@ def test_each_rule_speaks_for_a_bad_series_with_evidence_and_a_command(rule: str
     assert suggest.split()[1] in {spec.cli.split()[0] for spec in COMMANDS.values()}
 
 
+def test_groups_without_signal_are_counted_and_not_a_share_that_reads_like_a_count() -> None:
+    plant = Plant()
+    plant.learn(series(20, groups=[0.0] * 10, groups_without_signal=[2.0] * 10))
+    (row,) = plant.fired
+    assert row.sentence.startswith("21 of the last 28 groups teach nothing:")
+
+
 def test_every_rule_about_learning_has_a_bad_series_here() -> None:
     assert {rule.name for rule in OUT_OF_BAND} == set(BAD)
     assert {metric.name for rule in OUT_OF_BAND for metric in (*rule.metrics, *rule.beside)} <= LEARNING.keys()
@@ -141,7 +154,8 @@ def test_a_policy_that_learns_quickly_is_silent() -> None:
                 "entropy": 1.0 - 0.8 * share + dice.gauss(0, 0.02),
                 "reward_mean": min(1.0, 0.1 + 0.8 * share + dice.gauss(0, 0.08)),
                 "gradient_norm": abs(dice.gauss(0.8, 0.3)),
-                "zero_variance_share": dice.uniform(0.1, 0.6),
+                "groups": 8.0,
+                "groups_without_signal": float(dice.randint(1, 9)),
                 "truncation_share": 0.3 * (1 - share) + dice.uniform(0, 0.1),
                 "tool_calls_per_record": 1.0 + 3 * share,
                 "tokens_per_record": 40 + 50 * share + dice.gauss(0, 4),
@@ -240,3 +254,17 @@ def test_a_server_that_is_left_alone_and_a_tool_that_fails_are_named() -> None:
     assert plant.pass_time(60) == ["tool-fails:toolbox-0/shop.lookup"]
     plant.report("toolbox-0", **{failures: 0.02})
     assert plant.pass_time(60) == []
+
+
+def test_prompts_of_two_splits_and_a_warm_up_that_came_too_late_are_told() -> None:
+    plant = Plant(unit("steward-0"), TRAINER)
+    example = "eval.jsonl line 2 is held out, and train.jsonl line 5 trains on the same prompt: 'a/b'"
+    plant.report("steward-0", **{named(HELD_OUT_TRAINED, f"shop/{example}"): 3.0})
+    plant.report(**{WARMUP_UNUSED.name: 1.0})
+    assert plant.pass_time(3) == ["held-out-trained:shop", "warm-up-unused:trainer-0"]
+    told = {row.rule: row for row in plant.fired}
+    assert told["held-out-trained"].sentence.startswith("3 held-out prompts of shop are trained on")
+    assert told["held-out-trained"].evidence[0] == example
+    assert "goes on from its checkpoint" in told["warm-up-unused"].sentence
+    plant.report(**{WARMUP_UNUSED.name: 0.0})
+    assert plant.pass_time(60) == ["held-out-trained:shop"]

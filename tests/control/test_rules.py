@@ -59,7 +59,7 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         world(unit(state=UnitState.FATAL, reason="6 deaths in 300 s", **dead())),
         Severity.PAGE,
         "signal 9",
-        "agentrl logs web-0 --previous",
+        "agentrl logs web-0",
     ),
     "unit-restarting:web-0": (
         world(unit(**dead(deaths_in_window=3))),
@@ -184,6 +184,8 @@ def test_every_default_rule_has_a_case_here() -> None:
         "canary-differs",
         "tool-server-left-alone",
         "tool-fails",
+        "held-out-trained",
+        "warm-up-unused",
     }
     elsewhere = {rule.name for rule in OUT_OF_BAND} | of_the_data_plane  # test_learning_rules has those
     assert {rule.name for rule in default_rules()} == tested | elsewhere

@@ -90,6 +90,16 @@ async def test_a_log_is_read_by_a_question_and_a_missing_one_is_said(bench: Benc
         assert "web-7 has no such log" in answers["none"].error
 
 
+async def test_of_a_first_life_it_is_said_that_there_is_none_before_it(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", "echo", "life 1"))
+        await bench.sent.one(Exited, "web-0", 1)
+        agent.receive(Ask("before", ReadLog("web-0", -1)))
+        told = (await bench.sent.one(Answer)).error
+        assert told.startswith("web-0.1 is the only life of web-0 on ")
+        assert told.endswith("`agentrl logs web-0` shows its log.")
+
+
 async def test_a_log_that_was_removed_under_its_process_is_said_with_what_helps(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))

@@ -12,7 +12,8 @@ HEALTHY = {
     "entropy": 1.0,
     "reward_mean": 0.4,
     "gradient_norm": 0.8,
-    "zero_variance_share": 0.3,
+    "groups": 7.0,
+    "groups_without_signal": 3.0,
     "truncation_share": 0.05,
     "tool_calls_per_record": 3.0,
     "tools/shop/lookup/infrastructure_share": 0.0,
@@ -39,6 +40,8 @@ def test_a_steady_series_stands_where_it_stood() -> None:
         {
             "gradient_over_median": 1.0,
             "zero_variance_lately": 0.3,
+            "groups_without_signal_lately": 30.0,
+            "groups_lately": 100.0,
             "truncation_rise": 0.0,
             "tool_calls_kept": 1.0,
             "length_jump": 1.0,
@@ -59,7 +62,8 @@ def test_of_few_steps_little_is_said() -> None:
 def test_what_has_changed_is_a_number() -> None:
     assert last(series(entropy=[0.3] * 5))["entropy_kept"] == pytest.approx(0.3)
     assert last(series(gradient_norm=[16.0]))["gradient_over_median"] == pytest.approx(20.0)
-    assert last(series(zero_variance_share=[0.9] * 10))["zero_variance_lately"] == pytest.approx(0.9)
+    dull = last(series(groups=[0.0] * 10, groups_without_signal=[1.0] * 10))
+    assert (dull["zero_variance_lately"], dull["groups_without_signal_lately"], dull["groups_lately"]) == (1, 10, 10)
     assert last(series(truncation_share=[0.65] * 10))["truncation_rise"] == pytest.approx(0.6)
     assert last(series(tool_calls_per_record=[0.0] * 5))["tool_calls_kept"] == 0.0
     failing = {"tools/shop/lookup/infrastructure_share": [0.5] * 10, "tools/shop/pay/infrastructure_share": [0.1] * 60}

@@ -52,7 +52,7 @@ async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: P
     ("code", "environment", "sentence"),
     [
         ("x = 1\ny = undefined\n", {}, r"agents\.py, line 2: NameError: name 'undefined'"),
-        ("def f(:\n", {}, r"agents\.py, line 1: SyntaxError"),
+        ("def f(:\n", {}, r"agents\.py, line 1: SyntaxError: [^(]*\.$"),
         ("", {"agent": "nobody", "scorer": "exact"}, r"environments\.shop: There is no agent loop 'nobody'"),
         ("", {"agent": "tool_agent", "scorer": "nobody"}, r"environments\.shop: There is no scorer 'nobody'"),
         (

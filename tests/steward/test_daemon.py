@@ -14,6 +14,7 @@ from agentrl.errors import ExitCode
 from agentrl.protocol import messages
 from agentrl.store import claims, owners
 from agentrl.store.database import Database
+from agentrl.telemetry.services import HELD_OUT_TRAINED
 from tests.store.server import NAME
 from tests.unit.counterpart import Counterpart, Process
 from tests.waiting import aeventually
@@ -29,11 +30,9 @@ class Stewards:
         (self.directory / "mongo" / "url").write_text(url)
         self.lives: list[Process] = []
 
-    def configure(self, *, rows: int = 40, broken: str = "") -> None:
+    def configure(self, *, rows: int = 40, more: str = "") -> None:
         dataset = self.directory / "train.jsonl"
-        dataset.write_text(
-            "".join(json.dumps({"query": f"item {n}", "answer": n}) + "\n" for n in range(rows)) + broken
-        )
+        dataset.write_text("".join(json.dumps({"query": f"item {n}", "answer": n}) + "\n" for n in range(rows)) + more)
         config = {
             "name": NAME,
             "model": {"build": "tiny"},
@@ -65,7 +64,7 @@ class Stewards:
             assert life.process.poll() is None, life.text()
             return self.counterpart.report.ready
 
-        await aeventually(is_ready, within_s=60)
+        await aeventually(is_ready)
         return life
 
     def close(self) -> None:
@@ -104,7 +103,7 @@ async def test_a_steward_admits_is_killed_and_replaced_and_drains(stewards: Stew
     assert await db.count("Owner", {"_id": "steward-0.1", "expired": True}) == 1
     await aeventually(lambda: "records under way" in stewards.counterpart.report.status)
     stewards.counterpart.tell(messages.Drain(grace_s=20))
-    assert await second.code(30) == 0
+    assert await second.code() == 0
     assert await db.count("Owner", {"role": "steward", "expired": False}) == 0
 
 
@@ -113,7 +112,24 @@ async def admitted(db: Database) -> bool:
 
 
 async def test_a_dataset_that_is_wrong_is_a_configuration_error(stewards: Stewards) -> None:
-    stewards.configure(broken='{"answer": 4}\n')
+    stewards.configure(more='{"answer": 4}\n')
     life = stewards.start(1)
-    assert await life.code(60) == ExitCode.CONFIG
+    assert await life.code() == ExitCode.CONFIG
     assert "train.jsonl line 41 has no query" in life.text()
+
+
+async def test_a_prompt_in_two_splits_is_told_with_the_count_and_an_example(stewards: Stewards, db: Database) -> None:
+    stewards.configure(more='{"query": "item 3", "split": "test"}\n{"query": " item  7", "split": "test"}\n')
+    await stewards.up(1)
+    ((name, count),) = await aeventually(
+        lambda: [
+            (name, value)
+            for told in stewards.counterpart.of(messages.UnitMetrics)
+            for name, value in told.values.items()
+            if name.startswith(f"{HELD_OUT_TRAINED.name}/")
+        ][:1]
+    )
+    assert count == 2
+    assert name.startswith(
+        f"{HELD_OUT_TRAINED.name}/shop/train.jsonl line 41 is held out, and train.jsonl line 4 trains"
+    )

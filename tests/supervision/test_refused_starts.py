@@ -1,7 +1,8 @@
-"""A host that cannot start a process now: the unit is tried until it can, and pays nothing for it."""
+"""Starts that do not come about: a unit pays nothing for what its host lacks, and what no start can cure says why."""
 
 from __future__ import annotations
 
+from agentrl.protocol.messages import ExitStatus
 from agentrl.supervision import events
 from tests.supervision.world import World, spec
 
@@ -41,3 +42,28 @@ def test_what_can_never_be_started_is_fatal_at_once() -> None:
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     world.handle(events.SpawnFailed(unit="web-0", incarnation=1, reason="no such program", final=True))
     assert world.state_of("web-0") == "fatal"
+
+
+def test_a_wrong_configuration_is_the_reason_that_the_unit_itself_gave() -> None:
+    world = World(hosts=("a",))
+    world.handle(events.Applied(specs=(spec("web"),), by="op1"))
+    why = "rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'."
+    world.handle(events.UnitBye(unit="web-0", incarnation=1, code=78, reason=why))
+    world.handle(events.Exited(unit="web-0", incarnation=1, exit=ExitStatus(code=78)))
+    assert (world.state_of("web-0"), world.slot("web-0").reason) == (
+        "fatal",
+        "configuration error (exit 78): rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'",
+    )
+
+
+def test_one_that_ended_without_a_word_points_to_its_log_and_not_to_what_an_earlier_life_said() -> None:
+    world = World(hosts=("a",))
+    world.handle(events.Applied(specs=(spec("web"),), by="op1"))
+    world.handle(events.UnitBye(unit="web-0", incarnation=1, code=1, reason="the disk of the tape is gone"))
+    world.handle(events.Exited(unit="web-0", incarnation=1, exit=ExitStatus(code=1)))
+    world.handle(events.TreeGone(host="a", unit="web-0", incarnation=1))
+    assert world.slot("web-0").incarnation == 2
+    world.quiesce()
+    assert world.slot("web-0").incarnation == 2
+    world.handle(events.Exited(unit="web-0", incarnation=2, exit=ExitStatus(code=78)))
+    assert world.slot("web-0").reason == "configuration error (exit 78): see its log"

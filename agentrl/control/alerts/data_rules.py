@@ -17,9 +17,11 @@ from agentrl.telemetry.services import (
     BREAKER_OPEN,
     CANARY_LARGEST,
     CANARY_OVER_LIMIT,
+    HELD_OUT_TRAINED,
     REJECTED,
     STEP,
     TOOL_FAILURES,
+    WARMUP_UNUSED,
     named_in,
 )
 
@@ -115,6 +117,30 @@ def tool_fails(world: World, alerting: Collection[str], now: float) -> Iterator[
                     (f"alert above {TOOL_SHARE:.0%}, ends at {TOOL_CLEAR:.0%}; a breaker opens above 50 %",),
                     f"agentrl logs {name}",
                 )
+
+
+def held_out_trained(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, _ in _at_work(world, "steward"):
+        for place, count in named_in(world.metrics.values(name), HELD_OUT_TRAINED):
+            environment, _, example = place.partition("/")
+            if count > 0:
+                yield Finding(
+                    environment,
+                    f"{count:.0f} held-out prompts of {environment} are trained on as well: its evaluation flatters.",
+                    (example, "It is so until the dataset is another."),
+                    f"agentrl logs {name} --grep 'is held out' --lines 0",
+                )
+
+
+def warmup_unused(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name in trainers(world):
+        if world.metrics.values(name).get(WARMUP_UNUSED.name, 0.0) > 0:
+            yield Finding(
+                name,
+                "The warm-up of the run file is not done: the run began without it, and goes on from its checkpoint.",
+                ("A run of another name, or one that was wiped, begins with it.", "Or leave out `training.warmup`."),
+                "agentrl checkpoints list",
+            )
 
 
 def _at_work(world: World, role: str) -> Iterable[tuple[str, UnitRow]]:

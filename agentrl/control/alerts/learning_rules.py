@@ -32,7 +32,7 @@ class OutOfBand:
     severity: Severity
     metrics: tuple[Metric, ...]
     sentence: str
-    """`{unit}` and `{value}` are replaced."""
+    """`{unit}`, `{value}` and the names of metrics are replaced."""
     suggest: str
     beside: tuple[Metric, ...] = ()
     """More evidence."""
@@ -49,11 +49,13 @@ class OutOfBand:
                 yield self._finding(unit, outside[0], numbers)
 
     def _finding(self, unit: UnitRow, worst: Metric, numbers: Numbers) -> Finding:
-        words = {"unit": unit.unit, "value": worst.in_words(numbers[worst.name])}
+        shown = [metric for metric in (*self.metrics, *self.beside) if metric.name in numbers]
+        words = {metric.name: metric.in_words(numbers[metric.name]) for metric in shown}
+        words |= {"unit": unit.unit, "value": worst.in_words(numbers[worst.name])}
         sentence, suggest = self.sentence, self.suggest
         for word, value in words.items():
             sentence, suggest = sentence.replace(f"{{{word}}}", value), suggest.replace(f"{{{word}}}", value)
-        told = [evidence(metric, numbers) for metric in (*self.metrics, *self.beside) if metric.name in numbers]
+        told = [evidence(metric, numbers) for metric in shown]
         step = f"as of step {numbers['step']:.0f}" if "step" in numbers else ""
         return Finding(unit.unit, sentence, tuple(line for line in (*told, step) if line), suggest)
 
@@ -134,9 +136,10 @@ OUT_OF_BAND = (
         "learning-no-signal",
         Severity.WARNING,
         (of.ZERO_VARIANCE_LATELY,),
-        "{value} of the groups teach nothing: all their records score the same.",
+        "{groups_without_signal_lately} of the last {groups_lately} groups teach nothing: all records of a group score "
+        "the same.",
         "agentrl tune temperature",
-        (of.REWARD,),
+        (of.WITHOUT_SIGNAL_LATELY, of.GROUPS_LATELY, of.REWARD),
     ),
     OutOfBand(
         "learning-truncation",

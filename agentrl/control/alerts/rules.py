@@ -14,7 +14,7 @@ from agentrl.control.alerts import data_rules
 from agentrl.control.alerts.book import Finding, Rule, World
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND
 from agentrl.control.books.metrics import Trend
-from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
+from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
 
 Check = Callable[[World, Collection[str], float], Iterable[Finding]]
 
@@ -78,9 +78,9 @@ def default_rules(
         BuiltIn("host-disk-fills", Severity.WARNING, 0.0, _DiskFills(limits)),
         BuiltIn("host-cannot-write", Severity.PAGE, 0.0, _cannot_write),
         BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
-        BuiltIn("journal-full", Severity.PAGE, 0.0, _journal_full),
-        BuiltIn("not-listening", Severity.WARNING, 0.0, _not_listening),
-        BuiltIn("not-recording", Severity.WARNING, 0.0, _not_recording),
+        BuiltIn("journal-full", Severity.PAGE, 0.0, _JOURNAL_FULL),
+        BuiltIn("not-listening", Severity.WARNING, 0.0, _NOT_LISTENING),
+        BuiltIn("not-recording", Severity.WARNING, 0.0, _NOT_RECORDING),
         BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
         BuiltIn("no-step", Severity.WARNING, 0.0, data_rules.no_step),
         BuiltIn("engine-lags", Severity.WARNING, 60.0, data_rules.engine_lags),
@@ -88,6 +88,8 @@ def default_rules(
         BuiltIn("canary-differs", Severity.WARNING, 0.0, data_rules.canary_differs),
         BuiltIn("tool-server-left-alone", Severity.WARNING, 5.0, data_rules.breaker_open),
         BuiltIn("tool-fails", Severity.WARNING, 10.0, data_rules.tool_fails),
+        BuiltIn("held-out-trained", Severity.WARNING, 0.0, data_rules.held_out_trained),
+        BuiltIn("warm-up-unused", Severity.WARNING, 0.0, data_rules.warmup_unused),
         *OUT_OF_BAND,
     )
     return [rule for rule in rules if rule.name not in off]
@@ -103,7 +105,7 @@ def _fatal(world: World, alerting: Collection[str], now: float) -> Iterator[Find
                 name,
                 f"{name} is fatal and will not be started again: {_reason(unit)}.",
                 (*_ends(unit), f"When the cause is removed: agentrl restart {name}"),
-                f"agentrl logs {name} --previous",
+                _log_of_the_end(unit),
             )
 
 
@@ -119,7 +121,7 @@ class _Restarting:
                     name,
                     f"{name} keeps dying: {unit.deaths_in_window} times lately.",
                     (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
-                    f"agentrl logs {name} --previous",
+                    _log_of_the_end(unit),
                 )
 
 
@@ -136,7 +138,7 @@ class _NeverReady:
                     name,
                     f"{name} was started {unit.incarnation} times and never became ready.",
                     (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
-                    f"agentrl logs {name} --previous",
+                    _log_of_the_end(unit),
                 )
 
 
@@ -300,34 +302,30 @@ def _strays(world: World, alerting: Collection[str], now: float) -> Iterator[Fin
 # ---- the run ----
 
 
-def _journal_full(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-    if world.run is not None and world.run.journal_full:
-        yield Finding(
-            world.run.name,
-            "The journal cannot be written: commands are refused until it can.",
-            (world.run.journal_full,),
-            "agentrl doctor",
-        )
+@dataclass(frozen=True)
+class _Cannot:
+    """The coordinator itself cannot do something; the row of the run says why."""
+
+    why: Callable[[RunRow], str]
+    sentence: str
+    """`{run}` is replaced."""
+
+    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+        if world.run is not None and (why := self.why(world.run)):
+            yield Finding(world.run.name, self.sentence.format(run=world.run.name), (why,), "agentrl doctor")
 
 
-def _not_listening(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-    if world.run is not None and world.run.not_listening:
-        yield Finding(
-            world.run.name,
-            f"Other hosts cannot reach the coordinator of {world.run.name}; everything on this host goes on.",
-            (world.run.not_listening,),
-            "agentrl doctor",
-        )
-
-
-def _not_recording(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-    if world.run is not None and world.run.not_recording:
-        yield Finding(
-            world.run.name,
-            f"What happens in {world.run.name} is not recorded now, so it cannot be replayed; the run itself goes on.",
-            (world.run.not_recording,),
-            "agentrl doctor",
-        )
+_JOURNAL_FULL = _Cannot(
+    lambda run: run.journal_full, "The journal cannot be written: commands are refused until it can."
+)
+_NOT_LISTENING = _Cannot(
+    lambda run: run.not_listening,
+    "Other hosts cannot reach the coordinator of {run}; everything on this host goes on.",
+)
+_NOT_RECORDING = _Cannot(
+    lambda run: run.not_recording,
+    "What happens in {run} is not recorded now, so it cannot be replayed; the run itself goes on.",
+)
 
 
 def _no_progress(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
@@ -344,6 +342,12 @@ def _no_progress(world: World, alerting: Collection[str], now: float) -> Iterato
 
 
 # ---- words ----
+
+
+def _log_of_the_end(unit: UnitRow) -> str:
+    """The life that ended is the newest one, unless another has begun since."""
+    begun = unit.state not in (UnitState.FATAL, UnitState.BACKOFF)
+    return f"agentrl logs {unit.unit}{' --previous' if begun else ''}"
 
 
 def _reason(unit: UnitRow) -> str:
