@@ -16,8 +16,12 @@ _ESCAPES = re.compile(
 )
 # C0, DEL and C1 but tab and newline; what takes no room or turns the direction, and makes text read as another.
 _CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
+# Marks over marks grow out of their line.
+_MARK = r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+_HEAPS = re.compile(f"({_MARK}{{4}}){_MARK}+")
 _LINES = re.compile(r"[\t\n\u2028\u2029]+")
 
 
@@ -28,4 +32,6 @@ def sanitise(text: object) -> str:
 
 def sanitise_lines(text: str) -> str:
     """The same for text of several lines."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+    if text.isascii() and text.isprintable():
+        return text
+    return _HEAPS.sub(r"\1", _CONTROLS.sub("", _ESCAPES.sub("", text)))

@@ -7,14 +7,18 @@ coordinator; nothing on the screen depends on when, where or how fast a test run
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.client import Client
+from agentrl.config import paths
 from agentrl.protocol import rows, wire
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.messages import LogChunk
@@ -69,6 +73,15 @@ def one_zone() -> Iterator[None]:
     time.tzset()
 
 
+def a_home(directory: Path) -> Path:
+    """Where a run of yesterday is remembered, and none is up."""
+    state = directory / "yesterday"
+    state.mkdir(parents=True)
+    told = {"name": "yesterday", "uuid": str(uuid.UUID(int=7)), "run_dir": "/runs/yesterday", "created_at": NOW - 86400}
+    (state / paths.RUN_FILE).write_text(json.dumps(told))
+    return directory
+
+
 @asynccontextmanager
 async def standing(
     script: Scripted, size: tuple[int, int], *, heard: bool = True, settings: Settings | None = None
@@ -94,7 +107,7 @@ def narrate(script: Scripted, times: str) -> None:
     long = LONG if overflows else ""
     populate(script, units=400 if overflows else 3, long=long, now=NOW)
     answers(script, long)
-    script.answers["read_logs"] = _log([f"2030-03-17 17:4{n % 7}:00 INFO line {n} of the log{long}" for n in range(90)])
+    script.answers["read_logs"] = log([f"2030-03-17 17:4{n % 7}:00 INFO line {n} of the log{long}" for n in range(90)])
     link = WaitLink("trainer-0", "batch", f"a batch{long}", 312.0, True)
     script.answers["why"] = lambda _: WhyReport(
         (WaitChain((link,), "web-1", f"it is at work{long}", f"trainer-0 waits for a batch: web-1 is at work{long}"),)
@@ -110,7 +123,7 @@ def _nothing() -> Any:
     return Page(())
 
 
-def _log(lines: list[str]) -> Callable[[Any], LogChunk]:
+def log(lines: list[str]) -> Callable[[Any], LogChunk]:
     data = "".join(f"{line}\n" for line in lines).encode()
 
     def answer(args: Any) -> LogChunk:

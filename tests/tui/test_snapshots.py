@@ -5,6 +5,8 @@ What changed on purpose is taken over by `pytest tests/tui/test_snapshots.py --r
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.scripted import Scripted
@@ -75,9 +77,9 @@ async def _rest(screen: Screen) -> None:
 
 @pytest.mark.parametrize("times", still.TIMES)
 async def test_every_screen_looks_as_it_did(
-    coordinator: Scripted, times: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    coordinator: Scripted, times: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AGENTRL_HOME", str(coordinator.state_dir.parent))
+    monkeypatch.setenv("AGENTRL_HOME", str(still.a_home(tmp_path / "runs")))
     still.narrate(coordinator, times)
     walk = Walk(times, renew=bool(request.config.getoption("--renew")))
     stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]

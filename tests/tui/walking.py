@@ -108,3 +108,14 @@ def sound(screen: Screen, width: int, height: int) -> None:
         if table.model.cursor is not None and table.model.target is not None and len(screen.app.screen_stack) == 1:
             marks = [y for y, (_, ground) in enumerate(table._drawn) if ground == "cursor"]
             assert len(marks) == 1, f"the cursor is drawn on lines {marks}:\n{screen.text}"
+
+
+async def comes_to_be_sound(screen: Screen, width: int, height: int) -> None:
+    """A view that has just come into sight is drawn by the next round."""
+
+    def is_sound() -> bool:
+        screen.app._round()
+        sound(screen, width, height)
+        return True
+
+    await aeventually(is_sound)

@@ -18,6 +18,8 @@ from tui.model.table import Column
 Row = Mapping[str, Any]
 FOLDED = 4
 """Lines of a text that are shown while it is folded."""
+UNFOLDED = 64 << 10
+"""Signs of a text that are shown when it is not: a page is drawn anew at every round."""
 
 _STATUS_TONES = {"finished": Tone.GOOD, "scored": Tone.GOOD, "running": Tone.BUSY, "committed": Tone.GOOD}
 _STATUS_TONES |= {"failed": Tone.BAD, "dead": Tone.BAD, "rolled_back": Tone.WARN, "released": Tone.WARN}
@@ -189,13 +191,17 @@ def _turn(turn: Row, room: int, unfolded: bool) -> Iterator[Line]:
 
 def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: str = "  ") -> Iterator[Line]:
     """Line by line; folded, some lines and how many more there are."""
-    lines = [part for line in sanitise_lines(text).splitlines() for part in wrapped(span(line).text, room)]
+    told = sanitise_lines(text[:UNFOLDED])
+    lines = [part for line in told.splitlines() for part in wrapped(span(line).text, room)]
     shown = lines if unfolded else lines[:FOLDED]
     for number, line in enumerate(shown):
         head = f"{title}: " if title and not number else ""
         yield (Span(f"{indent}{head}", Tone.DIM), Span(line, tone))
     if len(lines) > len(shown):
         yield (Span(f"{indent}… {len(lines) - len(shown)} more lines, f unfolds", Tone.DIM),)
+    elif len(text) > UNFOLDED:
+        more = f"{indent}… {len(text) - UNFOLDED} more signs; `agentrl records show` has all of them"
+        yield (Span(more, Tone.DIM),)
 
 
 # ---- one step, and what tools did wrong ----
