@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,17 +16,15 @@ import msgspec
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol.commands import Accepted, Tune
 from agentrl.protocol.danger import Effect, Tier
-from agentrl.protocol.rows import UnitState
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import intents
-from tui.model.ink import Line, Span, Tone, span, wrapped
+from tui.model.consequences import consequences
+from tui.model.ink import Span, Tone
 from tui.model.intents import Intent
-from tui.model.mirror import STALE_S, Mirror
+from tui.model.mirror import STALE_S
 
 if TYPE_CHECKING:
     from tui.app import Console
-
-_NAMED = 8
 
 
 class Acting:
@@ -125,14 +122,17 @@ class Acting:
             return intent if await self._typed_name(intent, preview.effect) else None
         if preview.tier is Tier.DISRUPTIVE:
             question = Question(
-                f"{intent.what}?", consequences(preview.effect, self._console.mirror), go_on="do it", tone=Tone.WARN
+                f"{intent.what}?",
+                consequences(preview.effect, self._console.mirror, INNER),
+                go_on="do it",
+                tone=Tone.WARN,
             )
             return intent if await self._console.push_screen_wait(Form(question)) is not None else None
         return intent
 
     async def _noted(self, intent: Intent, preview: Accepted) -> Intent | None:
         lines = (
-            *consequences(preview.effect, self._console.mirror),
+            *consequences(preview.effect, self._console.mirror, INNER),
             (Span("It begins a new segment on all curves. Why?", Tone.WARN),),
         )
         question = Question(
@@ -156,46 +156,9 @@ class Acting:
 
         question = Question(
             f"{intent.what}? It cannot be taken back.",
-            consequences(effect, self._console.mirror),
+            consequences(effect, self._console.mirror, INNER),
             (Field("run", hint=name),),
             check=check,
             tone=Tone.BAD,
         )
         return await self._console.push_screen_wait(Form(question)) is not None
-
-
-def consequences(effect: Effect, mirror: Mirror, width: int = INNER) -> tuple[Line, ...]:
-    """What would happen, in numbers first."""
-    lines = list[Line]()
-    again = set(effect.restarts)
-    for names, returning, one, many, tone in (
-        (effect.kills, False, "unit is killed", "units are killed", Tone.BAD),
-        (effect.kills, True, "unit is killed and started again", "units are killed and started again", Tone.BAD),
-        (effect.drains, False, "unit finishes its work and ends", "units finish their work and end", Tone.WARN),
-        (effect.drains, True, "unit ends and starts anew", "units end and start anew", Tone.WARN),
-        (effect.starts, False, "unit is started", "units are started", Tone.BUSY),
-    ):
-        chosen = [name for name in names if (name in again) is returning]
-        if chosen:
-            shown = ", ".join(chosen[:_NAMED]) + (f" and {len(chosen) - _NAMED} more" if len(chosen) > _NAMED else "")
-            lines += _told(f"{len(chosen)} {one if len(chosen) == 1 else many}: {shown}", tone, width)
-    for sentence in _strength_meanwhile(effect, mirror):
-        lines += _told(sentence, Tone.PLAIN, width)
-    for sentences, tone in ((effect.loses, Tone.BAD), (effect.changes, Tone.PLAIN), (effect.notes, Tone.DIM)):
-        for sentence in sentences:
-            lines += _told(sentence, tone, width)
-    return tuple(lines or [(Span("It changes nothing.", Tone.DIM),)])
-
-
-def _strength_meanwhile(effect: Effect, mirror: Mirror) -> Iterator[str]:
-    """How many of each group are left at work."""
-    ending = [row for name in (*effect.drains, *effect.kills) if (row := mirror.unit(name)) is not None]
-    for name in sorted({row.group for row in ending}):
-        group = mirror.group(name)
-        if group is not None:
-            fewer = sum(row.group == name and row.state is UnitState.READY for row in ending)
-            yield f"{name}: {group.ready} ready now, {max(0, group.ready - fewer)} then"
-
-
-def _told(sentence: str, tone: Tone, width: int) -> list[Line]:
-    return [(Span(part, tone),) for part in wrapped(span(sentence).text, width)]

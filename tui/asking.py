@@ -14,11 +14,11 @@ from agentrl.errors import AgentrlError
 from agentrl.protocol.rows import AlertRow, KnobRow
 from agentrl.words.amounts import seconds
 from agentrl.words.rows import allowed
-from tui.acting import consequences
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.dialogs.keys import Keys
 from tui.dialogs.palette import Choice, Palette
 from tui.model import actions, details, intents, knobs, typed
+from tui.model.consequences import in_a_sentence
 from tui.model.ink import Tone
 from tui.model.intents import Intent
 
@@ -98,11 +98,11 @@ class Asking:
 
     # ---- which value ----
 
-    def ask_value(self, row: KnobRow) -> None:
+    def ask_value(self, row: KnobRow, value: str = "") -> None:
         """A new value of a knob, with what it would do."""
-        self._console.run_worker(self._ask_value(row), group="questions")
+        self._console.run_worker(self._ask_value(row, value), group="questions")
 
-    async def _ask_value(self, row: KnobRow) -> None:
+    async def _ask_value(self, row: KnobRow, value: str) -> None:
         console = self._console
         try:
             history = await console.connection.client.knob_history(row.name)
@@ -113,12 +113,10 @@ class Asking:
         async def preview(values: Values) -> str:
             intent = _tuned(row, values)
             found = await console.connection.client.preview(intent.command, intent.args)
-            lines = consequences(found.effect, console.mirror, 400)
-            told = "; ".join("".join(part.text for part in line) for line in lines)
-            return f"{found.tier.name.lower()}: {told}"
+            return f"{found.tier.name.lower()}: {in_a_sentence(found.effect, console.mirror)}"
 
         lines = details.of_knob(row, history[-3:], 72)
-        fields = (Field("new value", hint=f"now {row.value}"), Field("note", hint="why"))
+        fields = (Field("new value", value, hint=f"now {row.value}"), Field("note", hint="why"))
         question = Question(row.name, tuple(lines), fields, "change it", partial(_wrong_value, row), preview)
         answer = await console.push_screen_wait(Form(question))
         if answer is not None:

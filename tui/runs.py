@@ -61,12 +61,24 @@ async def _of_key(path: str, limit: asyncio.Semaphore) -> RunLine:
     return await _asked(place, Path(path).stem, where, limit)
 
 
+async def _newest_step(client: Client) -> int | None:
+    """Its number; None where there is none, or nobody who knows."""
+    try:
+        page = await client.list_steps(filter="status=committed", sort="-leased_at", limit=1, deadline_s=ANSWER_S / 2)
+    except AgentrlError:
+        return None
+    return page.rows[0].get("step") if page.rows else None
+
+
 async def _asked(place: Place, name: str, where: str, limit: asyncio.Semaphore) -> RunLine:
     try:
         async with limit, asyncio.timeout(ANSWER_S):
             connecting = Client.connect(place.run or None, key_file=place.key_file or None, timeout_s=ANSWER_S)
             async with connecting as client:
-                return runs.told(place, await client.status(), where)
+                # Row by row: the units of a large run are more than one answer may hold, and nobody needs them here.
+                view = await client.snapshot(("run", "alert"), deadline_s=ANSWER_S)
+                line = runs.told(place, view.rows.values(), await _newest_step(client), where)
+                return line or RunLine(place, name, state="silent", where=where)
     except AgentrlError as error:
         return RunLine(place, name, state="silent", where=where, why=error.message)
     except TimeoutError:

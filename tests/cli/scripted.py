@@ -55,7 +55,7 @@ class Scripted:
         self._seq = 0
         self._ready = threading.Event()
         self._stop: Callable[[], object] = lambda: None
-        run = {"name": name, "uuid": self.uuid, "run_dir": str(home / "dir"), "created_at": time.time()}
+        run = {"name": name, "uuid": self.uuid, "run_dir": f"/runs/{name}", "created_at": time.time()}
         (self.state_dir / paths.RUN_FILE).write_text(json.dumps(run))
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="scripted coordinator")
 

@@ -16,8 +16,9 @@ from tui.playing import Playing
 from tui.views.base import View
 from tui.views.lists import RecordPage, ToolErrors
 from tui.views.page import AlertPage, UnitPage
+from tui.views.tuning import KnobPage
 
-PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage)
+PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage, KnobPage)
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
 FOR_ALL = (Navigation, Asking, Acting, Console, Playing)
 """Who carries out what means the same in every view."""

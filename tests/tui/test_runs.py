@@ -17,6 +17,7 @@ from agentrl.protocol import rows
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import Accepted, Restart
 from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.data import Page
 from agentrl.transport.keys import ClientKey, new_keypair
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
@@ -39,8 +40,8 @@ def other(coordinator: Scripted, home: Path) -> Iterator[Scripted]:
     """A second run, in which something else is going on."""
     with Scripted(home, "other") as made:
         made.answers["why"] = coordinator.answers["why"]
-        ready, trainer = rows.UnitState.READY, {"step": 41.0}
-        made.rows["unit/trainer-0"] = rows.UnitRow("trainer-0", "trainer", "trainer", ready, metrics=trainer)
+        made.answers["list_steps"] = lambda _: Page(({"id": "x", "step": 41},))
+        ready = rows.UnitState.READY
         made.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", ready, incarnation=2, status="of the other")
         made.rows["alert/x"] = X_IS_BAD
         yield made
@@ -89,7 +90,7 @@ async def test_another_run_has_a_connection_and_screens_of_its_own(coordinator: 
         await screen.press("enter")
         await screen.shows("Needs you", "x is bad")
         await screen.press("2")
-        await screen.shows("of the other", "trainer-0")
+        await screen.shows("of the other")
         assert not screen.app.view.filter_text
         assert "judge-0" not in screen.text
         assert left is not screen.app.mirror

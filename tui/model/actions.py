@@ -118,7 +118,11 @@ ACTIONS: tuple[Action, ...] = (
     Action("alert.silence", ("s",), "silence", "Sends nothing for a while.", ("alerts", "alert"), "silence", 56),
     Action("alert.all", ("t",), "resolved too", "Shows or hides what is resolved.", ("alerts",)),
     # tuning
-    Action("knob.undo", ("U",), "undo knob", "Takes back this knob's last change.", ("tuning",), "undo_tune", 56),
+    Action("knob.undo", ("U",), "undo knob", "Takes back its last change.", ("tuning", "knob"), "undo_tune", 56),
+    Action("knob.bound", ("b",), "bound", "The staleness bound, with what is ready by age.", ("tuning",), footer=49),
+    Action("knob.less", ("left",), "less", "A tighter bound, as a what-if: nothing is changed.", ("tuning",)),
+    Action("knob.more", ("right",), "more", "A looser bound, as a what-if.", ("tuning",)),
+    Action("knob.history", ("h",), "history", "Every change of this knob.", ("tuning",), footer=55, when=When.LIVE),
     # events
     Action("events.kind", ("t",), "kind", "All, then only one kind after the other.", ("events",), footer=58),
     # logs

@@ -119,6 +119,11 @@ def trend(values: Iterable[float], width: int, *, low: float | None = None, high
     return "".join(_STEPS[max(0, min(last, round((value - least) / (most - least) * last)))] for value in shown)
 
 
+def filled(share: float) -> str:
+    """One cell that is filled from below: not at all, or in eight steps."""
+    return " " if share <= 0 else _STEPS[min(len(_STEPS) - 1, int(share * len(_STEPS)))]
+
+
 _ASCII = str.maketrans(
     {
         **dict(zip(_STEPS, "_.-~=+*#", strict=True)),

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agentrl.protocol.commands import StatusReport
-from agentrl.protocol.rows import AlertState, UnitRow
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, RunRow
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.table import Column
@@ -56,25 +55,14 @@ class RunLine:
         return self.state not in ("down", "damaged")
 
 
-def told(place: Place, report: StatusReport, where: str) -> RunLine:
+def told(place: Place, rows: Iterable[AnyRow], step: int | None, where: str) -> RunLine | None:
     """Of a run whose coordinator answered."""
-    return RunLine(
-        place,
-        report.run.name,
-        report.run.uuid,
-        report.run.state,
-        report.run.started_at,
-        newest_step(report.units),
-        sum(row.state is AlertState.FIRING for row in report.alerts),
-        where,
-        report.run.reason,
-    )
-
-
-def newest_step(units: Iterable[UnitRow]) -> int | None:
-    """The last Step that a trainer told of."""
-    steps = [row.metrics["step"] for row in units if row.role == "trainer" and "step" in row.metrics]
-    return int(max(steps)) if steps else None
+    found = list(rows)
+    run = next((row for row in found if isinstance(row, RunRow)), None)
+    if run is None:
+        return None
+    firing = sum(isinstance(row, AlertRow) and row.state is AlertState.FIRING for row in found)
+    return RunLine(place, run.name, run.uuid, run.state, run.started_at, step, firing, where, run.reason)
 
 
 def columns() -> tuple[Column[RunLine], ...]:

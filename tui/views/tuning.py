@@ -1,32 +1,87 @@
-"""Every knob, and the way to turn it."""
+"""Every knob, and the way to turn it; below them who turned it, and for the bound what waits for training by age.
+
+Invariants: what stands below belongs to the knob under the cursor, or says nothing; a mark is a question and changes
+nothing: to apply it goes the way of every knob.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeGuard
 
 from textual.app import ComposeResult
 
-from agentrl.protocol.rows import AnyRow, KnobRow
-from tui.model import intents, knobs
+from agentrl.client import Client
+from agentrl.errors import AgentrlError
+from agentrl.protocol.data import StalenessReport
+from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
+from agentrl.words.amounts import moment
+from tui.model import details, intents, knobs, staleness
+from tui.model.consequences import in_a_sentence
 from tui.model.ink import Line, Span, Tone, cut, span
 from tui.model.table import TableModel
-from tui.views.base import FeedTable
+from tui.views.base import FeedTable, View
+from tui.views.lists import ANSWER_S, AskedPage
 from tui.widgets.lines import Lines, Table
 
+BOUND = "bound"
+"""The knob whose values are ages."""
+ASK_AFTER_S = 0.15
+AGES_EVERY_S = 2.0
 
-class Tuning(FeedTable[KnobRow]):
+
+class KnobVerbs(View):
+    """Verbs on one knob: the one under the cursor, or the one whose page this is."""
+
+    def knob(self) -> KnobRow | None:
+        raise NotImplementedError
+
+    def aimed(self) -> KnobRow | None:
+        row = self.knob()
+        if row is None:
+            self.console_app.say("No knob is aimed at.", Tone.WARN)
+        return row
+
+    def do_knob_undo(self) -> None:
+        row = self.aimed()
+        if row is None:
+            return
+        if row.changed_at:
+            self.console_app.perform(intents.undo_tune(row))
+        else:
+            self.console_app.say(f"{row.name} was never changed.")
+
+
+class Tuning(FeedTable[KnobRow], KnobVerbs):
     name_in_registry = "tuning"
     kind = "knob"
-    DEFAULT_CSS = "Tuning > #help { height: 2; }"
+    DEFAULT_CSS = "Tuning > #help { height: 2; } Tuning > #beside { height: 8; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._ages: StalenessReport | None = None
+        self._mark: int | None = None
+        self._would = ""
+        """What the knob itself says of the mark."""
+        self._history: tuple[AuditRow, ...] = ()
+        self._told_of = ("", 0)
+        """Name and revision of the knob that the history is of."""
 
     def compose(self) -> ComposeResult:
         model: TableModel[KnobRow] = TableModel(knobs.columns(), "name")
         self.table = Table(model, self.now, empty="no knob yet")
         yield self.table
         yield Lines(self._help, id="help")
+        yield Lines(self._beside, id="beside")
+
+    def on_mount(self) -> None:
+        self.set_interval(AGES_EVERY_S, self._ask_ages, name="ages")
+
+    # ---- what stands below ----
 
     def _help(self, width: int, _: int) -> list[Line]:
-        row = self.under_cursor()
+        row = self.knob()
         if row is None:
             return []
         owner = f" It is applied by {row.owner}." if row.owner else ""
@@ -37,6 +92,110 @@ class Tuning(FeedTable[KnobRow]):
             cut((Span("  "), span(scientific, Tone.WARN), span(changed, Tone.DIM)), width),
         ]
 
+    def _beside(self, width: int, height: int) -> list[Line]:
+        row = self.knob()
+        if row is None:
+            return []
+        made: list[Line] = []
+        if row.name == BOUND and self._ages is not None:
+            mark = self._mark_of(self._ages)
+            made += staleness.histogram(self._ages, mark, width - 2)
+            said = staleness.what_if(self._ages, mark).sentence if mark != self._ages.bound else "← → try another bound"
+            made.append((Span(said, Tone.STRONG),))
+            if self._would:
+                made.append((span(self._would),))
+        if self._told_of == (row.name, row.revision):
+            made += [_change(each) for each in reversed(self._history)]
+        return [cut((Span("  "), *line), width) for line in made[:height]]
+
+    def update(self) -> None:
+        super().update()
+        row = self.knob()
+        if row is not None and self._told_of != (row.name, row.revision):
+            self._told_of, self._history = (row.name, row.revision), ()
+            self._forget_mark()
+            self.set_timer(ASK_AFTER_S, partial(self._ask_history, self._told_of))
+            self._ask_ages()
+
+    def do_move(self, how: str) -> None:
+        super().do_move(how)
+        self.update()
+
+    def _live(self) -> bool:
+        return self.display and self.console_app.view is self and self.console_app.replay is None
+
+    def _ask_history(self, of: tuple[str, int]) -> None:
+        async def ask() -> None:
+            try:
+                found = await self.console_app.connection.client.knob_history(of[0])
+            except AgentrlError:
+                return
+            if of == self._told_of:
+                self._history = tuple(found)
+                self.repaint()
+
+        # Only where the cursor came to rest.
+        if of == self._told_of and self._live():
+            self.run_worker(ask(), group="history", exclusive=True)
+
+    def _ask_ages(self) -> None:
+        async def ask() -> None:
+            try:
+                self._ages = await self.console_app.connection.client.staleness(deadline_s=ANSWER_S)
+            except AgentrlError:
+                self._ages = None
+            self.repaint()
+
+        row = self.knob()
+        if row is not None and row.name == BOUND and self._live():
+            self.run_worker(ask(), group="ages", exclusive=True)
+
+    # ---- what-if ----
+
+    def _mark_of(self, report: StalenessReport) -> int:
+        return report.bound if self._mark is None else self._mark
+
+    def _forget_mark(self) -> None:
+        self._mark, self._would = None, ""
+
+    def do_knob_bound(self) -> None:
+        if not self.table.model.aim(BOUND):
+            self.console_app.say("This run has no staleness bound.")
+        self.update()
+
+    def do_knob_less(self) -> None:
+        self._try(-1)
+
+    def do_knob_more(self) -> None:
+        self._try(1)
+
+    def _try(self, by: int) -> None:
+        row = self.knob()
+        if row is None or row.name != BOUND or self._ages is None:
+            self.console_app.say("b goes to the bound; what-if is for that knob.")
+            return
+        self._mark, self._would = max(0, self._mark_of(self._ages) + by), ""
+        self.set_timer(ASK_AFTER_S, partial(self._ask_preview, row, self._mark))
+        self.repaint()
+
+    def _ask_preview(self, row: KnobRow, mark: int) -> None:
+        if mark == self._mark and mark != row.value:
+            work: Callable[[], Awaitable[None]] = partial(self._preview, row, mark)
+            self.run_worker(work, group="what-if", exclusive=True)
+
+    async def _preview(self, row: KnobRow, mark: int) -> None:
+        intent = intents.tune(row, mark)
+        try:
+            found = await self.console_app.connection.client.preview(intent.command, intent.args)
+            said = in_a_sentence(found.effect, self.mirror)
+        except AgentrlError as error:
+            said = str(error)
+        if mark == self._mark:
+            self._would = said
+            self.repaint()
+
+    # ---- the list ----
+
     def takes(self, row: AnyRow | None) -> TypeGuard[KnobRow]:
         return isinstance(row, KnobRow)
 
@@ -45,24 +204,56 @@ class Tuning(FeedTable[KnobRow]):
 
     def select(self, name: str) -> None:
         self.table.model.aim(name)
-        self.repaint()
+        self.update()
+
+    def knob(self) -> KnobRow | None:
+        return self.under_cursor()
 
     def cli_line(self) -> tuple[str, ...]:
-        row = self.under_cursor()
+        row = self.knob()
         return ("tune", row.name) if row else ("tune",)
 
     def do_drill(self) -> None:
-        row = self.under_cursor()
-        if row is None:
-            self.console_app.say("No knob is aimed at.", Tone.WARN)
-        else:
-            self.console_app.asking.ask_value(row)
+        row = self.aimed()
+        if row is not None:
+            marked = row.name == BOUND and self._mark is not None and self._mark != row.value
+            self.console_app.asking.ask_value(row, f"{self._mark}" if marked else "")
 
-    def do_knob_undo(self) -> None:
-        row = self.under_cursor()
-        if row is None:
-            self.console_app.say("No knob is aimed at.", Tone.WARN)
-        elif not row.changed_at:
-            self.console_app.say(f"{row.name} was never changed.")
-        else:
-            self.console_app.perform(intents.undo_tune(row))
+    def do_knob_history(self) -> None:
+        row = self.aimed()
+        if row is not None:
+            self.console_app.navigation.open_page(KnobPage(row))
+
+
+class KnobPage(AskedPage, KnobVerbs):
+    """One knob with all its changes."""
+
+    name_in_registry = "knob"
+
+    def __init__(self, row: KnobRow) -> None:
+        super().__init__(row.name, ("tune", row.name, "--history"))
+        self._row = row
+        self._asked_at = row.revision
+
+    def knob(self) -> KnobRow | None:
+        """As it was drawn, so that an undo takes back the change that a person saw."""
+        return self._row
+
+    async def ask(self, client: Client) -> list[AuditRow]:
+        return await client.knob_history(self._row.name)
+
+    def update(self) -> None:
+        found = self.mirror.get(f"knob/{self._row.name}")
+        self._row = found if isinstance(found, KnobRow) else self._row
+        if self._row.revision != self._asked_at:
+            self._asked_at = self._row.revision
+            self.run_worker(self._ask(), name=self._row.name, group="page")
+        super().update()
+
+    def told(self, width: int) -> list[Line]:
+        return details.of_knob(self._row, self._answer, width)
+
+
+def _change(row: AuditRow) -> Line:
+    note = f" ({row.note})" if row.note else ""
+    return (Span(f"{moment(row.at)}  ", Tone.DIM), span(f"{row.what}{note}"), span(f"  {row.who}", Tone.DIM))

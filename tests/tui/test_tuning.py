@@ -1,0 +1,97 @@
+"""The knobs: who turned them, and what another bound would do, before anything is changed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.protocol import commands, rows
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.data import StalenessReport
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import opened, populate
+from tests.tui.test_screens import whole
+from tests.waiting import aeventually
+from tui.model.ink import as_ascii, width_of
+from tui.model.staleness import histogram, what_if
+
+REPORT = StalenessReport(bound=2, version=9, ready={0: 8, 1: 4, 2: 2, 4: 1}, under_way={0: 3, 3: 1})
+COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 10_000), max_size=12)
+
+
+@given(COUNTS, COUNTS, st.integers(0, 40), st.integers(0, 40), st.integers(60, 300))
+def test_every_record_is_drawn_and_counted_once(
+    ready: dict[int, int], flying: dict[int, int], bound: int, mark: int, width: int
+) -> None:
+    report = StalenessReport(bound=bound, version=99, ready=ready, under_way=flying)
+    lines = histogram(report, mark, width)
+    for line in lines:
+        assert width_of(line) <= width
+        assert as_ascii("".join(part.text for part in line)).isascii()
+    numbers = next(line for line in lines if line[0].text.startswith("ready"))
+    assert sum(int(part.text) for part in numbers[1:] if part.text.strip().isdecimal()) == sum(ready.values())
+    found = what_if(report, mark)
+    assert found.voids + sum(count for age, count in ready.items() if age <= mark) == sum(ready.values())
+    assert not found.admits or mark > bound
+
+
+def with_a_bound(coordinator: Scripted) -> None:
+    populate(coordinator)
+    row = rows.KnobRow(
+        "bound", 2, 2, 3, "int", help="How far behind.", minimum=0.0, boundary="next version", owner="trainer",
+        changed_at=time.time(), changed_by="bob@far",
+    )  # fmt: skip
+    coordinator.rows["knob/bound"] = row
+    coordinator.answers["staleness"] = lambda _: REPORT
+
+    def history(args: Any) -> list[rows.AuditRow]:
+        return [
+            rows.AuditRow(n, 1e9 + n, "bob@far", "tune", f"{args.name}: {n} -> {n + 1}", "", f"why {n}")
+            for n in range(12)
+        ]
+
+    coordinator.answers["knob_history"] = history
+
+
+async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(coordinator: Scripted) -> None:
+    with_a_bound(coordinator)
+    coordinator.effects["tune"] = Effect(changes=("the bound goes from 2 to 1 and voids 3 ready records",))
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("5", "b")
+        await screen.shows("under way", "try another bound")
+        ready = next(line for line in screen.lines if line.strip().startswith("ready"))
+        assert ready.split() == ["ready", "8", "4", "2│", "1"]
+        await screen.press("left")
+        await screen.shows("at 1: voids 3 ready, 1 record under way would come too late", "the bound goes from 2 to 1")
+        await screen.press("right", "right", "right")
+        await screen.shows("at 4: admits 1 ready more")
+        whole(screen, 80, 24)
+        assert not coordinator.sent("tune")
+        await screen.press("left", "left", "left", "enter")
+        await screen.shows("new value", "voids 3 ready records")
+        await screen.press("enter")
+        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
+
+
+async def test_other_knobs_have_no_mark(coordinator: Scripted) -> None:
+    with_a_bound(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("5", "b")
+        await screen.shows("try another bound")
+        await screen.press("down", "left")
+        await screen.shows("what-if is for that knob")
+        assert "under way" not in screen.text
+
+
+async def test_the_changes_of_a_knob_stand_below_it_and_on_its_page(coordinator: Scripted) -> None:
+    with_a_bound(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("5", "b", "down")
+        await screen.shows("pool.work_s: 11 -> 12 (why 11)", "bob@far")
+        await screen.press("h")
+        await screen.shows("pool.work_s: 0 -> 1", "changes, the newest first")
+        await screen.press("U")
+        await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 4)])

@@ -1,0 +1,86 @@
+"""How old what waits for training is, drawn with the bound, and what another bound would do to it.
+
+Invariants: the picture counts what the steward counted; whether a bound is applied, and what it costs, is told by the
+knob's own preview and never by the picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.protocol.data import StalenessReport
+from tui.model.ink import Line, Span, Tone, filled
+
+BARS = 2
+"""Lines of the bars."""
+_WIDEST = 7
+_TITLE = 11
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Another bound, against the one that is."""
+
+    bound: int
+    voids: int
+    """Ready records that it would void ..."""
+    voids_under_way: int
+    admits: int
+    """... and such that are too old now and would not be."""
+
+    @property
+    def sentence(self) -> str:
+        parts = [f"voids {_records(self.voids, 'ready')}"] if self.voids else []
+        parts += [f"{_records(self.voids_under_way, 'under way')} would come too late"] if self.voids_under_way else []
+        parts += [f"admits {_records(self.admits, 'ready')} more"] if self.admits else []
+        return f"at {self.bound}: {', '.join(parts) or 'voids and admits no ready record'}"
+
+
+def _records(count: int, which: str) -> str:
+    return f"{count} record{'' if count == 1 else 's'} {which}" if which != "ready" else f"{count} ready"
+
+
+def what_if(report: StalenessReport, mark: int) -> WhatIf:
+    return WhatIf(
+        mark,
+        sum(count for age, count in report.ready.items() if age > mark),
+        sum(count for age, count in report.under_way.items() if age > mark),
+        sum(count for age, count in report.ready.items() if report.bound < age <= mark),
+    )
+
+
+def histogram(report: StalenessReport, mark: int, width: int) -> list[Line]:
+    """Bars of the ready records by age, the numbers below them, and the bound as a line behind the last age it lets
+    pass. What does not fit on the right is counted together."""
+    ages = max([report.bound + 1, mark, *report.ready, *report.under_way])
+    digits = len(str(sum(report.ready.values()) + sum(report.under_way.values())))
+    cell = max(digits + 2, min(_WIDEST, (width - _TITLE) // (ages + 1)))
+    last = max(0, min(ages, (width - _TITLE) // cell - 1))
+    ready, flying = (_counted(counts, last) for counts in (report.ready, report.under_way))
+    lines: list[Line] = []
+    highest = max([1, *ready])
+    for level in reversed(range(BARS)):
+        bars = [filled(count / highest * BARS - level) * (cell - 2) for count in ready]
+        lines.append(_row("", bars, cell, report.bound, mark, Tone.ACCENT))
+    lines.append(_row("ready", [f"{count or ''}" for count in ready], cell, report.bound, mark, Tone.STRONG))
+    lines.append(_row("under way", [f"{count or ''}" for count in flying], cell, report.bound, mark, Tone.DIM))
+    names = [f"{age}{'+' if age == last < ages else ''}" for age in range(last + 1)]
+    lines.append(_row("age", names, cell, report.bound, mark, Tone.PLAIN))
+    return lines
+
+
+def _counted(counts: dict[int, int], last: int) -> list[int]:
+    made = [0] * (last + 1)
+    for age, count in counts.items():
+        made[min(age, last)] += count
+    return made
+
+
+def _row(title: str, cells: list[str], cell: int, bound: int, mark: int, tone: Tone) -> Line:
+    spans = [Span(f"{title:<{_TITLE}}", Tone.DIM)]
+    for age, text in enumerate(cells):
+        too_old = age > mark
+        spans.append(Span(text.rjust(cell - 1), Tone.DIM if too_old else tone))
+        edge = "│" if age == bound else "◆" if age == mark else " "
+        spans.append(Span(edge, Tone.BAD if age == bound else Tone.WARN))
+    return tuple(spans)
