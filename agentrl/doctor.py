@@ -1,4 +1,4 @@
-"""Whether a run can live here: `python -m agentrl.doctor [--json] [RUN.yaml]`.
+"""Whether a run can live here: `python -m agentrl.doctor [--json] [--datasets] [--set A.B=C] [RUN.yaml]`.
 
 Invariants: a check looks and changes nothing that stays; it answers with a sentence in any case, and with what to do
 where something is wrong; `fail` is kept for what stops a run.
@@ -33,7 +33,9 @@ from agentrl.config.run import RunConfig
 from agentrl.control.records.lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host import cgroups
+from agentrl.store import datasets
 from agentrl.store.binary import find_mongod, mongod_version
+from agentrl.store.datasets import Row
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet, why_not_free
 
 PYTHON_AT_LEAST = (3, 11)
@@ -72,6 +74,8 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_mongod(needed=config is not None and config.has_mongo)
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
+    if config is not None:
+        yield from check_datasets(config)
     if config is not None and config.coordinator.listen:
         running = coordinator_of(state)
         yield check_ports(config.coordinator.listen, running.pid if running else 0)
@@ -224,6 +228,36 @@ def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
     return Check("terminal", "ok", f"{kind if is_terminal else 'No terminal'}, {encoding}.")
 
 
+def check_datasets(config: RunConfig) -> Iterator[Check]:
+    """What the steward will read; of large files the first rows."""
+    for name, environment in config.environments.items():
+        title = f"dataset of {name}"
+        try:
+            rows, whole = datasets.look(environment.dataset)
+            separate, _ = datasets.look(environment.evaluation) if environment.evaluation else ([], True)
+        except (ConfigError, OSError) as wrong:
+            hint = getattr(wrong, "hint", "") or "The steward reads it when it starts, and would refuse it."
+            sentence = str(getattr(wrong, "message", wrong)).removesuffix(".")
+            yield Check(title, "fail", f"environments.{name}: {sentence}.", hint)
+            continue
+        train = datasets.split_of(rows, "train", default="train")
+        held_out = datasets.split_of(rows, "eval", default="train")
+        held_out += datasets.split_of(separate, "eval", default="eval")
+        yield _split(title, environment.dataset, train, held_out, whole=whole)
+
+
+def _split(title: str, place: str, train: list[Row], held_out: list[Row], *, whole: bool) -> Check:
+    leaks = datasets.leaks(train, held_out)
+    if not train and whole:
+        return Check(title, "fail", f"{place} has no rows to train on: all of them are held out.", "Add some.")
+    if leaks:
+        sentence = f"{len(leaks)} held-out prompts are trained on as well: {leaks[0].sentence()}."
+        return Check(title, "warn", sentence, "An evaluation on them flatters; take them out of one split.")
+    counted = f"{len(train)} rows to train on, {len(held_out)} held out"
+    looked = "." if whole else f" among the first {datasets.LOOKED_AT_ROWS}; the rest was not looked at."
+    return Check(title, "ok", f"{counted}{looked}")
+
+
 def check_ports(listen: str, coordinator_pid: int) -> Check:
     """The three ports of the coordinator, unless its own coordinator holds them."""
     addresses = tcp_triplet(listen)
@@ -240,16 +274,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentrl doctor", description="Check whether a run can live here.")
     parser.add_argument("run", nargs="?", metavar="RUN.yaml", help="also check what this run needs")
     parser.add_argument("--json", action="store_true", help="print a list of checks as JSON")
+    parser.add_argument("--datasets", action="store_true", help="look at nothing but the run's datasets")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="as of `agentrl up`")
     options = parser.parse_args(arguments)
     checks: list[Check] = []
     config: RunConfig | None = None
     if options.run:
         try:
-            config = load_config(options.run).config
+            config = load_config(options.run, sets=tuple(options.set)).config
             checks.append(Check("run file", "ok", f"{options.run} describes the run {config.name}."))
         except ConfigError as wrong:
             checks.append(Check("run file", "fail", wrong.message, wrong.hint))
-    checks += examine(config)
+    if not options.datasets:
+        checks += examine(config)
+    elif config is not None:
+        checks += check_datasets(config)
     _print(checks, as_json=options.json)
     return ExitCode.UNHEALTHY if any(check.verdict == "fail" for check in checks) else ExitCode.OK
 

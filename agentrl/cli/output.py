@@ -112,7 +112,8 @@ def table(
 ) -> RenderableType:
     """A table without lines; a cell is text, or something that is styled already.
 
-    Where a width is given and not enough, the spare columns are left out, the first of them first.
+    Where a width is given and not enough, the spare columns are left out, the first of them first. If that is still
+    too wide, the first column folds: a name can be put together again, a heading that is cut says nothing.
     """
     from rich.table import Table
     from rich.text import Text
@@ -122,13 +123,20 @@ def table(
     # A column that nobody needs now takes no room.
     used = [place for place in range(len(columns)) if not cells or any(row[place].plain for row in cells)]
     long = {place: max(len(columns[place]), *(row[place].cell_len for row in cells), 0) for place in used}
+
+    def is_too_wide() -> bool:
+        return (
+            bool(width) and sum((min(most, _FOLDS_FROM) if place else most) + 2 for place, most in long.items()) > width
+        )
+
     for name in spare:
-        if width and sum((min(most, _FOLDS_FROM) if place else most) + 2 for place, most in long.items()) > width:
+        if is_too_wide():
             long.pop(columns.index(name), None)
+    folds = is_too_wide()
     for place, most in long.items():
         name = columns[place]
         # Names and what is short stay whole; what folds is the rest.
-        whole = place == 0 or most < _FOLDS_FROM
+        whole = most < _FOLDS_FROM or (place == 0 and not folds)
         made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=whole)
     for row in cells:
         made.add_row(*(row[place] for place in long))

@@ -185,6 +185,9 @@ async def export(
     cli: Cli,
     filter: Filter = "",
     after: After = "",
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many; else all.", show_default=False)
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Append to this file; else stdout.", show_default=False),
@@ -201,13 +204,13 @@ async def export(
     target = file.open("ab") if file else sys.stdout.buffer
     try:
         async with cli.connect() as client:
-            async for lines in bodies.exported(client, filter=filter, after=after):
+            async for lines in bodies.exported(client, filter=filter, after=after, limit=limit):
                 target.write(lines.data)
                 records, last = records + lines.records, lines.after
         target.flush()
     finally:
         if records:
-            output.note(f"{records} records; what ends later: --after {last}")
+            output.note(f"{records} records; {'more' if records == limit else 'what ends later'}: --after {last}")
         if file:
             target.close()
     if not records:

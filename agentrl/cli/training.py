@@ -34,9 +34,7 @@ def register(app: typer.Typer) -> None:
 async def list_steps(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
     """List steps with their metrics; `--sort -metrics.loss` finds the one behind a peak."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(
-        cli, "list_steps", asked, STEPS, right=("records", "from", "reward", "loss", "took"), spare=("took", "from")
-    )
+    return await lists.show_page(cli, "list_steps", asked, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
 
 
 async def show_step(
@@ -129,6 +127,8 @@ STEPS: lists.Columns = {
     "took": lists.duration("duration_s"),
     "committed": lists.moment("committed_at"),
 }
+STEPS_RIGHT = ("records", "from", "reward", "loss", "took")
+STEPS_SPARE = ("took", "from", "committed")
 CHECKPOINTS: lists.Columns = {
     "checkpoint": lists.field("id"),
     "status": lists.field("status"),

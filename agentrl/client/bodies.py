@@ -67,12 +67,15 @@ class Lines(NamedTuple):
 
 
 async def exported(
-    client: DataMethods, *, filter: str = "", after: str = "", deadline_s: float = ANSWER_S
+    client: DataMethods, *, filter: str = "", after: str = "", limit: int | None = None, deadline_s: float = ANSWER_S
 ) -> AsyncIterator[Lines]:
-    """Whole trajectories as JSON lines, in the order of their ends."""
-    begun, offset, end = b"", 0, False
-    while not end:
-        part = await client.export_records(filter=filter, after=after, offset=offset, deadline_s=deadline_s)
+    """Whole trajectories as JSON lines, in the order of their ends; `limit`: at most so many."""
+    begun, offset, end, left = b"", 0, False, limit
+    while not end and left != 0:
+        part = await client.export_records(
+            filter=filter, after=after, offset=offset, limit=left or 0, deadline_s=deadline_s
+        )
+        left = None if left is None else left - part.records
         whole, newline, rest = part.data.rpartition(b"\n")
         if newline:
             yield Lines(begun + whole + newline, part.records, part.after)

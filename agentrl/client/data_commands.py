@@ -94,10 +94,10 @@ class DataMethods(Calling):
         return cast(Story, await self.call("show_checkpoint", ShowOne(id), deadline_s=deadline_s))
 
     async def export_records(
-        self, *, filter: str = "", after: str = "", offset: int = 0, deadline_s: float | None = None
+        self, *, filter: str = "", after: str = "", offset: int = 0, limit: int = 0, deadline_s: float | None = None
     ) -> ExportPart:
         """A stretch of JSON lines, each a whole trajectory; go on with its `after` and `offset` until `end`."""
-        args = ExportRecords(filter, after, offset)
+        args = ExportRecords(filter, after, offset, limit)
         return cast(ExportPart, await self.call("export_records", args, deadline_s=deadline_s))
 
     async def tool_errors(

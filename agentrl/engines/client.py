@@ -129,7 +129,10 @@ class HttpEngine:
         with contextlib.suppress(EngineError):
             await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
 
-    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+    async def score(
+        self, ids: Sequence[int], *, deadline_s: float, version: int | None = None, vocabulary: int | None = None
+    ) -> list[float]:
+        """`vocabulary`: how many ids the model of an SGLang server has, which tells the last of them as 0."""
         body = {
             **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version),
             "logprob_start_len": 0,
@@ -137,7 +140,7 @@ class HttpEngine:
         del body["rid"]
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
         found = [value for value, _, _ in pairs[1:] if value is not None]
-        if not _is_echo([token for _, token, _ in pairs], ids) or len(found) != len(pairs) - 1:
+        if not _is_echo([token for _, token, _ in pairs], ids, vocabulary) or len(found) != len(pairs) - 1:
             raise EngineRubbishError(f"The engine {self.url} scored another sequence than it was given.")
         return found
 
@@ -268,13 +271,9 @@ def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: in
     return body if version is None else {**body, "version": version}
 
 
-def _is_echo(told: Sequence[int], ids: Sequence[int]) -> bool:
-    """Whether these are the ids that were sent. SGLang tells the last one of the vocabulary as 0, with its log-prob.
-
-    Its size is not known here, but only one id can be its last, and then it is so wherever it stands."""
-    if len(told) != len(ids):
-        return False
-    last = max(ids, default=0)
+def _is_echo(told: Sequence[int], ids: Sequence[int], vocabulary: int | None) -> bool:
+    """Whether these are the ids that were sent. The last one of the vocabulary has its own log-prob under the id 0."""
+    last = None if vocabulary is None else vocabulary - 1
     return list(told) in (list(ids), [0 if sent == last else sent for sent in ids])
 
 

@@ -131,6 +131,8 @@ class ExportRecords(Args, frozen=True):
     """The id of the last record that is complete on the caller's side."""
     offset: int = 0
     """Bytes of the line behind it that the caller has already."""
+    limit: int = 0
+    """At most so many records in the answer; 0 for as many as fit."""
 
 
 class ExportPart(msgspec.Struct, frozen=True, omit_defaults=True):

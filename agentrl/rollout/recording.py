@@ -163,7 +163,7 @@ class Recorder:
         )
         self._open_calls[call.id] = call
         # Nothing hangs on its being durable before the engine has it: what was not stored was not seen by anybody.
-        self._show_later(call.id, lambda: self._writer.sent(call))
+        self._show_later(call.id, lambda: self._writer.sent(copy.copy(call)))
         return call
 
     def answered(self, call: DispatchedSamplingTask, prompt: list[int], made: Generated) -> None:

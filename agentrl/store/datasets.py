@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +34,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 LARGEST_ROW = 4 * 2**20
 """In bytes. A document of the database holds four times as much, and it is no row but a file."""
+
+LOOKED_AT_WHOLE_BYTES = 32 * 2**20
+LOOKED_AT_ROWS = 10_000
+"""What is looked at of a dataset that is larger than that."""
 
 SPLITS = {
     "train": "train",
@@ -76,14 +81,14 @@ class Leak(msgspec.Struct, frozen=True):
 
 def read(path: str | Path) -> list[Row]:
     """All rows of a file or directory."""
+    return _read(Path(path), None)
+
+
+def look(path: str | Path) -> tuple[list[Row], bool]:
+    """All rows of what is small, else the first ones; and whether these are all."""
     place = Path(path)
-    if not place.exists():
-        raise DatasetError(f"There is no dataset {place}.")
-    rows = [_of_a_size(_row(plain, where, split)) for where, split, plain in _reader(place)(place)]
-    if not rows:
-        raise DatasetError(f"{place} has no rows.")
-    _refuse_repeated_ids(rows)
-    return rows
+    whole = _bytes_of(place) <= LOOKED_AT_WHOLE_BYTES
+    return _read(place, None if whole else LOOKED_AT_ROWS), whole
 
 
 def split_of(rows: Iterable[Row], split: str, *, default: str) -> list[Row]:
@@ -119,6 +124,23 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 # ---- reading ----
+
+
+def _read(place: Path, most: int | None) -> list[Row]:
+    if not place.exists():
+        raise DatasetError(f"There is no dataset {place}.")
+    found = itertools.islice(_reader(place)(place), most)
+    rows = [_of_a_size(_row(plain, where, split)) for where, split, plain in found]
+    if not rows:
+        raise DatasetError(f"{place} has no rows.")
+    _refuse_repeated_ids(rows)
+    return rows
+
+
+def _bytes_of(place: Path) -> int:
+    files = place.rglob("*") if place.is_dir() else [place]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
 
 _Numbered = Iterator[tuple[str, str, Any]]
 """Where it is, the split that its place says, and the row."""

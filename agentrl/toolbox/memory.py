@@ -33,6 +33,8 @@ class Call:
     """Until it is answered."""
     answer: Answer | None = None
     """None before, and again if the answer was dropped."""
+    again: bool = False
+    """It was made a second time."""
 
     def is_same(self, session: str, tool: str, arguments: dict[str, Any]) -> bool:
         return (self.session, self.tool, self.arguments) == (session, tool, arguments)

@@ -261,7 +261,7 @@ class Toolbox:
         except asyncio.CancelledError:
             if not session.closing:
                 raise
-            answer = CANCELLED
+            answer = msgspec.structs.replace(CANCELLED, tried_again="cancelled") if call.again else CANCELLED
         except BaseException:
             self._memory.refused(call)
             raise

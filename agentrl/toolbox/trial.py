@@ -91,6 +91,7 @@ class Trials:
         try:
             async with asyncio.timeout(OPENED_WITHIN_S), self._gate:
                 await connection.open(OPENED_WITHIN_S)
+            call.again = True
             return await ask(
                 connection,
                 tool.name,

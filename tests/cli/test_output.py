@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentrl.cli import output
+from agentrl.cli import lists, output
+from agentrl.cli.training import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
 from agentrl.protocol.danger import Tier
 
@@ -48,6 +50,26 @@ def test_a_table_shows_markup_as_it_was_written() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(output.table(("unit", "what"), [("web-0", "[red]\x1b[31m[/] done")]))
     assert "[red][/] done" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lineage", ["trainer-0.1@20260101T000000", "trainer-0.1~0123abcd@20260101T000000"])
+def test_a_list_of_steps_has_whole_headings_and_numbers_in_80_columns(lineage: str) -> None:
+    step = {
+        "id": f"{lineage}/000120",
+        "status": "rolled_back",
+        "counts": {"records": 128},
+        "base_version": 119,
+        "metrics": {"reward_mean": 0.123456, "loss": -0.00123456},
+        "duration_s": 12.3,
+        "committed_at": datetime.now(UTC),
+    }
+    cells = [[lists._shown(of(step)) for of in STEPS.values()]]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(output.table(list(STEPS), cells, width=80, right=STEPS_RIGHT, spare=STEPS_SPARE))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for whole in ("step ", "status ", "records ", "reward ", "loss", " rolled_back ", " 128 ", "-0.001235"):
+        assert whole in shown
+    assert step["id"] == "".join(line.split()[0] for line in shown.splitlines()[1:])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.errors import ExitCode
 from tests.cli.conftest import Shell
 
 RUN_FILE = """
@@ -37,3 +38,41 @@ def test_check_advises_a_reference_and_does_not_refuse(shell: Shell) -> None:
     (advice,) = shell("config", "check", "--json").json["advice"]
     assert "API_KEY" in advice
     assert "HF_TOKEN" not in advice
+
+
+TRAINS = """
+name: learns
+model: {build: tiny}
+environments: {shop: {dataset: rows.jsonl}}
+"""
+FINE = '{"query": "what costs a pear?", "answer": 3}\n'
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (None, "environments.shop: There is no dataset "),
+        (FINE + '{"answer": 4}\n', "environments.shop: rows.jsonl line 2 has no query"),
+        (FINE + "{nonsense\n", "rows.jsonl line 2 is no JSON"),
+        (FINE.replace("}", ', "split": "test"}'), "rows.jsonl has no rows to train on"),
+    ],
+)
+def test_a_dataset_that_cannot_be_trained_on_is_a_mistake_with_its_place(
+    shell: Shell, rows: str | None, sentence: str
+) -> None:
+    folder = shell.home.parent
+    (folder / "learns.yaml").write_text(TRAINS)
+    if rows is not None:
+        (folder / "rows.jsonl").write_text(rows)
+    assert sentence in shell("config", "check", "learns.yaml", expect=ExitCode.CONFIG).err
+    error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
+    assert sentence in error["message"]
+
+
+def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> None:
+    folder = shell.home.parent
+    (folder / "learns.yaml").write_text(TRAINS)
+    (folder / "other.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
+    said = shell("config", "check", "learns.yaml", "--set", f"environments.shop.dataset={folder}/other.jsonl")
+    assert "1 held-out prompts are trained on as well: other.jsonl line 2 is held out" in said.err
+    assert "is valid" in said.out

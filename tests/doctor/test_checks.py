@@ -184,3 +184,18 @@ def test_ports_in_use_are_fine_while_the_own_coordinator_is_up() -> None:
 def test_without_proc_a_run_cannot_live(tmp_path: Path) -> None:
     assert doctor.check_processes(tmp_path).verdict == "fail"
     assert doctor.check_processes().verdict != "fail"
+
+
+def test_datasets_are_read_as_the_steward_will(tmp_path: Path) -> None:
+    (tmp_path / "fine.jsonl").write_text('{"query": "a"}\n{"query": "b", "split": "test"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"query": "a"}\n[]\n')
+    file = tmp_path / "run.yaml"
+    environments = "{good: {dataset: fine.jsonl}, ill: {dataset: bad.jsonl}}"
+    file.write_text(f"name: probe\nmodel: {{build: tiny}}\nenvironments: {environments}\n")
+    told = run("--json", "--datasets", str(file), home=tmp_path / "home")
+    checks = {check["name"]: check for check in json.loads(told.stdout)}
+    assert checks.keys() == {"run file", "dataset of good", "dataset of ill"}
+    assert checks["dataset of good"]["sentence"] == "1 rows to train on, 1 held out."
+    assert checks["dataset of ill"]["verdict"] == "fail"
+    assert "bad.jsonl line 2 is no object" in checks["dataset of ill"]["sentence"]
+    assert told.returncode == ExitCode.UNHEALTHY

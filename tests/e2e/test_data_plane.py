@@ -179,6 +179,8 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
     exported = run.raw("records", "export", "--filter", f"task={record['task']['id']}")
     trajectories = [json.loads(line) for line in exported.stdout.splitlines()]
     assert record["record"]["id"] in {one["record"]["id"] for one in trajectories}
+    first = run.raw("records", "export", "--filter", f"task={record['task']['id']}", "--limit", "1")
+    assert (len(trajectories) > 1, first.stdout.splitlines()) == (True, exported.stdout.splitlines()[:1])
     ended = run.cli("records", "list", "--filter", "finished_at!=null", "--limit", "1000")["rows"]
     assert all(row["outcome"] and row["outcome_class"] for row in ended), "each has one reason why it ended"
     return True

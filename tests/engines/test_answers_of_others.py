@@ -93,14 +93,17 @@ def scored(*told: int) -> bytes:
 
 async def test_the_last_id_of_a_vocabulary_may_come_back_as_0() -> None:
     async with server(answering(scored(5, 0, 6, 0))) as engine:
-        assert await engine.score([5, 9, 6, 9], deadline_s=5) == [-1.0] * 3
+        assert await engine.score([5, 9, 6, 9], deadline_s=60, vocabulary=10) == [-1.0] * 3
+        for others in (None, 11):
+            with pytest.raises(EngineError, match="another sequence"):
+                await engine.score([5, 9, 6, 9], deadline_s=60, vocabulary=others)
 
 
 @pytest.mark.parametrize("told", [(5, 0, 6, 9), (5, 9, 0, 9), (5, 0, 6, 8), (5, 0, 6), (5, 0, 6, 0, 0)])
 async def test_scores_of_another_sequence_are_rubbish(told: tuple[int, ...]) -> None:
     async with server(answering(scored(*told))) as engine:
         with pytest.raises(EngineError, match="another sequence"):
-            await engine.score([5, 9, 6, 9], deadline_s=5)
+            await engine.score([5, 9, 6, 9], deadline_s=60, vocabulary=10)
 
 
 def changed(**meta: Any) -> bytes:

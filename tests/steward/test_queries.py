@@ -206,6 +206,16 @@ async def test_an_export_has_every_token_once_and_goes_on_where_it_stopped(db: D
     assert later[0]["advantage"] < 0
 
 
+async def test_an_export_stops_after_as_many_as_were_asked_for(db: Database) -> None:
+    await admitted(db, n=2)
+    first = await episode(db)
+    second = await episode(db)
+    part: ExportPart = await asked(db, "export_records", ExportRecords(limit=1))
+    assert (part.records, part.after, part.end) == (1, first, False)
+    part = await asked(db, "export_records", ExportRecords(after=part.after, limit=1))
+    assert (part.records, part.after) == (1, second)
+
+
 async def test_a_trajectory_that_is_longer_than_a_message_comes_whole(db: Database) -> None:
     await admitted(db, n=2)
     long = "é" * PART_BYTES

@@ -224,3 +224,14 @@ def test_a_row_that_no_document_holds_is_named_before_anything_is_stored(tmp_pat
 
 def test_half_a_character_does_not_keep_a_row_from_being_read(tmp_path: Path) -> None:
     assert len(datasets.read(jsonl(tmp_path, [{"query": "a\ud800b", "answer": "3"}]))) == 1
+
+
+def test_of_a_large_file_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"query": "item {number}"}}\n' for number in range(20)) + "{nonsense\n")
+    monkeypatch.setattr(datasets, "LOOKED_AT_ROWS", 7)
+    with pytest.raises(DatasetError, match="line 21 is no JSON"):
+        datasets.look(file)
+    monkeypatch.setattr(datasets, "LOOKED_AT_WHOLE_BYTES", 100)
+    rows, whole = datasets.look(file)
+    assert (len(rows), whole) == (7, False)

@@ -25,6 +25,15 @@ class _Numbers(msgspec.Struct):
 
     dtype: str = ""
     torch_dtype: str = ""
+    vocab_size: int | None = None
+    text_config: _Numbers | None = None
+    """Of a model that also sees or hears."""
+
+
+def vocabulary(config: bytes) -> int | None:
+    """How many ids a model has; None if its configuration does not say."""
+    stored = msgspec.json.decode(config, type=_Numbers)
+    return (stored.text_config or stored).vocab_size
 
 
 def canary_limit(engines: Engines, config: bytes) -> float:

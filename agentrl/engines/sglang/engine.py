@@ -27,7 +27,7 @@ from agentrl.engines.protocol import (
     PauseMode,
     WeightsRefusedError,
 )
-from agentrl.engines.sglang.arguments import arguments, canary_limit
+from agentrl.engines.sglang.arguments import arguments, canary_limit, vocabulary
 from agentrl.engines.sglang.process import SglangServer, url_of
 
 SCORE_WITHIN_S = 120.0
@@ -179,7 +179,10 @@ class SglangEngine:
     async def _compare(self, server: SglangServer, wanted: Held) -> None:
         canary = wanted.manifest.canary
         try:
-            ours = [await server.client.score(ids, deadline_s=SCORE_WITHIN_S) for ids in canary.ids]
+            ours = [
+                await server.client.score(ids, deadline_s=SCORE_WITHIN_S, vocabulary=vocabulary(self._config))
+                for ids in canary.ids
+            ]
         except EngineRubbishError as rubbish:
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {rubbish.message}") from rubbish
         agreement = manifests.compare(canary, ours, canary_limit(self._engines, self._config))

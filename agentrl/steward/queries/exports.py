@@ -30,8 +30,9 @@ ENDED = {"finished_at": {"$ne": None}, "status": {"$nin": ["open", "running", "f
 
 async def part(database: Database, args: ExportRecords) -> ExportPart:
     query, after = args.filter, args.after
+    most = min(args.limit or LOOKED_AT, LOOKED_AT)
     found = await lists.page(
-        database, "Record", filter=query, sort="finished_at", after=after or None, limit=LOOKED_AT, also=ENDED
+        database, "Record", filter=query, sort="finished_at", after=after or None, limit=most, also=ENDED
     )
     data, offset, complete = bytearray(), args.offset, 0
     for row in found.rows:

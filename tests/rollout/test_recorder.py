@@ -1,0 +1,38 @@
+"""What a recorder writes of a model call, whatever comes between its being shown and its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.engines.protocol import Generated, Sampling
+from agentrl.rollout import recording
+from agentrl.rollout.recording import Recorder
+from agentrl.store import claims
+from agentrl.store.database import Database
+from agentrl.store.trajectories import Writer
+from tests.store import flow
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+async def test_a_call_that_ends_while_it_is_being_shown_has_its_beginning_and_its_end(
+    db: Database, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """`turns` of the loop after it was sent: before, at and after the moment at which it is due to be shown."""
+    monkeypatch.setattr(recording, "SHOWN_AFTER_S", 0.0)
+    (task,) = await flow.queue(db, 1)
+    assert await flow.admit(db, task, n=1)
+    owner = await flow.sampler(db)
+    claim = await claims.claim(db, owner)
+    assert claim is not None
+    recorder = await Recorder.begin(db, Writer(db), claim, owner)
+    call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    recorder.answered(call, [1, 2, 3], Generated(ids=[4], log_probs=[-0.5], versions=[(1, 1)], finish="stop"))
+    await recorder.settled()
+    (stored,) = await db.find("DispatchedSamplingTask", {"record": claim.record.id})
+    assert stored["status"] == "done"
+    assert stored["sent_at"]
+    assert stored["done_at"]
