@@ -7,17 +7,13 @@ the registry of actions and nowhere else; the console outlives its coordinator, 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import msgspec
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
@@ -32,6 +28,7 @@ from agentrl.protocol.rows import AnyRow
 from tui.acting import Acting
 from tui.asking import Asking
 from tui.connection import Connection
+from tui.exporting import Exporting
 from tui.model import actions, chrome, intents
 from tui.model.actions import Action, When
 from tui.model.ink import Line, Span, Tone, span
@@ -46,9 +43,10 @@ from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
 from tui.views.fleet import Fleet
-from tui.views.lists import Records, Training
+from tui.views.lists import Training
 from tui.views.logs import Logs
 from tui.views.overview import Overview
+from tui.views.records import Records
 from tui.views.runs import Runs
 from tui.views.tuning import Tuning
 from tui.widgets.lines import Lines, Painted
@@ -130,6 +128,7 @@ class Console(App[int]):
         self.navigation = Navigation(self, self.views)
         self.asking = Asking(self)
         self.acting = Acting(self)
+        self.exporting = Exporting(self)
         self.playing = Playing(self, self.replay)
 
     # ---- the screen ----
@@ -308,7 +307,7 @@ class Console(App[int]):
                 move(name)
         else:
             method = f"do_{action.id.replace('.', '_').replace('-', '_')}"
-            able = (self.view, self.navigation, self.asking, self.acting, self.playing, self)
+            able = (self.view, self.navigation, self.asking, self.acting, self.exporting, self.playing, self)
             handler = next((found for who in able if (found := getattr(who, method, None))), None)
             if handler is not None:
                 handler()
@@ -362,20 +361,6 @@ class Console(App[int]):
     def do_theme(self) -> None:
         self.theme = LIGHT if self.theme == DARK else DARK
         self.repaint_all()
-
-    def do_screenshot(self) -> None:
-        path = self.save_screenshot(path=os.getcwd())
-        self.say(f"The picture is {path}")
-
-    def export(self, name: str, rows: Iterable[Any]) -> None:
-        path = Path.cwd() / f"{self.mirror.name or 'run'}-{name}-{time.strftime('%H%M%S')}.json"
-        body = [json.loads(msgspec.json.encode(row)) for row in rows]
-        try:
-            path.write_text(json.dumps(body, indent=1))
-        except OSError as error:
-            self.say(f"{path}: {error.strerror}.", Tone.BAD)
-            return
-        self.say(f"{len(body)} rows are in {path}")
 
     def ask_events(self, then: Callable[[list[AnyRow]], None]) -> None:
         """What happened before the console came; the feed does not carry all of it."""

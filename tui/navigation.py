@@ -18,6 +18,7 @@ from tui.model import details, happenings
 from tui.model.ink import Line, Tone
 from tui.model.typed import Look
 from tui.views.base import View
+from tui.views.calls import ToolErrors
 from tui.views.logs import Logs
 from tui.views.page import AlertPage, Page, RowPage, UnitPage
 from tui.views.tuning import Tuning
@@ -88,8 +89,13 @@ class Navigation:
         self.view.display = False
         self._pages.append(page)
         self._console.query_one("#views").mount(page)
-        self._console.call_after_refresh(page.shown)
+        self._console.call_after_refresh(self._come_into_sight, page)
         self._console.paint_chrome()
+
+    def _come_into_sight(self, page: View) -> None:
+        """Unless somebody has gone on meanwhile."""
+        if self.view is page and page.is_attached:
+            page.shown()
 
     def open_row(self, key: str) -> None:
         """The page of a row of the mirror."""
@@ -111,6 +117,9 @@ class Navigation:
 
     def open_unit(self, name: str) -> None:
         self.open_page(UnitPage(name))
+
+    def open_tool_errors(self) -> None:
+        self.open_page(ToolErrors())
 
     def open_logs(self, units: Sequence[str], life: int = 0) -> None:
         logs = self._views["logs"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli import lists
-from agentrl.cli.lists import Filter
+from agentrl.cli.lists import After, Filter, Limit, Sort
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
@@ -23,6 +23,7 @@ BAR = 20
 def register(app: typer.Typer) -> None:
     tools = group(app, "tools", "What tools did, and what went wrong.")
     verb(tools, "errors")(tool_errors)
+    verb(tools, "failures")(failures)
     verb(app, "accounting")(accounting)
     verb(app, "staleness")(staleness)
 
@@ -45,6 +46,26 @@ async def tool_errors(
     for kind in found:
         _tell_errors(cli, kind)
     return ExitCode.OK
+
+
+async def failures(
+    cli: Cli, filter: Filter = "", sort: Sort = "-requested_at", after: After = "", limit: Limit = 100
+) -> ExitCode:
+    """Tool calls that failed, each for itself; `owner` is the unit that made it."""
+    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    return await lists.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=("took", "what"))
+
+
+FAILURES: lists.Columns = {
+    "call": lists.field("id"),
+    "tool": lambda row: f"{row['server']}.{row['tool']}" if row.get("server") else row.get("tool"),
+    "kind": lists.field("status"),
+    "whose": lists.field("error_class"),
+    "unit": lists.field("owner"),
+    "asked": lists.moment("requested_at"),
+    "took": lists.field("latency_s"),
+    "what": lists.field("result"),
+}
 
 
 def _tell_errors(cli: Cli, kind: ToolErrorGroup) -> None:

@@ -46,6 +46,12 @@ class DataMethods(Calling):
         """Attempts, with what those under way are doing."""
         return await self._page("list_records", ListRows(filter, sort, after, limit), deadline_s)
 
+    async def list_failed_calls(
+        self, *, filter: str = "", sort: str = "", after: str = "", limit: int = 100, deadline_s: float | None = None
+    ) -> Page:
+        """Tool calls that failed, each for itself."""
+        return await self._page("list_failed_calls", ListRows(filter, sort, after, limit), deadline_s)
+
     async def list_steps(
         self, *, filter: str = "", sort: str = "", after: str = "", limit: int = 100, deadline_s: float | None = None
     ) -> Page:

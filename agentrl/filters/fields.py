@@ -113,7 +113,7 @@ CALLS = fields(
 )
 TURNS = fields(text="record task text call reason", number="index", time="started_at done_at", texts="tool_calls")
 TOOL_CALLS = fields(
-    text="record task server tool status error_class tried_again result session",
+    text="record task owner server tool status error_class tried_again result session",
     number="turn latency_s",
     time="requested_at done_at",
     age="requested_at",

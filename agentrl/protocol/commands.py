@@ -352,6 +352,7 @@ COMMANDS: dict[str, CommandSpec] = {
         _served("show_step", data.ShowOne, data.Story, "steps show", "One step with the records that it trained."),
         _served("show_checkpoint", data.ShowOne, data.Story, "checkpoints show", "One checkpoint with its files."),
         _served("export_records", data.ExportRecords, data.ExportPart, "records export", "Whole trajectories."),
+        _list("list_failed_calls", "tools failures", "Tool calls that failed, each for itself."),
         _served("tool_errors", data.ToolErrors, list[data.ToolErrorGroup], "tools errors", "What went wrong, by kind."),
         _served("accounting", data.Accounting, data.AccountReport, "accounting", "Sums that must agree."),
         _served(

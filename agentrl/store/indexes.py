@@ -70,6 +70,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("task", "task"),
         _index("under_way", "requested_at", partialFilterExpression={"status": {"$in": ASKED}}),
         _index("errors", "error_class server tool"),
+        _index("failed", "requested_at _id", partialFilterExpression={"error_class": {"$gt": ""}}),
     ],
     "DBRecordData": [_index("task", "task")],
     "Step": [_index("status", "status step"), _index("tasks", "tasks"), _index("filtered", "filtered")],

@@ -372,6 +372,7 @@ async def test_a_checkpoint_is_pinned_and_left_again(db: Database) -> None:
         ("Record", {}, [("_id", 1)]),
         ("Task", {"status": "dead"}, [("_id", 1)]),
         ("ToolCall", {"error_class": {"$gt": ""}}, None),
+        ("ToolCall", {"error_class": {"$gt": ""}}, [("requested_at", -1), ("_id", -1)]),
         ("Turn", {"parsed.error": {"$gt": ""}}, None),
     ],
 )

@@ -10,17 +10,19 @@ from agentrl.protocol.commands import COMMANDS
 from tui.acting import Acting
 from tui.app import SCREENS, Console
 from tui.asking import Asking
+from tui.exporting import Exporting
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
 from tui.navigation import Navigation
 from tui.playing import Playing
 from tui.views.base import View
-from tui.views.lists import RecordPage, ToolErrors
+from tui.views.calls import FailedCalls, ToolErrors
 from tui.views.page import AlertPage, UnitPage
+from tui.views.records import GroupPage, RecordPage, TokenTree
 from tui.views.tuning import KnobPage
 
-PAGES = (ToolErrors, RecordPage, UnitPage, AlertPage, KnobPage)
+PAGES = (ToolErrors, FailedCalls, RecordPage, TokenTree, GroupPage, UnitPage, AlertPage, KnobPage)
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
-FOR_ALL = (Navigation, Asking, Acting, Console, Playing)
+FOR_ALL = (Navigation, Asking, Acting, Exporting, Console, Playing)
 """Who carries out what means the same in every view."""
 ELSEWHERE = {
     "apply": "agentrl up",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+import pytest
+
 from agentrl.errors import RefusedError
+from agentrl.filters.fields import TOOL_CALLS
+from agentrl.filters.parser import parse
 from agentrl.protocol import data
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
+from tui.app import Settings
 
 RECORD = "shop/train/0/000012#r1.s3.a1"
 
@@ -51,6 +59,27 @@ def story(text: str = "") -> data.RecordStory:
     )
 
 
+def segments(text: str = "") -> tuple[data.TokenStretch, ...]:
+    """A prompt, an answer by two versions with an unlikely token, and two ways on from there."""
+    said = ("it ", "costs ", f"7{text}", "\n")
+    call = f"{RECORD}/c"
+    return (
+        data.TokenStretch(0, -1, "environment", f"{call}0", 0, ids=(1, 2, 3), texts=("what ", "costs ", "flour?")),
+        data.TokenStretch(
+            1, 0, "model", f"{call}0", 0, True, ids=(4, 2, 5, 6), texts=said,
+            log_probs=(-0.01, -0.02, -4.0, -1.0), versions=((3, 2), (4, 2)),
+        ),
+        data.TokenStretch(2, 1, "environment", f"{call}1", 1, ids=(7,), texts=("go on",)),
+        data.TokenStretch(
+            3, 2, "model", f"{call}1", 1, True, ids=(8,), texts=("fine",), log_probs=(-0.1,), versions=((4, 1),)
+        ),
+        data.TokenStretch(4, 1, "environment", f"{call}2", ids=(9,), texts=("instead",)),
+        data.TokenStretch(
+            5, 4, "model", f"{call}2", ids=(10, 11), texts=("a", "b"), log_probs=(-0.1, -0.2), versions=((4, 2),)
+        ),
+    )  # fmt: skip
+
+
 def answers(coordinator: Scripted, text: str = "") -> list[data.ListRows]:
     """The steward's answers, and what it was asked."""
     asked: list[data.ListRows] = []
@@ -70,6 +99,10 @@ def answers(coordinator: Scripted, text: str = "") -> list[data.ListRows]:
     step = {"id": "trainer-0.1@1/000007", "status": "committed", "metrics": metrics, "counts": {"records": 64}}
     coordinator.answers["list_steps"] = lambda _: data.Page((step,))
     coordinator.answers["show_step"] = lambda _: data.Story(step, (row(RECORD),), 63)
+    coordinator.answers["record_tokens"] = lambda _: data.TokenPart(segments(text), None, 12)
+    failed = {"id": f"{RECORD}/t40.0", "record": RECORD, "turn": 40, "server": "shop", "tool": "lookup"}
+    failed |= {"status": "timeout", "error_class": "infrastructure", "owner": "sampler-3.1", "result": text}
+    coordinator.answers["list_failed_calls"] = lambda _: data.Page((failed,))
     sample = data.ToolErrorSample(RECORD, f"{RECORD}/t0.0", text)
     group = data.ToolErrorGroup("shop", "lookup", "malformed", "policy", f"no bracket {text}", 192, samples=(sample,))
     coordinator.answers["tool_errors"] = lambda _: [group]
@@ -125,11 +158,179 @@ async def test_errors_of_tools_lead_to_a_trajectory_and_steps_to_their_records(c
         await screen.shows("gradient_norm 1.5", "its records (1 of 64)", RECORD)
 
 
+def long_story(after: int = -1, of: int = 60) -> data.RecordStory:
+    turns = tuple({"index": n, "text": f"said {n}\nand more", "parsed": (), "tool_calls": ()} for n in range(of))
+    return msgspec.structs.replace(
+        story(), turns=tuple(turn for turn in turns if int(str(turn["index"])) > after)[:100]
+    )
+
+
+@pytest.mark.parametrize(("turn", "after"), [(40, -1), (140, 129)])
+async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripted, turn: int, after: int) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    failed = {"id": "x", "record": RECORD, "turn": turn, "server": "shop", "tool": "lookup", "status": "timeout"}
+    failed |= {"error_class": "infrastructure", "owner": "sampler-3.1", "requested_at": datetime.now(UTC)}
+    asked: list[Any] = []
+    sample = data.ToolErrorSample(RECORD, f"{RECORD}/t{turn}", "")
+    kinds = [
+        data.ToolErrorGroup("shop", "lookup", "timeout", "infrastructure", "took # s", 3, samples=(sample,)),
+        data.ToolErrorGroup("", "", "malformed", "policy", "no bracket", 2, samples=(sample,)),
+    ]
+    coordinator.answers["tool_errors"] = lambda _: kinds
+    coordinator.answers["list_failed_calls"] = lambda args: (asked.append(args), data.Page((failed,)))[1]
+    coordinator.answers["show_record"] = lambda args: long_story(args.after_turn, 150)
+    async with opened(coordinator.state_dir, (150, 24)) as screen:
+        await screen.press("7", "e")
+        await screen.shows("took # s", "no bracket")
+        await screen.press("enter")
+        await screen.shows("failed calls", "sampler-3.1", "timeout", f"t{turn}")
+        assert (
+            asked[-1].filter == 'server="shop" and tool="lookup" and status="timeout" and error_class="infrastructure"'
+        )
+        parse(asked[-1].filter, TOOL_CALLS)
+        await screen.press("enter")
+        await screen.shows(f"said {turn}")
+        assert f"turn {turn}" in screen.lines[2]
+        assert [args.after_turn for args in coordinator.sent("show_record")][-1] == after  # type: ignore[attr-defined]
+        await screen.press("right_square_bracket")
+        await aeventually(lambda: f"turn {turn + 1}" in screen.lines[2])
+        await screen.press("left_square_bracket", "left_square_bracket")
+        await aeventually(lambda: f"turn {turn - 1}" in screen.lines[2])
+        await screen.press("escape", "escape", "end", "enter")
+        await screen.shows(f"said {turn}")
+        assert f"turn {turn}" in screen.lines[2], "what could not be read as a call leads to its turn, too"
+        await screen.press("escape", "c")
+        await screen.shows("1 failed calls")
+        assert asked[-1].filter == ""
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["colours", "ascii without colours"])
+async def test_tokens_are_told_apart_by_signs_and_not_by_colours_alone(coordinator: Scripted, plain: bool) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    settings = Settings(ascii_only=plain, colour=not plain)
+    v3, v4, rare, rarest, trained, end = "<v3>", "<v4>", "<\n>", "{7}", "<trained>", "$"
+    if not plain:
+        v3, v4, rarest, trained, end = "⟨v3⟩", "⟨v4⟩", "«7»", "⟨trained⟩", "↵"
+    async with opened(coordinator.state_dir, (120, 40), settings) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("end", "enter")
+        await screen.shows("line 0")
+        await screen.press("c")
+        await screen.shows(f"{v3}it costs {v4}7{end}", "tokens by weights", "what costs flour?")
+        assert "line 0" not in screen.text
+        await screen.press("c")
+        await screen.shows(f"it costs {rarest}", "tokens by log-prob")
+        await screen.press("c")
+        await screen.shows(f"{trained}it costs 7{end}", "tokens by training")
+        assert len(coordinator.sent("record_tokens")) == 1, "what is there is not asked for again"
+        assert not plain or screen.text.isascii()
+        await screen.press("c")
+        await screen.shows("line 0")
+        assert rare not in screen.text
+
+
+async def test_the_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    coordinator.answers["show_record"] = lambda args: long_story()
+    async with opened(coordinator.state_dir, (120, 24)) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("end", "enter")
+        await screen.shows("said 0")
+        await screen.press("b")
+        await screen.shows("12 tokens, 5 trained", "turn 0 says", "├─ turn 1 gets", "│  turn 1 says", "└─ no turn gets")
+        await screen.shows("v3×2 v4×2", "✓ yes", "fine")
+        await screen.press("slash")
+        await screen.type("fine")
+        await screen.press("enter", "enter")
+        await screen.shows("said 1")
+        assert "turn 1" in screen.lines[2]
+
+
+async def test_who_has_gone_on_is_not_led_back_by_a_late_answer(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    may_answer = threading.Event()
+    coordinator.answers["record_tokens"] = lambda _: (may_answer.wait(20), data.TokenPart(segments(), None, 12))[1]
+    async with opened(coordinator.state_dir, (120, 24)) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("enter")
+        await screen.shows("line 0")
+        await screen.press("b", "a", "2")
+        may_answer.set()
+        await screen.press("7", "enter", "2")
+        await screen.shows("UNIT▲")
+        await aeventually(lambda: not [each for each in screen.app.workers if each.group == "tokens"])
+        assert screen.app.view.name_in_registry == "fleet"
+
+
+def attempts(*texts: str) -> dict[str, data.RecordStory]:
+    made = {}
+    for number, text in enumerate(texts):
+        id = f"shop/train/0/000012#r1.s{number}.a1"
+        tool = {"server": "shop", "tool": "lookup", "arguments": {"item": "flour"}, "status": "ok", "result": "7"}
+        turns = (
+            {"index": 0, "text": "let me look", "parsed": (), "tool_calls": [tool]},
+            {"index": 1, "text": text, "parsed": (), "tool_calls": ()},
+        )
+        end = {"sentence": "answered (policy)"}
+        made[id] = data.RecordStory(row(id, score=float(number)), {"query": "how much"}, end, turns)
+    return made
+
+
+@pytest.mark.parametrize(("size", "fits"), [((80, 24), 2), ((120, 40), 3), ((300, 80), 4)])
+async def test_attempts_stand_side_by_side_and_their_first_difference_is_marked(
+    coordinator: Scripted, size: tuple[int, int], fits: int
+) -> None:
+    populate(coordinator)
+    asked = answers(coordinator)
+    stories = attempts(f"seven {HOSTILE * 20}", "seven", "eight", "nine")
+    coordinator.answers["show_record"] = lambda args: stories[args.id]
+    page = data.Page(tuple(row(id) for id in stories))
+    coordinator.answers["list_records"] = lambda args: (asked.append(args), page)[1]
+    async with opened(coordinator.state_dir, size) as screen:
+        await screen.press("7")
+        await screen.shows("#r1.s0.a1")
+        await screen.press("a")
+        await screen.shows(f"attempts 1-{fits} of 4", "reward 0", "reward 1", "lookup(item='flour')", "they part here")
+        assert asked[-1].filter == 'task="shop/train/0/000012" and round=1'
+        assert next(line for line in screen.lines if "they part here" in line).strip().startswith("turn 1")
+        whole(screen, *size)
+        await screen.press("f")
+        whole(screen, *size)
+        await screen.press("right_square_bracket", "right_square_bracket", "right_square_bracket")
+        await screen.shows("nine", "reward 3", f"attempts {5 - fits}-4 of 4")
+        await screen.press("left_square_bracket")
+        if fits < 4:
+            await screen.shows(f"attempts {4 - fits}-3 of 4")
+
+
+async def test_a_models_thinking_is_one_line_until_it_is_asked_for(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    said = {"index": 0, "text": "<think>\nhm, flour\nis dear\n</think>\nIt costs 7.", "parsed": (), "tool_calls": ()}
+    coordinator.answers["show_record"] = lambda _: msgspec.structs.replace(story(), turns=(said,))
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("enter")
+        await screen.shows("… thinks, 4 words, f unfolds", "It costs 7.")
+        assert "hm, flour" not in screen.text
+        await screen.press("f")
+        await screen.shows("thinks: hm, flour", "is dear", "It costs 7.")
+
+
 async def test_what_models_and_tools_said_breaks_no_screen(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator, HOSTILE * 200)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
-        for keys in (["7"], ["end", "enter"], ["f"], ["end"], ["escape"], ["e"], ["8"]):
+        tokens = (["c"], ["home"], ["c"], ["c"], ["f"], ["b"], ["end"], ["escape"])
+        for keys in (["7"], ["end", "enter"], ["f"], ["end"], *tokens, ["escape"], ["e"], ["c"], ["8"]):
             await screen.press(*keys)
             await screen.shows("data")
             whole(screen, 80, 24)

@@ -14,7 +14,9 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import Permission
 
 EVERYWHERE = ""
-TABLES = ("fleet", "events", "alerts", "tuning", "records", "training", "runs", "tool-errors")
+TABLES = (
+    "fleet", "events", "alerts", "tuning", "records", "training", "runs", "tool-errors", "failed-calls", "token-tree",
+)  # fmt: skip
 VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training", "runs")
 """The screens in the order of their digits."""
 
@@ -92,7 +94,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy-line", ("Y",), "copy", "Copies the command line that does or shows the same."),
     Action("theme", (), "theme", "Dark or light."),
     Action("screenshot", ("f12",), "picture", "Writes an SVG picture of the screen."),
-    Action("export", ("E",), "export", "Writes the rows of this table to a JSON file.", TABLES),
+    Action("export", ("E",), "export", "Writes the rows of this table to a file: JSON, JSONL or CSV.", TABLES),
     # fleet
     Action("unit.more", ("plus", "equals_sign"), "more", "One unit more in this group.", ("fleet",), "scale", 58),
     Action("unit.fewer", ("minus",), "fewer", "One unit fewer in this group.", ("fleet",), "scale", 57),
@@ -146,8 +148,17 @@ ACTIONS: tuple[Action, ...] = (
     Action("move.right", ("right",), "right", "More of long lines.", ("logs",)),
     # the data plane
     Action("records.errors", ("e",), "tool errors", "What tool calls did wrong, by kind.", ("records",), footer=58),
-    Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record",), footer=58),
-    Action("record.again", ("r",), "again", "Asks for it once more.", ("record",), footer=57),
+    Action("records.calls", ("c",), "failed calls", "Every failed tool call, for itself.", ("tool-errors",), footer=58),
+    Action("records.export", ("X",), "export whole", "Whole trajectories of this filter, into a file.", ("records",)),
+    Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record", "group"), footer=58),
+    Action("record.again", ("r",), "again", "Asks for it once more.", ("record", "group"), footer=53),
+    Action("record.colour", ("c",), "tokens by", "By weights, log-prob or training.", ("record",), footer=57),
+    Action("record.tree", ("b",), "branches", "The tree of its tokens, with jumps.", ("record",), footer=56),
+    Action("record.group", ("a",), "attempts", "Those of its group, side by side.", ("records", "record"), footer=55),
+    Action("record.next-turn", ("right_square_bracket",), "next turn", "The turn after this one.", ("record",)),
+    Action("record.previous-turn", ("left_square_bracket",), "turn before", "The turn before this one.", ("record",)),
+    Action("group.left", ("left_square_bracket",), "shift left", "The attempt before these.", ("group",), footer=57),
+    Action("group.right", ("right_square_bracket",), "shift right", "The attempt after these.", ("group",), footer=56),
     # runs
     Action("runs.key", ("f",), "key file", "A run elsewhere, by the key file that opens it.", ("runs",), footer=58),
     # the run

@@ -1,26 +1,20 @@
-"""Records and steps of the data plane as lists have them, and one record turn by turn.
+"""Records, steps and errors of tools as lists have them, and one step.
 
-Invariants: what models and tools said is hostile and may be long: it is folded to some lines unless it is asked for;
-every record shows the one reason for its end.
+Invariant: a record that ended shows the one reason for its end; one under way shows what it waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
-from agentrl.protocol.data import RecordStory, Story, ToolErrorGroup
-from agentrl.words.safe import sanitise_lines
+from agentrl.protocol.data import Story, ToolErrorGroup
 from tui.model import wording
-from tui.model.ink import Line, Span, Tone, span, wrapped
+from tui.model.ink import Line, Span, Tone, span
 from tui.model.table import Column
 
 Row = Mapping[str, Any]
-FOLDED = 4
-"""Lines of a text that are shown while it is folded."""
-UNFOLDED = 64 << 10
-"""Signs of a text that are shown when it is not: a page is drawn anew at every round."""
-
 _STATUS_TONES = {"finished": Tone.GOOD, "scored": Tone.GOOD, "running": Tone.BUSY, "committed": Tone.GOOD}
 _STATUS_TONES |= {"failed": Tone.BAD, "dead": Tone.BAD, "rolled_back": Tone.WARN, "released": Tone.WARN}
 
@@ -32,18 +26,22 @@ def _number(row: Row, *names: str) -> float:
     return float(value) if isinstance(value, int | float) else -1e300
 
 
-def _shown(value: object, digits: int = 4) -> str:
+def shown(value: object, digits: int = 4) -> str:
     if value is None:
         return ""
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
+def status_tone(status: str) -> Tone:
+    return _STATUS_TONES.get(status, Tone.PLAIN)
+
+
 def _status(row: Row, now: float) -> Span:
     name = str(row.get("status", ""))
-    return span(name, _STATUS_TONES.get(name, Tone.PLAIN))
+    return span(name, status_tone(name))
 
 
-def _versions(row: Row, now: float) -> Span:
+def versions(row: Row, now: float) -> Span:
     oldest, newest = row.get("oldest_version"), row.get("newest_version")
     if oldest is None:
         return Span("")
@@ -78,7 +76,7 @@ def record_columns() -> tuple[Column[Row], ...]:
             "tokens", "TOKENS", 6, _plain("generated_tokens"), lambda row: _number(row, "generated_tokens"), True, 4
         ),
         Column("took", "TOOK", 5, _took, _time, True, 2),
-        Column("versions", "WEIGHTS", 9, _versions, lambda row: _number(row, "newest_version"), rank=5, optional=True),
+        Column("versions", "WEIGHTS", 9, versions, lambda row: _number(row, "newest_version"), rank=5, optional=True),
         Column("owner", "OWNER", 12, _plain("owner"), lambda row: str(row.get("owner") or ""), rank=6, optional=True),
         Column("what", "WHAT", 24, lambda row, now: span(doing(row), Tone.DIM), doing, stretches=True),
     )
@@ -106,7 +104,7 @@ def step_columns() -> tuple[Column[Row], ...]:
 
 def _metric(name: str, title: str, metric: str, rank: int) -> Column[Row]:
     def show(row: Row, now: float) -> Span:
-        return span(_shown(row.get("metrics", {}).get(metric)))
+        return span(shown(row.get("metrics", {}).get(metric)))
 
     return Column(name, title, 8, show, lambda row: _number(row, "metrics", metric), True, rank)
 
@@ -116,92 +114,14 @@ def _plain(*names: str) -> Any:
         value: Any = row
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
-        return span(_shown(value))
+        return span(shown(value))
 
     return show
 
 
 def _score(row: Row, now: float) -> Span:
     value = row.get("score")
-    return span(_shown(value, 3), Tone.GOOD if isinstance(value, int | float) and value > 0 else Tone.PLAIN)
-
-
-# ---- one record ----
-
-
-def of_record(story: RecordStory, width: int, *, unfolded: bool) -> list[Line]:
-    """Why it ended, what it was asked, and then turn by turn."""
-    record, room = story.record, max(20, width - 4)
-    status = str(record.get("status"))
-    made = [
-        (span(record["id"], Tone.STRONG), Span("  "), span(status, _STATUS_TONES.get(status, Tone.PLAIN))),
-        (span(str(story.ending.get("sentence", ""))),),
-        (span(_facts(story), Tone.DIM),),
-        (),
-        *_text("asked", str(story.task.get("query", "")), room, unfolded, Tone.PLAIN),
-    ]
-    for turn in story.turns:
-        made += _turn(turn, room, unfolded)
-    if story.more_turns:
-        made.append((Span("There are more turns; `agentrl records show` has all of them.", Tone.WARN),))
-    for call in story.under_way:
-        made.append((span(f"not part of a turn: {call.get('id')} is {call.get('status')}", Tone.BUSY),))
-    others = [attempt for attempt in story.attempts if attempt.get("id") != record["id"]]
-    if others:
-        made += [(), (Span("other attempts at this seat", Tone.ACCENT),)]
-        made += [(span(f"  {each.get('id')}  {each.get('outcome') or each.get('status')}"),) for each in others]
-    return made
-
-
-def _facts(story: RecordStory) -> str:
-    record, training = story.record, story.training
-    parts = [f"score {_shown(record.get('score'))}" if record.get("score") is not None else ""]
-    parts.append(f"advantage {_shown(training.get('advantage'))}" if training.get("advantage") is not None else "")
-    parts += [_versions(record, 0.0).text, f"{record.get('turns')} turns", f"{record.get('generated_tokens')} tokens"]
-    parts += [f"trained in {step}" for step in training.get("trained_in", ())]
-    return " · ".join(part for part in parts if part)
-
-
-def _turn(turn: Row, room: int, unfolded: bool) -> Iterator[Line]:
-    call = turn.get("call") or {}
-    spans = " ".join(f"v{version}×{tokens}" for version, tokens in call.get("versions", ()))
-    at = f" at {call['engine']}" if call.get("engine") else ""
-    seconds = f" · {call['seconds']:.2f} s" if call.get("seconds") else ""
-    prompt = f" · {call['new_prompt_tokens']} new prompt tokens" if call.get("new_prompt_tokens") else ""
-    yield ()
-    yield (Span(f"turn {turn.get('index')}", Tone.ACCENT), span(f"  {spans}{at}{seconds}{prompt}", Tone.DIM))
-    yield from _text("", str(turn.get("text", "")), room, unfolded, Tone.PLAIN)
-    for parsed in turn.get("parsed", ()):
-        if parsed.get("error"):
-            yield (span(f"    cannot be read as a call: {parsed['error']}", Tone.WARN),)
-    for tool in turn.get("tool_calls", ()):
-        name = f"{tool['server']}.{tool['tool']}" if tool.get("server") else str(tool.get("tool"))
-        given = ", ".join(f"{key}={value!r}" for key, value in (tool.get("arguments") or {}).items())
-        fault = f" ({tool['error_class']})" if tool.get("error_class") else ""
-        again = f", tried again: {tool['tried_again']}" if tool.get("tried_again") else ""
-        took = f" · {tool['latency_s']:.2f} s" if tool.get("latency_s") else ""
-        tone = Tone.GOOD if tool.get("status") == "ok" else Tone.WARN
-        yield (
-            span(f"  → {name}({given}) ", Tone.BUSY),
-            span(f"{tool.get('status')}{fault}{again}", tone),
-            span(took, Tone.DIM),
-        )
-        yield from _text("", str(tool.get("result", "")), room, unfolded, Tone.DIM, indent="    ")
-
-
-def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: str = "  ") -> Iterator[Line]:
-    """Line by line; folded, some lines and how many more there are."""
-    told = sanitise_lines(text[:UNFOLDED])
-    lines = [part for line in told.splitlines() for part in wrapped(span(line).text, room)]
-    shown = lines if unfolded else lines[:FOLDED]
-    for number, line in enumerate(shown):
-        head = f"{title}: " if title and not number else ""
-        yield (Span(f"{indent}{head}", Tone.DIM), Span(line, tone))
-    if len(lines) > len(shown):
-        yield (Span(f"{indent}… {len(lines) - len(shown)} more lines, f unfolds", Tone.DIM),)
-    elif len(text) > UNFOLDED:
-        more = f"{indent}… {len(text) - UNFOLDED} more signs; `agentrl records show` has all of them"
-        yield (Span(more, Tone.DIM),)
+    return span(shown(value, 3), Tone.GOOD if isinstance(value, int | float) and value > 0 else Tone.PLAIN)
 
 
 # ---- one step, and what tools did wrong ----
@@ -215,7 +135,7 @@ def of_step(story: Story, width: int) -> list[Line]:
         (),
         (Span("metrics", Tone.ACCENT),),
     ]
-    measured = [f"{name} {_shown(value)}" for name, value in sorted(step.get("metrics", {}).items())]
+    measured = [f"{name} {shown(value)}" for name, value in sorted(step.get("metrics", {}).items())]
     column = max((len(text) for text in measured), default=1) + 3
     a_line = max(1, (width - 2) // column)
     starts = range(0, len(measured), a_line)
@@ -224,8 +144,44 @@ def of_step(story: Story, width: int) -> list[Line]:
         (),
         (Span(f"its records ({len(story.records)} of {len(story.records) + story.more_records})", Tone.ACCENT),),
     ]
-    made += [(span(f"  {row['id']}  {_shown(row.get('score'))}  {doing(row)}"),) for row in story.records]
+    made += [(span(f"  {row['id']}  {shown(row.get('score'))}  {doing(row)}"),) for row in story.records]
     return made
+
+
+MALFORMED = "malformed"
+"""The status of what could not be read as a call, so that no tool ever saw it."""
+
+
+def call_columns() -> tuple[Column[Row], ...]:
+    def place(row: Row) -> str:
+        return f"{row.get('record')} t{row.get('turn')}"
+
+    return (
+        Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),
+        Column("when", "AGO", 5, _requested, lambda row: row["~order"], True, 2),
+        Column("tool", "TOOL", 20, lambda row, now: span(_name(row), Tone.STRONG), _name),
+        Column("kind", "KIND", 12, lambda row, now: span(row.get("status"), Tone.WARN), lambda row: row.get("status")),
+        Column("whose", "WHOSE", 14, _plain("error_class"), lambda row: str(row.get("error_class")), rank=3),
+        Column("unit", "UNIT", 14, _plain("owner"), lambda row: str(row.get("owner")), rank=1),
+        Column("took", "TOOK", 6, _latency, lambda row: _number(row, "latency_s"), True, 5),
+        Column("where", "RECORD, TURN", 34, lambda row, now: span(place(row)), place, rank=4),
+        Column(
+            "what", "WHAT", 16, lambda row, now: span(row.get("result") or "", Tone.DIM), lambda row: 0, stretches=True
+        ),
+    )
+
+
+def _requested(row: Row, now: float) -> Span:
+    at = row.get("requested_at")
+    return Span(wording.ago(at.timestamp(), now)) if isinstance(at, datetime) else Span("")
+
+
+def _latency(row: Row, now: float) -> Span:
+    return span(f"{row['latency_s']:.2f}") if row.get("latency_s") else Span("")
+
+
+def _name(row: Row) -> str:
+    return f"{row['server']}.{row['tool']}" if row.get("server") else str(row.get("tool", ""))
 
 
 def error_columns() -> tuple[Column[ToolErrorGroup], ...]:

@@ -111,9 +111,12 @@ class TableView(View):
         self.table.model.sort(self.table.model.sort_column.name)
         self.table.repaint()
 
+    def export_rows(self) -> list[Any]:
+        """The rows as they are shown, in their order."""
+        return [self.table.model.get(key) for key in self.table.model.ordered()]
+
     def do_export(self) -> None:
-        rows = [self.table.model.get(key) for key in self.table.model.ordered()]
-        self.console_app.export(self.name_in_registry, rows)
+        self.console_app.exporting.ask(self.name_in_registry, self.export_rows())
 
     def _sort(self, by: int) -> None:
         """By the next column that has a title and is in sight."""

@@ -14,7 +14,6 @@ from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
-from agentrl.protocol.data import RecordStory, ToolErrorGroup
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
 from tui.model.table import Column, TableModel
@@ -116,33 +115,6 @@ class AskedList(TableView):
         return target[1] if target else None
 
 
-class Records(AskedList):
-    """Attempts, the newest first."""
-
-    name_in_registry = "records"
-    what = "records"
-
-    def columns(self) -> tuple[Column[Any], ...]:
-        return trajectories.record_columns()
-
-    async def ask(self, client: Client) -> dict[str, Any]:
-        page = await client.list_records(
-            filter=self.filter_text, sort="-created_at", limit=self._wanted, deadline_s=ANSWER_S
-        )
-        self._more = bool(page.after)
-        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
-
-    def cli_line(self) -> tuple[str, ...]:
-        return ("records", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
-
-    def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(RecordPage(str(row["id"])))
-
-    def do_records_errors(self) -> None:
-        self.console_app.navigation.open_page(ToolErrors())
-
-
 class Training(AskedList):
     """Steps, the newest first."""
 
@@ -165,33 +137,6 @@ class Training(AskedList):
     def do_drill(self) -> None:
         if (row := self._target()) is not None:
             self.console_app.navigation.open_page(StepPage(str(row["id"])))
-
-
-class ToolErrors(AskedList):
-    """What tool calls did wrong, by kind; enter opens the trajectory of a sample."""
-
-    name_in_registry = "tool-errors"
-    what = "kinds of tool errors"
-    first_sort = "count"
-
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        self.table.model.sort("count", descending=True)
-
-    def columns(self) -> tuple[Column[Any], ...]:
-        return trajectories.error_columns()
-
-    async def ask(self, client: Client) -> dict[str, Any]:
-        found: list[ToolErrorGroup] = await client.tool_errors(filter=self.filter_text, deadline_s=ANSWER_S)
-        return {f"{each.server}.{each.tool} {each.status} {each.error_class} {each.message}": each for each in found}
-
-    def cli_line(self) -> tuple[str, ...]:
-        return ("tools", "errors")
-
-    def do_drill(self) -> None:
-        group: ToolErrorGroup | None = self._target()
-        if group is not None and group.samples:
-            self.console_app.navigation.open_page(RecordPage(group.samples[0].record))
 
 
 class AskedPage(Page):
@@ -221,31 +166,6 @@ class AskedPage(Page):
 
     def told(self, width: int) -> list[Line]:
         raise NotImplementedError
-
-
-class RecordPage(AskedPage):
-    """One attempt, turn by turn."""
-
-    name_in_registry = "record"
-
-    def __init__(self, record: str) -> None:
-        super().__init__(record, ("records", "show", record))
-        self._record = record
-        self._unfolded = False
-
-    async def ask(self, client: Client) -> RecordStory:
-        story: RecordStory = await client.show_record(self._record, deadline_s=ANSWER_S)
-        return story
-
-    def told(self, width: int) -> list[Line]:
-        return trajectories.of_record(self._answer, width, unfolded=self._unfolded)
-
-    def do_record_unfold(self) -> None:
-        self._unfolded = not self._unfolded
-        self.repaint()
-
-    def do_record_again(self) -> None:
-        self.run_worker(self._ask(), name=self._record, group="page")
 
 
 class StepPage(AskedPage):

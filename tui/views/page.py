@@ -28,7 +28,7 @@ class Scroll(Painted):
         self._count = 0
 
     def drawing(self, width: int, height: int) -> list[Drawn]:
-        lines = self._make(width - 2)
+        lines = self._make(self.width)
         self._count = len(lines)
         self._top = max(0, min(self._top, len(lines) - height))
         shown = lines[self._top : self._top + height]
@@ -37,6 +37,20 @@ class Scroll(Painted):
         if below > 0:
             drawn[-1] = (cut((Span(f" ↓ {below + 1} more lines", Tone.DIM),), width), "")
         return drawn
+
+    @property
+    def top(self) -> int:
+        """The first line that is seen."""
+        return self._top
+
+    @property
+    def width(self) -> int:
+        """Cells that a line may take."""
+        return self.size.width - 2
+
+    def go_to(self, line: int) -> None:
+        """Make it the first line, as far as there are lines below it. It is seen with the next painting."""
+        self._top = line
 
     def move(self, how: str) -> None:
         page = max(1, self.size.height - 2)

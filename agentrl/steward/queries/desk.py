@@ -42,6 +42,7 @@ class Desk:
             "show_step": lambda args: stories.step(database, args.id),
             "show_checkpoint": lambda args: stories.checkpoint(database, args.id),
             "show_record": partial(records.show, database),
+            "list_failed_calls": partial(rows.page, database, "ToolCall", also=errors.FAILED),
             "record_tokens": partial(tokens.part, database, tokens.Spelling(database, run_dir)),
             "export_records": partial(exports.part, database),
             "tool_errors": partial(errors.grouped, database),

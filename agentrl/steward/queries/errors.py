@@ -22,6 +22,8 @@ from agentrl.store.database import Database, Plain
 
 MALFORMED = "malformed"
 """The status of a call that could not be read, which no tool ever saw."""
+FAILED = {"error_class": {"$gt": ""}}
+"""In MongoDB's own words."""
 READ_CHARS = 400
 """Of a message; what an error is stands at its beginning."""
 SAMPLES = 3
@@ -81,7 +83,7 @@ async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
 
 
 async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:
-    failed = {"$and": [{"error_class": {"$gt": ""}}, to_mongo(asked, now)]}
+    failed = {"$and": [FAILED, to_mongo(asked, now)]}
     shown = ("record", "server", "tool", "status", "error_class", "requested_at")
     projection = {**dict.fromkeys(shown, 1), "result": {"$substrCP": ["$result", 0, READ_CHARS]}}
     async for call in database.stream("ToolCall", failed, projection=projection):
@@ -89,7 +91,7 @@ async def _errors(database: Database, asked: Expression, now: datetime) -> Async
     async for turn in database.stream(
         "Turn",
         {"parsed.error": {"$gt": ""}},
-        projection=["record", "task", "index", "parsed.name", "parsed.error", "started_at", "done_at"],
+        projection=["record", "task", "index", "owner", "parsed.name", "parsed.error", "started_at", "done_at"],
     ):
         for error in _malformed(turn):
             if matches(asked, error, now):
@@ -103,6 +105,7 @@ def _malformed(turn: Plain) -> list[Plain]:
         "record": turn["record"],
         "task": turn.get("task", ""),
         "turn": turn["index"],
+        "owner": turn.get("owner", ""),
         "requested_at": turn.get("started_at") or turn.get("done_at"),
         "done_at": turn.get("done_at"),
         "server": "",

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.errors import UnknownNameError
+from agentrl.filters.mongo import Query
 from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data import ListRows, Page
 from agentrl.store import lists, services
@@ -21,9 +22,9 @@ COUNTED = {"Step": ("tasks", "filtered", "records")}
 LEFT_OUT = {"Task": ("extra",), "Checkpoint": ("files",)}
 
 
-async def page(database: Database, kind: str, args: ListRows) -> Page:
+async def page(database: Database, kind: str, args: ListRows, *, also: Query | None = None) -> Page:
     found = await lists.page(
-        database, kind, filter=args.filter, sort=args.sort, after=_last(kind, args.after), limit=args.limit
+        database, kind, filter=args.filter, sort=args.sort, after=_last(kind, args.after), limit=args.limit, also=also
     )
     rows = [shortened(kind, row) for row in found.rows]
     if kind == "Record":

@@ -1,0 +1,309 @@
+"""Trajectories: the list, one record turn by turn with its tokens, their tree, and attempts beside each other.
+
+Invariants: tokens are asked for only when they are looked at; a jump to a turn ends at that turn, or says that it is
+not there; what a person looks at stays where it is when answers come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from textual.app import ComposeResult
+
+from agentrl.client import Client, bodies
+from agentrl.client.bodies import Tokens
+from agentrl.errors import AgentrlError
+from agentrl.protocol.data import RecordStory
+from tui.model import episode, tokens, trajectories
+from tui.model.episode import Look
+from tui.model.ink import Line, Span, Tone, span
+from tui.model.table import Column, TableModel
+from tui.model.tokens import Colouring, Node
+from tui.views.base import TableView
+from tui.views.lists import ANSWER_S, AskedList, AskedPage
+from tui.widgets.lines import Table
+
+MOST_TOKENS = 50_000
+"""What a person can look through; the command line has all of them."""
+TURNS = 100
+BEFORE = 10
+"""Turns before the one that was jumped to, where not all are asked for."""
+MOST_ATTEMPTS = 64
+_ROUND = re.compile(r"#r(\d+)\.")
+
+
+class Records(AskedList):
+    """Attempts, the newest first."""
+
+    name_in_registry = "records"
+    what = "records"
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return trajectories.record_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        page = await client.list_records(
+            filter=self.filter_text, sort="-created_at", limit=self._wanted, deadline_s=ANSWER_S
+        )
+        self._more = bool(page.after)
+        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("records", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def do_drill(self) -> None:
+        if (row := self._target()) is not None:
+            self.console_app.navigation.open_page(RecordPage(str(row["id"])))
+
+    def do_records_errors(self) -> None:
+        self.console_app.navigation.open_tool_errors()
+
+    def do_records_export(self) -> None:
+        self.console_app.exporting.ask_whole(self.filter_text)
+
+    def do_record_group(self) -> None:
+        if (row := self._target()) is not None:
+            self.console_app.navigation.open_page(GroupPage(str(row["id"])))
+
+
+class RecordPage(AskedPage):
+    """One attempt, turn by turn."""
+
+    name_in_registry = "record"
+
+    def __init__(self, record: str, turn: int | None = None) -> None:
+        super().__init__(record, ("records", "show", record))
+        self._record = record
+        self._wanted = turn
+        """A turn to jump to when the answer is there."""
+        self._after = -1 if turn is None or turn < TURNS else turn - BEFORE - 1
+        self._look = Look()
+        self._tokens: Tokens | None = None
+        self._drawn: tuple[object, episode.Told] | None = None
+
+    async def ask(self, client: Client) -> Any:
+        story = await client.show_record(self._record, after_turn=self._after, limit=TURNS, deadline_s=ANSWER_S)
+        if self._tokens is not None or self._look.colouring is not Colouring.NONE:
+            self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+        return story
+
+    def told(self, width: int) -> list[Line]:
+        wanted, self._wanted = self._wanted, None
+        made = self._made(width)
+        if wanted is not None and not self._jumped(made, wanted):
+            self.console_app.say(f"Turn {wanted} is not among the turns that are here.", Tone.WARN)
+        return made.lines
+
+    def _made(self, width: int) -> episode.Told:
+        """Thousands of tokens are laid out once, not at every round."""
+        key = (width, self._look, id(self._answer), id(self._tokens))
+        if self._drawn is None or self._drawn[0] != key:
+            segments = self._tokens.segments if self._tokens else ()
+            made = episode.of_record(self._answer, width, self._look, segments)
+            if self._look.colouring is not Colouring.NONE:
+                told = self._tokens.note if self._tokens else "asking for its tokens"
+                made = episode.Told([*made.lines, (), (span(told, Tone.WARN),)] if told else made.lines, made.turns)
+            self._drawn = (key, made)
+        return self._drawn[1]
+
+    def _jumped(self, made: episode.Told, turn: int) -> bool:
+        if turn not in made.turns:
+            return False
+        self.scroll.go_to(made.turns[turn])
+        return True
+
+    def go_to_turn(self, turn: int) -> None:
+        self._wanted = turn
+        self.repaint()
+
+    # ---- what keys do ----
+
+    def do_record_unfold(self) -> None:
+        self._look = self._look._replace(unfolded=not self._look.unfolded)
+        self.repaint()
+
+    def do_record_again(self) -> None:
+        self.run_worker(self._ask(), name=self._record, group="page")
+
+    def do_record_colour(self) -> None:
+        turn = self._turn_at_top()
+        self._look = self._look._replace(colouring=self._look.colouring.next())
+        self._wanted = turn
+        if self._look.colouring is not Colouring.NONE and self._tokens is None:
+            self.run_worker(self._ask_tokens(lambda: None), name=self._record, group="tokens", exclusive=True)
+        self.repaint()
+
+    def do_record_tree(self) -> None:
+        def show() -> None:
+            assert self._tokens is not None
+            self.console_app.navigation.open_page(TokenTree(self._record, self._tokens, self._back_at))
+
+        if self._tokens is not None:
+            show()
+        else:
+            self.run_worker(self._ask_tokens(show), name=self._record, group="tokens", exclusive=True)
+
+    def _back_at(self, turn: int) -> None:
+        self.console_app.navigation.do_back()
+        self.go_to_turn(turn)
+
+    def do_record_group(self) -> None:
+        self.console_app.navigation.open_page(GroupPage(self._record))
+
+    def do_record_next_turn(self) -> None:
+        self._to_neighbour(1)
+
+    def do_record_previous_turn(self) -> None:
+        self._to_neighbour(-1)
+
+    def _to_neighbour(self, by: int) -> None:
+        if self._answer is None:
+            return
+        starts = self._made(self.scroll.width).turns
+        top = self.scroll.top
+        if by > 0:
+            found = next((turn for turn, at in starts.items() if at > top), None)
+        else:
+            found = next((turn for turn, at in reversed(starts.items()) if at < top), None)
+        if found is not None:
+            self.go_to_turn(found)
+
+    def _turn_at_top(self) -> int | None:
+        if self._answer is None:
+            return None
+        begun = [turn for turn, at in self._made(self.scroll.width).turns.items() if at <= self.scroll.top]
+        return begun[-1] if begun else None
+
+    async def _ask_tokens(self, then: Callable[[], None]) -> None:
+        client = self.console_app.connection.client
+        try:
+            self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+        except AgentrlError as error:
+            self.console_app.say(str(error), Tone.WARN)
+            return
+        if self.console_app.view is self:
+            self.repaint()
+            then()
+
+
+class TokenTree(TableView):
+    """The branches of a record's calls; enter goes to the turn."""
+
+    name_in_registry = "token-tree"
+
+    def __init__(self, record: str, found: Tokens, jump: Callable[[int], None]) -> None:
+        super().__init__()
+        self._record = record
+        self._found = found
+        self._jump = jump
+
+    def compose(self) -> ComposeResult:
+        self.table = Table(TableModel(tokens.tree_columns(), "order"), self.now, empty=self._found.note or "no tokens")
+        self.table.model.replace(tokens.tree(self._found.segments))
+        self.table.model.aim_first()
+        yield self.table
+
+    def heading(self) -> str:
+        trained = sum(len(each.ids) for each in self._found.segments if each.trains)
+        return f"{self._found.total} tokens, {trained} trained"
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("records", "show", self._record, "--tokens")
+
+    def apply_filter(self, words: frozenset[str]) -> None:
+        self.table.model.filter((lambda node: tokens.keeps(words, node)) if words else None)
+
+    def export_rows(self) -> list[Any]:
+        return [row.segment for row in super().export_rows()]
+
+    def do_drill(self) -> None:
+        target: tuple[str, Node] | None = self.table.model.target
+        if target is None or target[1].segment.turn < 0:
+            self.console_app.say("This belongs to no turn.", Tone.WARN)
+        else:
+            self._jump(target[1].segment.turn)
+
+
+class GroupPage(AskedPage):
+    """Attempts at the same task in columns; as many as fit, and keys for the rest."""
+
+    name_in_registry = "group"
+
+    def __init__(self, record: str) -> None:
+        task = record.partition("#")[0]
+        super().__init__(task, ("records", "list", "--filter", f'task="{task}"'))
+        self._record = record
+        self._first: int | None = None
+        self._fits = 2
+        self._unfolded = False
+        self._stories: dict[str, RecordStory] = {}
+        self._asked: set[str] = set()
+
+    async def ask(self, client: Client) -> Any:
+        """The ids of the attempts, in the order of their seats."""
+        task = self._record.partition("#")[0]
+        of_round = f" and round={found.group(1)}" if (found := _ROUND.search(self._record)) else ""
+        page = await client.list_records(
+            filter=f'task="{task}"{of_round}', sort="seat,attempt", limit=MOST_ATTEMPTS, deadline_s=ANSWER_S
+        )
+        ids = [str(row["id"]) for row in page.rows]
+        if self._first is None:
+            self._first = ids.index(self._record) if self._record in ids else 0
+        self._asked.clear()
+        return ids
+
+    def heading(self) -> str:
+        return f"attempts at {self._title}"
+
+    @property
+    def _begin(self) -> int:
+        """The first one that is shown: the last columns stay filled."""
+        return max(0, min(self._first or 0, len(self._answer or ()) - self._fits))
+
+    def _shown(self) -> list[str]:
+        return list(self._answer or ())[self._begin : self._begin + self._fits]
+
+    def told(self, width: int) -> list[Line]:
+        self._fits = episode.columns_for(width)
+        shown = self._shown()
+        missing = [id for id in shown if id not in self._asked]
+        if missing:
+            self._asked.update(missing)
+            self.run_worker(self._ask_stories(missing), name="attempts", group="attempts")
+        stories = [self._stories[id] for id in shown if id in self._stories]
+        if len(stories) < len(shown) or not shown:
+            return [(Span("asking" if shown else "no attempts", Tone.DIM),)]
+        which = f"attempts {self._begin + 1}-{self._begin + len(shown)} of {len(self._answer)} at {self._title}"
+        return [(span(which, Tone.DIM),), *episode.beside(stories, width, self._unfolded)]
+
+    async def _ask_stories(self, ids: list[str]) -> None:
+        client = self.console_app.connection.client
+        for id in ids:
+            try:
+                self._stories[id] = await client.show_record(id, limit=TURNS, deadline_s=ANSWER_S)
+            except AgentrlError as error:
+                self.console_app.say(str(error), Tone.WARN)
+        self.repaint()
+
+    # ---- what keys do ----
+
+    def do_group_left(self) -> None:
+        self._shift(-1)
+
+    def do_group_right(self) -> None:
+        self._shift(1)
+
+    def _shift(self, by: int) -> None:
+        last = max(0, len(self._answer or ()) - self._fits)
+        self._first = max(0, min(last, self._begin + by))
+        self.repaint()
+        self.console_app.paint_chrome()
+
+    def do_record_unfold(self) -> None:
+        self._unfolded = not self._unfolded
+        self.repaint()
+
+    def do_record_again(self) -> None:
+        self.run_worker(self._ask(), name=self.heading(), group="page")
