@@ -43,11 +43,11 @@ from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
 from tui.views.fleet import Fleet
-from tui.views.lists import Training
 from tui.views.logs import Logs
 from tui.views.overview import Overview
 from tui.views.records import Records
 from tui.views.runs import Runs
+from tui.views.training import Training
 from tui.views.tuning import Tuning
 from tui.widgets.lines import Lines, Painted
 from tui.widgets.paint import DARK, LIGHT, Paint, themes

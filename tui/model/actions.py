@@ -159,6 +159,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("record.previous-turn", ("left_square_bracket",), "turn before", "The turn before this one.", ("record",)),
     Action("group.left", ("left_square_bracket",), "shift left", "The attempt before these.", ("group",), footer=57),
     Action("group.right", ("right_square_bracket",), "shift right", "The attempt after these.", ("group",), footer=56),
+    # training
+    Action("curves.older", ("left",), "older", "The steps of the column to the left.", ("training",)),
+    Action("curves.newer", ("right",), "newer", "The steps of the column to the right.", ("training",)),
+    Action("curves.tick-before", ("left_square_bracket",), "tick before", "Where something happened.", ("training",)),
+    Action("curves.tick-after", ("right_square_bracket",), "next tick", "Where something happened.", ("training",)),
+    Action("curves.event", ("e",), "event", "What the tick under the cursor tells of.", ("training",), footer=57),
+    Action("curves.metric", ("m",), "metric", "Which metric is drawn first.", ("training",), footer=58),
+    Action("curves.next", ("n",), "next curve", "Curves that did not fit.", ("training",), footer=40),
+    Action("curves.wide", ("v",), "curves only", "Curves alone, or with the table.", ("training",), footer=39),
     # runs
     Action("runs.key", ("f",), "key file", "A run elsewhere, by the key file that opens it.", ("runs",), footer=58),
     # the run

@@ -101,7 +101,7 @@ def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) 
     return cut(parts, width)
 
 
-_TABS = ((None, " "), (None, ""), (4, ""), (2, ""))
+_TABS = ((None, " "), (None, ""), (4, ""), (3, ""))
 """Letters of the views that are not seen, and what stands between digit and name."""
 
 

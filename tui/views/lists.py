@@ -115,30 +115,6 @@ class AskedList(TableView):
         return target[1] if target else None
 
 
-class Training(AskedList):
-    """Steps, the newest first."""
-
-    name_in_registry = "training"
-    what = "steps"
-
-    def columns(self) -> tuple[Column[Any], ...]:
-        return trajectories.step_columns()
-
-    async def ask(self, client: Client) -> dict[str, Any]:
-        page = await client.list_steps(
-            filter=self.filter_text, sort="-leased_at", limit=self._wanted, deadline_s=ANSWER_S
-        )
-        self._more = bool(page.after)
-        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
-
-    def cli_line(self) -> tuple[str, ...]:
-        return ("steps", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
-
-    def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(StepPage(str(row["id"])))
-
-
 class AskedPage(Page):
     """A page that is asked for once."""
 

@@ -1,0 +1,156 @@
+"""Curves of steps: where a step and what happened meanwhile stand, and the way from there to the story."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.protocol import rows
+from agentrl.protocol.data import Page, Story
+from agentrl.protocol.rows import OperationRow, OperationState
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import opened, populate
+from tests.tui.test_screens import whole
+from tests.waiting import aeventually
+from tui.model import curves
+from tui.model.curves import Chart, Point, Tick
+from tui.model.ink import Tone, width_of
+
+BEGAN = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
+NUMBERS = st.lists(st.none() | st.floats(-1e30, 1e30), min_size=1, max_size=300)
+
+
+def point(number: int, value: float | None) -> Point:
+    return Point(f"s{number}", number, 100.0 + number, {} if value is None else {"loss": value})
+
+
+def incident(at: float) -> Tick:
+    row = rows.IncidentRow(f"{at}", "web-0", 1, at, "died")
+    return Tick(at, "✖", Tone.BAD, "died", row)
+
+
+@given(NUMBERS, st.integers(1, 120), st.integers(1, 6), st.data())
+def test_a_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers(
+    values: list[float | None], width: int, height: int, data: st.DataObject
+) -> None:
+    found = [point(number, value) for number, value in enumerate(values)]
+    ats = data.draw(st.lists(st.floats(0, 500), max_size=20))
+    chart = Chart(found, [incident(at) for at in ats], width)
+    place = data.draw(st.integers(0, len(found) - 1))
+    cursor = chart.column_of(f"s{place}")
+    assert cursor is not None
+    lines = chart.curve("loss", height, cursor)
+    assert len(lines) == height + 2
+    assert {width_of(line) for line in lines[1:]} == {chart.columns}
+    assert chart.columns <= width
+    last = chart.last_of(cursor)
+    assert last is not None
+    assert place <= last.step
+    shown = sum(len(each) for each in chart.ticks.values())
+    assert shown == sum(at >= 100.0 for at in ats), "what happened since the first step has a tick, and nothing else"
+
+
+def test_a_tick_stands_at_the_first_step_after_it_and_a_gap_is_no_zero() -> None:
+    found = [point(0, 1.0), point(1, None), point(2, 3.0)]
+    chart = Chart(found, [incident(100.5), incident(99.0), incident(500.0)], 80)
+    assert {column: len(each) for column, each in chart.ticks.items()} == {1: 1, 2: 1}
+    assert chart.values("loss") == [1.0, None, 3.0]
+    assert chart.neighbour(0, 1) == 1
+    assert chart.neighbour(1, -1) is None
+    assert "".join(part.text for part in chart.curve("loss", 1, None)[1]) == "▁ █"
+
+
+def test_what_was_rolled_back_is_in_no_curve() -> None:
+    told: list[dict[str, Any]] = [
+        {"id": "a", "step": 1, "status": "rolled_back", "committed_at": BEGAN, "metrics": {"loss": 9.0}},
+        {"id": "b", "step": 1, "status": "committed", "committed_at": BEGAN, "metrics": {"loss": 1.0}},
+        {"id": "c", "step": 2, "status": "leased", "committed_at": None, "metrics": {}},
+    ]
+    assert [each.id for each in curves.points(told)] == ["b"]
+
+
+def test_what_failed_or_changes_nothing_has_no_tick_and_science_draws_a_line() -> None:
+    def operation(command: str, summary: str, state: OperationState) -> OperationRow:
+        return OperationRow(summary, command, summary, "ann", state, 1.0, 2.0)
+
+    done, failed = OperationState.SUCCEEDED, OperationState.FAILED
+    found = curves.ticks(
+        [
+            operation("tune", "tune: groups: 1 -> 2", done),
+            operation("tune", "tune: bound: 1 -> 2", done),
+            operation("scale", "scale web to 3", failed),
+            operation("acknowledge", "acknowledge x", done),
+            operation("restart", "restart web-0", done),
+        ],
+        frozenset({"groups"}),
+    )
+    assert [(tick.sign, tick.segment) for tick in found] == [("◆", True), ("◆", False), ("○", False)]
+
+
+def trained(coordinator: Scripted, count: int = 40) -> None:
+    populate(coordinator)
+    steps = [
+        {
+            "id": f"t@1/{number:06d}",
+            "step": number,
+            "status": "committed",
+            "leased_at": BEGAN + timedelta(minutes=number),
+            "committed_at": BEGAN + timedelta(minutes=number, seconds=30),
+            "metrics": {"reward_mean": number / count, "loss": 1.0 - number / count},
+        }
+        for number in range(count)
+    ]
+    coordinator.answers["list_steps"] = lambda args: Page(tuple(steps[::-1][: args.limit]))
+    coordinator.answers["show_step"] = lambda args: Story({"id": args.id, "status": "committed", "metrics": {}})
+    coordinator.rows["knob/groups"] = rows.KnobRow("groups", 2, 1, 1, "int", scientific=True)
+    at = (BEGAN + timedelta(minutes=10)).timestamp()
+    tune = OperationRow("op1", "tune", "tune: groups: 1 -> 2", "ann", OperationState.SUCCEEDED, at, at)
+    died = rows.IncidentRow("7", "web-0", 3, at + 600, "web-0.3 died", tail=("its last words",))
+    coordinator.answers["events"] = lambda _: [tune, died]
+
+
+async def test_one_goes_from_tick_to_tick_to_its_story_and_from_a_step_to_its_records(coordinator: Scripted) -> None:
+    trained(coordinator)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("8")
+        await screen.shows("reward_mean 0.975", "last 10 steps", "step 39", "◆", "✖")
+        whole(screen, 80, 24)
+        await screen.press("left_square_bracket")
+        await screen.shows("step 20 ", "web-0.3 died")
+        await screen.press("left_square_bracket")
+        await screen.shows("tune: groups: 1 -> 2, by ann · a new segment", "reward_mean 0.25")
+        await screen.press("right")
+        await screen.shows("step 11 ", "reward_mean 0.275")
+        await screen.press("enter")
+        await screen.shows("t@1/000011  committed")
+        await screen.press("escape", "right_square_bracket", "e")
+        await screen.shows("its last words")
+
+
+async def test_another_metric_comes_first_and_curves_may_have_the_whole_screen(coordinator: Scripted) -> None:
+    trained(coordinator)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("8")
+        await screen.shows("reward_mean")
+        await screen.press("m")
+        await screen.type("loss")
+        await screen.press("enter")
+        await screen.shows("loss 0.025")
+        assert screen.text.index("loss ") < screen.text.index("STEP")
+        await screen.press("v")
+        await aeventually(lambda: "RECORDS" not in screen.text)
+        await screen.shows("loss 0.025", "reward_mean 0.975")
+        whole(screen, 80, 24)
+
+
+async def test_a_step_that_the_table_does_not_have_yet_is_aimed_at_from_the_curve(coordinator: Scripted) -> None:
+    trained(coordinator, count=600)
+    async with opened(coordinator.state_dir, (120, 30)) as screen:
+        await screen.press("8")
+        await screen.shows("step 599")
+        await screen.press("left_square_bracket", "left_square_bracket")
+        await screen.shows("tune: groups: 1 -> 2")
+        assert screen.app.view.query_one("Table").model.cursor == "t@1/000011"  # type: ignore[attr-defined]

@@ -1,0 +1,236 @@
+"""Curves of committed Steps, and what happened meanwhile as ticks under each of them.
+
+Invariants: every curve of a screen has the same Steps in the same columns, the newest on the right; a column of several
+Steps shows their mean; a tick stands at the first Step that was committed after what it tells of, and one that is older
+than all Steps is not shown; a Step without a number leaves a gap, never a 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
+from agentrl.telemetry.learning import LEARNING
+from agentrl.words.amounts import moment
+from agentrl.words.rows import sentence
+from tui.model.ink import Line, Span, Tone, filled, span
+
+CHOSEN = (
+    "reward_mean", "evaluation", "entropy", "mismatch_mean", "weight_mean", "ess", "clipped_share", "gradient_norm",
+    "tokens_per_record", "loss", "kl_behaviour", "zero_variance_share", "truncation_share", "stale_records", "age_mean",
+)  # fmt: skip
+"""What is drawn first, in this order; any other metric of the Steps follows."""
+LEAST_LINES = 4
+"""Of a curve with its title and ticks."""
+_MARGIN = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One committed Step."""
+
+    id: str
+    step: int
+    at: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Something that happened while the run learned."""
+
+    at: float
+    sign: str
+    tone: Tone
+    what: str
+    row: AnyRow
+    segment: bool = False
+    """Curves before and after it are not to be compared."""
+
+
+def points(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Those that count, the oldest first."""
+    made = [
+        Point(str(row["id"]), int(row.get("step") or 0), _seconds(row.get("committed_at")), row.get("metrics") or {})
+        for row in rows
+        if row.get("status") == "committed"
+    ]
+    return sorted(made, key=lambda point: (point.at, point.step))
+
+
+def _seconds(at: object) -> float:
+    """Times of the store are in UTC, whether they say so or not."""
+    if not isinstance(at, datetime):
+        return 0.0
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def metrics_of(found: Sequence[Point]) -> list[str]:
+    """The names of all numbers that the Steps have, those that are looked at first in front."""
+    known = {name for point in found for name in point.metrics}
+    return [name for name in CHOSEN if name in known] + sorted(known - set(CHOSEN))
+
+
+def ticks(happened: Iterable[AnyRow], scientific: frozenset[str]) -> list[Tick]:
+    """Changes of knobs, other operations and incidents, the oldest first; `scientific` are names of knobs."""
+    made = list[Tick]()
+    for row in happened:
+        if isinstance(row, IncidentRow):
+            made.append(Tick(row.at, "✖", Tone.BAD, sentence(row), row))
+        elif isinstance(row, OperationRow) and row.state in _HAD_EFFECT and row.command not in _SAYS_NOTHING:
+            at, what = row.ended_at or row.accepted_at, f"{row.summary or row.command}, by {row.who}"
+            if row.command in ("tune", "undo_tune"):
+                segment = any(part.strip() in scientific for part in row.summary.split(":")[:2])
+                made.append(Tick(at, "◆", Tone.WARN, what, row, segment))
+            else:
+                made.append(Tick(at, "○", Tone.BUSY, what, row))
+    return sorted(made, key=lambda tick: tick.at)
+
+
+_HAD_EFFECT = (OperationState.ACCEPTED, OperationState.RUNNING, OperationState.SUCCEEDED)
+_SAYS_NOTHING = ("acknowledge", "silence", "test_alert", "stacks", "add_key", "revoke_key")
+
+
+class Chart:
+    """Steps and ticks in the columns of a width."""
+
+    def __init__(self, found: Sequence[Point], happened: Sequence[Tick], width: int) -> None:
+        self.points = found
+        self.width = max(1, width)
+        self._each = max(1, math.ceil(len(found) / self.width))
+        """Steps of one column."""
+        self.columns = math.ceil(len(found) / self._each)
+        self.ticks: dict[int, list[Tick]] = {}
+        starts = [point.at for point in found]
+        for tick in happened:
+            place = _first_after(starts, tick.at)
+            if place is not None and starts and tick.at >= starts[0]:
+                self.ticks.setdefault(place // self._each, []).append(tick)
+
+    def column_of(self, id: str) -> int | None:
+        place = next((place for place, point in enumerate(self.points) if point.id == id), None)
+        return None if place is None else place // self._each
+
+    def last_of(self, column: int) -> Point | None:
+        """The newest Step of a column."""
+        part = self._part(column)
+        return part[-1] if part else None
+
+    def neighbour(self, column: int, by: int) -> int | None:
+        """The next column with a tick, to the left or to the right."""
+        beyond = [each for each in self.ticks if (each - column) * by > 0]
+        return (min(beyond) if by > 0 else max(beyond)) if beyond else None
+
+    def _part(self, column: int) -> Sequence[Point]:
+        return self.points[column * self._each : (column + 1) * self._each]
+
+    def values(self, metric: str) -> list[float | None]:
+        """One for each column."""
+        made = list[float | None]()
+        for column in range(self.columns):
+            numbers = [value for point in self._part(column) if (value := _number(point, metric)) is not None]
+            made.append(sum(numbers) / len(numbers) if numbers else None)
+        return made
+
+    def curve(self, metric: str, height: int, cursor: int | None) -> list[Line]:
+        """A title, bars of `height` lines with segments between them, and the ticks."""
+        values = self.values(metric)
+        known = [value for value in values if value is not None]
+        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        segments = {column for column, found in self.ticks.items() if any(tick.segment for tick in found)}
+        lines = [self._title(metric, low, high, cursor)]
+        for level in reversed(range(height)):
+            spans = list[Span]()
+            for column, value in enumerate(values):
+                text = " " if value is None else _cell(_share(value, low, high) * height - level, lowest=not level)
+                if text == " " and column in segments:
+                    spans.append(Span("│", Tone.WARN))
+                else:
+                    spans.append(Span(text, Tone.STRONG if column == cursor else Tone.ACCENT))
+            lines.append(tuple(spans))
+        lines.append(tuple(self._tick(column, cursor) for column in range(self.columns)))
+        return lines
+
+    def _tick(self, column: int, cursor: int | None) -> Span:
+        found = self.ticks.get(column)
+        if found:
+            worst = min(found, key=lambda tick: "✖◆○".index(tick.sign))
+            return Span(worst.sign, Tone.STRONG if column == cursor else worst.tone)
+        return Span("▲" if column == cursor else "─", Tone.STRONG if column == cursor else Tone.DIM)
+
+    def _title(self, metric: str, low: float, high: float, cursor: int | None) -> Line:
+        part = self._part(self.columns - 1 if cursor is None else cursor)
+        numbers = [value for point in part if (value := _number(point, metric)) is not None]
+        here = f"{sum(numbers) / len(numbers):.4g}" if numbers else "–"
+        declared = LEARNING.get(metric)
+        band = declared.band_in_words() if declared else ""
+        well = not numbers or declared is None or declared.is_normal(numbers[-1])
+        normal = f" · normal {band}" if band else ""
+        return (
+            span(f"{metric} ", Tone.STRONG),
+            Span(f"{here}{'' if well else ' !'}", Tone.PLAIN if well else Tone.WARN),
+            Span(f"{interval(self.points, metric, part)} · {low:.4g} to {high:.4g}{normal}", Tone.DIM),
+        )
+
+    def told(self, cursor: int | None) -> Line:
+        """The Step under the cursor, and what happened there."""
+        point = self.last_of(cursor) if cursor is not None else None
+        if cursor is None or point is None:
+            return (Span("no Step of the curves is under the cursor", Tone.DIM),)
+        parts = [Span(f"step {point.step}", Tone.STRONG), Span(f" · {moment(point.at)[-8:]}", Tone.DIM)]
+        for tick in self.ticks.get(cursor, [])[-3:]:
+            parts += [
+                Span(f"  {tick.sign} ", tick.tone),
+                span(f"{moment(tick.at)[-8:]} {tick.what}"),
+                Span(" · a new segment" if tick.segment else "", Tone.WARN),
+            ]
+        return tuple(parts)
+
+
+LATELY = 10
+_WITH_INTERVAL = ("reward_mean", "evaluation")
+
+
+def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
+    """The 95 % interval of a mean score: an evaluation's own where it told one, else of the last ten Steps."""
+    if metric not in _WITH_INTERVAL or not part:
+        return ""
+    told = part[-1].metrics.get(f"{metric}_margin")
+    if told is not None:
+        return f" ± {told:.2g}"
+    if metric == "evaluation":
+        return ""
+    end = next(place for place, point in enumerate(found) if point is part[-1]) + 1
+    numbers = [value for point in found[max(0, end - LATELY) : end] if (value := _number(point, metric)) is not None]
+    if len(numbers) < 2:
+        return ""
+    mean = sum(numbers) / len(numbers)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1))
+    return f" · last {len(numbers)} steps {mean:.3g} ± {_MARGIN * spread / math.sqrt(len(numbers)):.2g}"
+
+
+def _number(point: Point, metric: str) -> float | None:
+    value = point.metrics.get(metric)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _cell(share: float, *, lowest: bool) -> str:
+    """The least value of all is seen, too."""
+    return filled(share) if share > 0 or not lowest else "▁"
+
+
+def _share(value: float, low: float, high: float) -> float:
+    reach = high - low
+    # Divided first: the reach may be so small that nothing can be divided by it alone.
+    return (value - low) / reach if reach > 0 and math.isfinite(reach) else 0.5
+
+
+def _first_after(starts: Sequence[float], at: float) -> int | None:
+    """The place of the first Step that was committed then or later; the last one where there is none yet."""
+    if not starts:
+        return None
+    return next((place for place, start in enumerate(starts) if start >= at), len(starts) - 1)

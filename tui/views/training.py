@@ -1,0 +1,211 @@
+"""Steps, the newest first, below their curves; one cursor for both.
+
+Invariants: the Step under the cursor is the one that is marked in every curve; what happened meanwhile is asked for
+when something happens, and stands under each curve; from a tick one comes to what it tells of, from a Step to its
+records.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.app import ComposeResult
+
+from agentrl.client import Client
+from agentrl.errors import AgentrlError
+from agentrl.protocol.rows import AnyRow
+from tui.dialogs.palette import Choice, Palette
+from tui.model import curves, trajectories
+from tui.model.curves import Chart, Tick
+from tui.model.ink import Line, Span, Tone, cut
+from tui.model.mirror import Changes
+from tui.model.table import Column
+from tui.views.lists import ANSWER_S, MOST, AskedList, StepPage
+from tui.widgets.lines import Lines
+
+HAPPENINGS = ("operation", "incident")
+MOST_HAPPENINGS = 500
+SHARE = 0.55
+"""Of the lines that the curves take beside the table."""
+
+
+class Training(AskedList):
+    name_in_registry = "training"
+    what = "steps"
+    DEFAULT_CSS = "Training > #curves { height: 55%; } Training.-wide > #curves { height: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._steps: dict[str, dict[str, Any]] = {}
+        """What was ever told of Steps, for the curves; the table has the newest, or those of a filter."""
+        self._points: list[curves.Point] = []
+        self._ticks: list[Tick] = []
+        self._first: list[str] = []
+        """Metrics that a person wants to see before others."""
+        self._top = 0
+        """Curves that are scrolled past."""
+        self._changes: Changes | None = None
+        self._wide = False
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self._curves, id="curves")
+        yield from super().compose()
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return trajectories.step_columns()
+
+    # ---- what is known ----
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        # Once all that may be drawn; then only what may have changed.
+        limit = self._wanted if self._steps else MOST
+        page = await client.list_steps(filter=self.filter_text, sort="-leased_at", limit=limit, deadline_s=ANSWER_S)
+        self._more = bool(page.after) or len(page.rows) > self._wanted
+        if not self.filter_text:
+            self._steps |= {str(row["id"]): row for row in page.rows}
+            self._points = curves.points(self._steps.values())
+        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows[: self._wanted])}
+
+    def update(self) -> None:
+        changes = self._changes = self._changes or self.mirror.watch("op", "incident", "knob")
+        if changes.take() and self.console_app.replay is None:
+            self.run_worker(self._ask_happenings(), group="happenings", exclusive=True)
+        super().update()
+
+    async def _ask_happenings(self) -> None:
+        try:
+            found = await self.console_app.connection.client.events(HAPPENINGS, limit=MOST_HAPPENINGS)
+        except AgentrlError:
+            return
+        scientific = frozenset(row.name for row in self.mirror.knobs if row.scientific)
+        self._ticks = curves.ticks(found, scientific)
+        self.repaint()
+
+    # ---- the curves ----
+
+    def _chart(self, width: int) -> Chart:
+        return Chart(self._points, self._ticks, width)
+
+    def _column(self, chart: Chart) -> int | None:
+        target = self.table.model.target
+        return chart.column_of(target[0]) if target else None
+
+    def _metrics(self) -> list[str]:
+        known = curves.metrics_of(self._points)
+        return [name for name in self._first if name in known] + [name for name in known if name not in self._first]
+
+    def _curves(self, width: int, height: int) -> list[Line]:
+        if not self._points:
+            return [(Span("  no step is committed yet", Tone.DIM),)]
+        chart = self._chart(width - 4)
+        cursor, metrics = self._column(chart), self._metrics()
+        many = max(1, (height - 1) // (curves.LEAST_LINES + 1))
+        self._top = max(0, min(self._top, len(metrics) - many))
+        each = (height - 1) // min(many, len(metrics)) - 2
+        lines = [chart.told(cursor)]
+        for name in metrics[self._top : self._top + many]:
+            lines += chart.curve(name, max(1, each), cursor)
+        return [cut((Span("  "), *line), width) for line in lines[:height]]
+
+    def do_move(self, how: str) -> None:
+        super().do_move(how)
+        self.repaint()
+
+    def do_curves_older(self) -> None:
+        self._step(-1)
+
+    def do_curves_newer(self) -> None:
+        self._step(1)
+
+    def _step(self, by: int) -> None:
+        """One column to the side."""
+        chart = self._width_chart()
+        column = self._column(chart)
+        self._aim(chart, chart.columns - 1 if column is None else column + by)
+
+    def do_curves_tick_before(self) -> None:
+        self._to_tick(-1)
+
+    def do_curves_tick_after(self) -> None:
+        self._to_tick(1)
+
+    def _to_tick(self, by: int) -> None:
+        chart = self._width_chart()
+        column = self._column(chart)
+        found = chart.neighbour(chart.columns if column is None else column, by)
+        if found is None:
+            self.console_app.say(f"Nothing happened {'before' if by < 0 else 'after'} this.")
+        else:
+            self._aim(chart, found)
+
+    def _width_chart(self) -> Chart:
+        return self._chart(self.query_one("#curves", Lines).size.width - 4)
+
+    def _aim(self, chart: Chart, column: int) -> None:
+        point = chart.last_of(max(0, min(chart.columns - 1, column)))
+        if point is None:
+            return
+        if not self.table.model.aim(point.id):
+            # It is older than what the table has, and was asked for already.
+            rows = sorted(self._steps.values(), key=lambda row: row["leased_at"], reverse=True)
+            self._wanted = MOST
+            self.table.model.replace({str(row["id"]): {**row, "~order": n} for n, row in enumerate(rows[:MOST])})
+            self.table.model.aim(point.id)
+        self.repaint()
+
+    def do_curves_event(self) -> None:
+        """What the tick under the cursor tells of."""
+        chart = self._width_chart()
+        column = self._column(chart)
+        found = chart.ticks.get(column, []) if column is not None else []
+        if not found:
+            self.console_app.say("Nothing happened at this step; [ and ] go to where something did.")
+        elif len(found) == 1:
+            self.console_app.navigation.open_happening(found[0].row)
+        else:
+            self._choose(found)
+
+    def _choose(self, found: list[Tick]) -> None:
+        by_id = {f"{place}": tick.row for place, tick in enumerate(found)}
+        choices = [Choice(id, tick.what, tick.sign) for id, tick in zip(by_id, found, strict=True)]
+
+        def then(id: str | None) -> None:
+            row: AnyRow | None = by_id.get(id or "")
+            if row is not None:
+                self.console_app.navigation.open_happening(row)
+
+        self.console_app.push_screen(Palette(choices, hint="which of them"), then)
+
+    def do_curves_metric(self) -> None:
+        """Another metric first."""
+
+        def then(name: str | None) -> None:
+            if name is not None:
+                self._first = [name, *(each for each in self._first if each != name)]
+                self._top = 0
+                self.repaint()
+
+        choices = [Choice(name, name) for name in self._metrics()]
+        self.console_app.push_screen(Palette(choices, hint="which metric is drawn first"), then)
+
+    def do_curves_next(self) -> None:
+        self._top += 1
+        if self._top >= len(self._metrics()):
+            self._top = 0
+        self.repaint()
+
+    def do_curves_wide(self) -> None:
+        """Curves alone, or with the table."""
+        self._wide = not self._wide
+        self.set_class(self._wide, "-wide")
+        self.table.display = not self._wide
+        self.call_after_refresh(self.repaint, all=True)
+
+    # ---- the list ----
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("steps", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def do_drill(self) -> None:
+        if (row := self._target()) is not None:
+            self.console_app.navigation.open_page(StepPage(str(row["id"])))
