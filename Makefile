@@ -16,12 +16,14 @@ SGLANG_STAMP := $(SGLANG)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
-.PHONY: help install demo tour test test-gpu sglang-cpu lint bench chaos clean
+.PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
 	@echo "make demo      a small agent learns in a few minutes, through real processes; a sampler is killed meanwhile"
 	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
+	@echo "make recording the recording in assets anew, from a run of the demo"
+	@echo "make pictures  the pictures in docs/pictures anew, from that recording"
 	@echo "make test      all tests, with a short storm as of make chaos"
 	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
@@ -48,6 +50,12 @@ demo: $(STAMP)
 
 tour: $(STAMP)
 	$(BIN)/python -m assets.demo
+
+recording: $(STAMP)
+	$(BIN)/python -m assets.recording record
+
+pictures: $(STAMP)
+	$(BIN)/python -m assets.recording pictures
 
 sglang-cpu: $(SGLANG_STAMP)
 

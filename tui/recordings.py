@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from agentrl.client.discovery import state_of
+from agentrl.config import paths
 from agentrl.errors import ConfigError, UsageError
 from agentrl.recording.reader import Recording
 from agentrl.words.amounts import seconds
@@ -15,6 +17,8 @@ from tui.model.playback import SPEEDS
 from tui.replaying import Replay
 
 DIRECTORY = "recordings"
+DEMO, SHIPPED = "demo", "demo.rec"
+"""What is played under this name where no run has it: part of a real one, which comes with the programs."""
 
 
 def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
@@ -29,6 +33,8 @@ def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
 
 def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Replay]:
     """What the coordinator of a run of this host left."""
+    if name == DEMO and not (paths.state_dir(name) / DIRECTORY).is_dir():
+        return _of(Recording.open(Path(str(resources.files("assets") / SHIPPED))), name, at, speed)
     directory = state_of(name) / DIRECTORY
     if not directory.is_dir():
         raise ConfigError(f"Nothing was recorded of {name}.", hint=f"agentrl up --run {name} starts it again.")

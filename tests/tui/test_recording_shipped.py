@@ -1,0 +1,55 @@
+"""The recording that comes with the programs shows the console without a run: what it promises can be found in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.recording.reader import Recording
+from tests.tui.conftest import Screen
+from tests.tui.walking import comes_to_be_sound
+from tui import recordings
+from tui.app import Console
+
+MOST_BYTES = 300_000
+SIZES = ((80, 24), (120, 40), (200, 60))
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    return Console(recordings.link(recordings.DEMO, "", 1.0))
+
+
+async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app: Console) -> None:
+    async with app.run_test(size=SIZES[0]) as pilot:
+        screen = Screen(app, pilot)
+        for size in SIZES:
+            await screen.resize(*size)
+            await screen.press("1")
+            app.playing.do_replay_first()
+            await screen.press("P")
+            await screen.shows("recording", "train reward", "sampler 1/1")
+            app.playing.do_replay_next()
+            await screen.press("2")
+            await screen.shows("sampler-0", "starting", "degraded")
+            await screen.press("3")
+            await screen.shows("signal 9")
+            app.playing.do_replay_next()
+            await screen.press("1")
+            await screen.shows("bound = 1", "fails ")
+            await comes_to_be_sound(screen, *size)
+
+
+def test_a_run_of_that_name_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    shipped = Path(recordings.__file__).parents[1] / "assets" / recordings.SHIPPED
+    assert shipped.stat().st_size < MOST_BYTES
+    own = tmp_path / recordings.DEMO / recordings.DIRECTORY
+    own.mkdir(parents=True)
+    frames = Recording.open(shipped).frames
+    (own / "1.rec").write_bytes(shipped.read_bytes()[: frames[0].end])
+    app = Console(recordings.link(recordings.DEMO, "", 1.0))
+    assert app.replay is not None
+    assert len(app.replay.source.frames) == 1 < len(frames)
