@@ -57,7 +57,7 @@ class Sampler:
         self._settings = settings
         self._tick = tick
         self._attempts: dict[Attempt, asyncio.Task[None]] = {}
-        self._known = claims.KnownTasks(house.database)
+        self._last_claims = claims.LastClaims(house.database)
         self._unscored: dict[str, _Waiting] = {}
         """By Record."""
         self._claiming = False
@@ -186,7 +186,7 @@ class Sampler:
                 self._house.lease.incarnation,
                 environments=None if len(able) == len(config.environments) else able,
                 resumable=usual,
-                known=self._known,
+                last=self._last_claims,
             )
         except (StoreError, DiskError) as away:
             log.warning("nothing can be claimed: %s", away)

@@ -1,13 +1,14 @@
 """Records in a sampler's hand: claimed, ended, scored, given back.
 
-Invariants: a claim takes one open Record, the first in the order of admission, and never the same one twice; every
-later write names the Record (which includes its attempt) and the owner, and False as an answer means that the claim is
-lost: the episode is dropped without another word; a Record is `finished` only after what it generated is stored, and
-`scored` only after its structure is.
+Invariants: a claim takes one open Record, the first in the order of admission (but for what opened before it a moment
+ago), and never the same one twice; every later write names the Record (which includes its attempt) and the owner, and
+False as an answer means that the claim is lost: the episode is dropped without another word; a Record is `finished`
+only after what it generated is stored, and `scored` only after its structure is.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,12 +19,13 @@ from pymongo import UpdateOne
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import RECORD, Actor, RecordStatus, check
-from agentrl.store.database import Database, Plain, Write
+from agentrl.store.database import Database, Plain, Update, Write
 from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
 from agentrl.store.updates import NOW, seconds_since, setting
 
 S = RecordStatus
 MOST_KNOWN_TASKS = 64
+BEGINNING_EVERY_S = 0.5
 
 
 class Claim(NamedTuple):
@@ -33,14 +35,32 @@ class Claim(NamedTuple):
     """Nobody had it before, so nothing of it is stored."""
 
 
-class KnownTasks:
-    """Tasks of the last claims: seats of one are claimed in a row, and what an episode reads is frozen in a round."""
+class LastClaims:
+    """What claims that follow each other share: seats of one task are claimed in a row, and what an episode reads is
+    frozen in a round; and open Records begin where the last claim found one.
+
+    A server keeps what left an index for minutes and passes over it in every search from the beginning, so the
+    beginning is looked at once in a while: what opens there, such as a new attempt, waits no longer than that.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._known: OrderedDict[str, Task] = OrderedDict()
+        self._front: int | None = None
+        self._looked_at = float("-inf")
 
-    async def of(self, record: Record) -> Task:
+    def begin(self) -> int | None:
+        """Where the next claim may begin; None for the very beginning."""
+        now = time.monotonic()
+        if self._front is None or now >= self._looked_at + BEGINNING_EVERY_S:
+            self._looked_at = now
+            return None
+        return self._front
+
+    def found(self, order: int | None) -> None:
+        self._front = order
+
+    async def task_of(self, record: Record) -> Task:
         known = self._known.get(record.task)
         if known is None or known.round != record.round:
             found = await self._database.find_one("Task", {"_id": record.task}, projection={"shares": 0})
@@ -71,12 +91,12 @@ async def claim(
     environments: Sequence[str] | None = None,
     purposes: Sequence[str] | None = None,
     resumable: bool = False,
-    known: KnownTasks | None = None,
+    last: LastClaims | None = None,
 ) -> Claim | None:
     """The open Record that was admitted first, evaluations before all others; None if there is none.
 
     `environments` leaves others out, such as those whose tools are broken. `resumable`: its loop can be continued by
-    another sampler. A Record that was handed over has turns already. `known`: kept by who claims often.
+    another sampler. A Record that was handed over has turns already. `last`: kept by who claims often.
     """
     check(RECORD, S.OPEN, S.RUNNING, Actor.SAMPLER)
     wanted: Plain = {"status": S.OPEN}
@@ -87,12 +107,24 @@ async def claim(
     mine = setting(
         {"status": S.RUNNING, "owner": owner, "resumable": resumable}, started_at={"$ifNull": ["$started_at", NOW]}
     )
-    found = await database.find_one_and_update("Record", wanted, mine, sort=[("order", 1), ("seat", 1)], before=True)
+    last = last or LastClaims(database)
+    found = await _first_open(database, wanted, mine, last.begin())
+    last.found(None if found is None else found["order"])
     if found is None:
         return None
     fresh = found.get("started_at") is None
     record = load(Record, found | {"status": S.RUNNING, "owner": owner, "resumable": resumable})
-    return Claim(record, await (known or KnownTasks(database)).of(record), fresh)
+    return Claim(record, await last.task_of(record), fresh)
+
+
+async def _first_open(database: Database, wanted: Plain, mine: Update, begin: int | None) -> Plain | None:
+    """As it was before it was claimed. Nothing from `begin` on does not mean that nothing is open."""
+    places = [wanted] if begin is None else [wanted | {"order": {"$gte": begin}}, wanted]
+    for place in places:
+        found = await database.find_one_and_update("Record", place, mine, sort=[("order", 1), ("seat", 1)], before=True)
+        if found is not None:
+            return found
+    return None
 
 
 async def mark_resumable(database: Database, record: str, owner: str, resumable: bool) -> bool:
@@ -211,7 +243,7 @@ async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
     if found is None:
         return None
     record = load(Record, found)
-    return Claim(record, await KnownTasks(database).of(record))
+    return Claim(record, await LastClaims(database).task_of(record))
 
 
 async def held_by(database: Database, owner: str) -> list[Record]:

@@ -142,16 +142,19 @@ class Database:
 
     async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
         """Insert those whose keys are not there yet, and say how many that were."""
-        new = 0
+        return len(documents) - len(await self.insert_missing(collection, documents))
+
+    async def insert_missing(self, collection: str, documents: Sequence[Plain]) -> list[Any]:
+        """Insert those whose keys are not there yet, and say the ids of the others, which stay as they were."""
+        there: list[Any] = []
         for start in range(0, len(documents), INSERTED_AT_ONCE):
             batch = documents[start : start + INSERTED_AT_ONCE]
             with _our_errors(collection):
                 try:
                     await self._database[collection].insert_many(batch, ordered=False)
-                    new += len(batch)
                 except pymongo.errors.BulkWriteError as partly:
-                    new += _new_in(partly)
-        return new
+                    there += _there_before(partly)
+        return there
 
     async def update_one(self, collection: str, filter: Filter, update: Update, *, upsert: bool = False) -> bool:
         """True if a document matched, whether or not it was changed."""
@@ -317,9 +320,10 @@ def _shortly(foreign: pymongo.errors.PyMongoError) -> str:
     return str(foreign).partition(", Timeout:")[0].partition(", full error:")[0][:500]
 
 
-def _new_in(partly: pymongo.errors.BulkWriteError) -> int:
+def _there_before(partly: pymongo.errors.BulkWriteError) -> list[Any]:
+    """The ids of the documents that were refused for their keys; raises if anything else was wrong."""
     details = partly.details or {}
-    others = [error for error in details.get("writeErrors", ()) if error.get("code") != _DUPLICATE_KEY]
-    if others or details.get("writeConcernErrors"):
+    errors = details.get("writeErrors", ())
+    if details.get("writeConcernErrors") or any(error.get("code") != _DUPLICATE_KEY for error in errors):
         raise partly
-    return int(details.get("nInserted", 0))
+    return [error["op"]["_id"] for error in errors]

@@ -28,7 +28,7 @@ from agentrl.policies.states import (
     check,
 )
 from agentrl.store import chunks
-from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError, Write
+from agentrl.store.database import Database, Plain, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, load, storable, to_bson
 from agentrl.store.owners import OwnerLostError
 from agentrl.store.updates import NOW, setting
@@ -55,7 +55,8 @@ class _Waiting(NamedTuple):
     collection: str
     id: str
     owner: str
-    write: Write
+    write: UpdateOne | Plain
+    """A change, or a whole new document."""
     written: asyncio.Future[None]
 
 
@@ -73,7 +74,7 @@ class Writer:
         """A model call, before it goes to an engine."""
         check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, call.id)
         call.sent_at = call.sent_at or _now()
-        await self._insert(call)
+        await self._write(call, storable(to_bson(call)))
 
     async def answered(self, call: DispatchedSamplingTask, *, shown: bool = True) -> None:
         """What came of it: `done`, `partial` or `failed`, with the tokens. `shown`: it was written when it was sent."""
@@ -82,7 +83,7 @@ class Writer:
         if not shown:
             check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, call.id)
             call.done_at = _now()
-            await self._insert(call)
+            await self._write(call, storable(to_bson(call)))
             return
         names = ("status", "output", "log_probs", "versions", "finish_reason", "engine", "turn", "error")
         fields = {name: getattr(call, name) for name in names}
@@ -94,13 +95,13 @@ class Writer:
         await chunks.write(self._database, pieces)
         turn.text = short
         turn.done_at = turn.done_at or _now()
-        await self._insert(turn)
+        await self._write(turn, storable(to_bson(turn)))
 
     async def requested(self, call: ToolCall) -> None:
         """A tool call; it may be sent to the toolbox when this returns."""
         check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, call.id)
         call.requested_at = call.requested_at or _now()
-        await self._insert(call)
+        await self._write(call, storable(to_bson(call)))
 
     async def tool_moved(self, call: ToolCall) -> None:
         """A new status of a tool call, with what the toolbox said. That it runs need not have been written before."""
@@ -125,12 +126,6 @@ class Writer:
 
     # ---- inside ----
 
-    async def _insert(self, document: DispatchedSamplingTask | Turn | ToolCall) -> None:
-        plain = to_bson(document)
-        identity = {"_id": plain.pop("_id"), "owner": plain.pop("owner")}
-        # With another owner this matches nothing and becomes an insert, which the key refuses.
-        await self._write(document, UpdateOne(identity, {"$setOnInsert": storable(plain)}, upsert=True))
-
     async def _move(
         self,
         document: DispatchedSamplingTask | ToolCall,
@@ -144,10 +139,10 @@ class Writer:
         computed = {"done_at": NOW} if ends else {}
         await self._write(document, UpdateOne(present, setting(storable(to_bson(fields)), **computed)))
 
-    async def _write(self, document: DispatchedSamplingTask | Turn | ToolCall, write: Write) -> None:
+    async def _write(self, document: DispatchedSamplingTask | Turn | ToolCall, write: UpdateOne | Plain) -> None:
         await self._queue(type(document).__name__, document.id, document.owner, write)
 
-    async def _queue(self, collection: str, id: str, owner: str, write: Write) -> None:
+    async def _queue(self, collection: str, id: str, owner: str, write: UpdateOne | Plain) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(collection, id, owner, write, written))
         if self._writing is None or self._writing.done():
@@ -160,7 +155,8 @@ class Writer:
             if (refusal := await self._refusal()) is not None:
                 _answer(batch, refusal)
                 continue
-            # A write may only overtake those of other collections, and a turn comes last.
+            # A write may only overtake those of other collections, and a turn comes last. What is changed was
+            # inserted before or is inserted with it.
             for collection in (*ORDER, _RECORD):
                 await self._write_batch(collection, [entry for entry in batch if entry.collection == collection])
 
@@ -179,13 +175,13 @@ class Writer:
         if not entries:
             return
         try:
-            done = await self._database.write(collection, [entry.write for entry in entries])
-            lost = await self._lost(collection, entries) if done.inserted + done.matched < len(entries) else []
+            suspects = [*await self._insert(collection, entries), *await self._change(collection, entries)]
+            lost = await self._lost(collection, suspects) if suspects else []
         except StoreUnavailableError as away:
             _answer(entries, away)
         except Exception as failed:  # noqa: BLE001 - it is raised where the write was asked for
             if len(entries) == 1:
-                _answer(entries, _shown(failed))
+                _answer(entries, failed)
                 return
             # One of them is at fault. The others must not suffer for it, and writing them again is harmless.
             for entry in entries:
@@ -194,8 +190,28 @@ class Writer:
             _answer(lost, OwnershipError("What was to be changed belongs to another owner."))
             _answer([entry for entry in entries if entry not in lost], None)
 
+    async def _insert(self, collection: str, entries: list[_Waiting]) -> list[_Waiting]:
+        """What is new. Answers what was there before: written by this owner, or by another."""
+        new: dict[str, tuple[_Waiting, Plain]] = {}
+        there = []
+        for entry in entries:
+            if isinstance(entry.write, UpdateOne):
+                continue
+            if entry.id in new:
+                there.append(entry)
+            else:
+                new[entry.id] = entry, entry.write
+        known = await self._database.insert_missing(collection, [document for _, document in new.values()])
+        return [*there, *(new[id][0] for id in known)]
+
+    async def _change(self, collection: str, entries: list[_Waiting]) -> list[_Waiting]:
+        """Answers all changes if one of them found nothing to change."""
+        changes = [(entry, entry.write) for entry in entries if isinstance(entry.write, UpdateOne)]
+        done = await self._database.write(collection, [write for _, write in changes])
+        return [entry for entry, _ in changes] if done.matched < len(changes) else []
+
     async def _lost(self, collection: str, entries: list[_Waiting]) -> list[_Waiting]:
-        """Of writes that found nothing to change, those that are another owner's. The others had been made before."""
+        """Of writes that changed nothing, those whose document is another owner's. The others had been made before."""
         ids = {"_id": {"$in": [entry.id for entry in entries]}}
         found = await self._database.find(collection, ids, projection=["owner", "status"])
         # A Record that is not under way any more is nobody's; nothing else loses its owner.
@@ -217,12 +233,6 @@ def _answer(entries: Iterable[_Waiting], error: Exception | None) -> None:
 def _now() -> datetime:
     """For times that people read and nothing is decided by."""
     return datetime.now(UTC)
-
-
-def _shown(failed: Exception) -> Exception:
-    if isinstance(failed, AlreadyThereError):
-        return OwnershipError("What was to be written belongs to another owner.")
-    return failed
 
 
 # ---- after the owner is gone ----

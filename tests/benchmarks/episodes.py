@@ -69,7 +69,7 @@ class Sampler:
         self._lease = Lease(database, self._owner, unit=name, role="sampler")
         self._writer = Writer(database)
         self._endings = Endings(database, self._lease, GroupRule())
-        self._known = claims.KnownTasks(database)
+        self._last = claims.LastClaims(database)
         self._shape = shape
         self._chance = random.Random(name)
 
@@ -83,7 +83,7 @@ class Sampler:
 
     async def _work(self) -> int:
         count = 0
-        while (claim := await claims.claim(self._database, self._owner, resumable=True, known=self._known)) is not None:
+        while (claim := await claims.claim(self._database, self._owner, resumable=True, last=self._last)) is not None:
             await self._play(claim)
             count += 1
         return count
