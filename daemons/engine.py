@@ -97,7 +97,9 @@ async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[Kept]:
     from agentrl.engines.embedded.server import build_app
 
     torch.set_num_threads(config.engines.threads)
-    engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
+    engine = EmbeddedEngine(
+        slots=config.engines.slots, context=config.sampling.context, gather_s=float(config.engines.gather_s)
+    )
     engine.start()
     try:
         async with listening(build_app(engine, token)) as url:

@@ -42,6 +42,7 @@ STANDS_AT_MOST_S = 120.0
 """The loop turns several times a second; a sampler that stands this long hangs."""
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
+SAME_TOOLS_S = 1.0
 FIRST_WEIGHTS_WITHIN_S = 3600.0
 """A trainer may warm up before it publishes."""
 
@@ -185,18 +186,23 @@ class Stands:
 
 
 class PluggedToolbox:
-    """The toolbox's client, in the words that episodes know."""
+    """The toolbox's client, in the words that episodes know. Episodes that begin together are told the same tools."""
 
     def __init__(self, url: str, token: str) -> None:
         self._tools = Tools(url, token)
+        self._offered: list[OfferedTool] = []
+        self._asked_at = float("-inf")
 
     async def tools(self) -> Sequence[OfferedTool]:
-        with _refusals():
-            found = await self._tools.tools()
-        return [
-            OfferedTool(server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
-            for tool in found
-        ]
+        if time.monotonic() >= self._asked_at + SAME_TOOLS_S:
+            with _refusals():
+                found = await self._tools.tools()
+            self._offered = [
+                OfferedTool(server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
+                for tool in found
+            ]
+            self._asked_at = time.monotonic()
+        return self._offered
 
     async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
         with _refusals():

@@ -175,6 +175,9 @@ class Engines(Section):
     """Sequences that one engine decodes at once."""
     threads: _Positive = 1
     """Processor threads of one embedded engine."""
+    gather_s: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """How long an embedded engine waits between two rounds for more calls while less than half of its slots are taken.
+    Fewer rounds spare the processor that it shares with the rest of the run; each token takes as much longer."""
     load_s: Seconds = 600.0
     """How long an engine may take to load a version, an SGLang server to start with one; then it is replaced."""
     python: str = "{python}"

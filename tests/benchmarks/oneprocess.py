@@ -136,7 +136,9 @@ class OneProcess:
         self._folder = folder
         self._tools = tools
         ((self._name, self._environment),) = config.environments.items()
-        self._engine = EmbeddedEngine(slots=config.engines.slots, context=config.sampling.context)
+        self._engine = EmbeddedEngine(
+            slots=config.engines.slots, context=config.sampling.context, gather_s=float(config.engines.gather_s)
+        )
         self._ready: list[Group] = []
         self._in_flight = 0
         self._leased = 0

@@ -324,6 +324,25 @@ async def test_an_order_that_breaks_the_engine_leaves_nobody_waiting(
     await engine.close()
 
 
+async def test_calls_that_come_one_by_one_are_computed_together(first: Weights) -> None:
+    """The first waits for the others; each is as if it were alone, and half of the slots wait for nobody."""
+    engine = EmbeddedEngine(slots=4, context=64, gather_s=0.3)
+    engine.start()
+    await engine.update(str(first.path), 1)
+    greedy = Sampling(max_new_tokens=1, temperature=0.0)
+    await engine.generate("begins the time", [9], greedy, deadline_s=60)
+    began = time.monotonic()
+    alone = await engine.generate("waits", [5, 6, 7], Sampling(max_new_tokens=4, temperature=0.0), deadline_s=60)
+    assert alone.ids == first.greedy([5, 6, 7], 4)
+    assert time.monotonic() - began >= 3 * 0.3
+    long = Sampling(max_new_tokens=40, temperature=0.0)
+    began = time.monotonic()
+    both = await asyncio.gather(*(engine.generate(f"r{n}", [5, 6, n], long, deadline_s=60) for n in (8, 9)))
+    assert [answer.ids for answer in both] == [first.greedy([5, 6, n], 40) for n in (8, 9)]
+    assert time.monotonic() - began < 40 * 0.3
+    await engine.close()
+
+
 async def test_nobody_at_the_address_is_known_at_once() -> None:
     nobody = HttpEngine("http://127.0.0.1:9", TOKEN)
     with pytest.raises(EngineGoneError, match="is gone"):

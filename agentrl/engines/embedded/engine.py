@@ -61,10 +61,16 @@ class _Order(Generic[T]):
 
 
 class EmbeddedEngine:
-    """Implements `Engine` within the process. Its methods are called from one event loop."""
+    """Implements `Engine` within the process. Its methods are called from one event loop.
 
-    def __init__(self, *, slots: int, context: int) -> None:
+    A round of computing costs nearly as much for few sequences as for many. While less than half of the slots are
+    taken, rounds begin at least `gather_s` apart, so that calls which come one by one are computed together.
+    """
+
+    def __init__(self, *, slots: int, context: int, gather_s: float = 0.0) -> None:
         self._slots = SlotEngine(slots=slots, context=context)
+        self._gather_s = gather_s
+        self._next_round_at = 0.0
         self._orders: list[_Order[Any]] = []
         self._news = threading.Condition()
         self._closing = False
@@ -135,7 +141,11 @@ class EmbeddedEngine:
             on_token=None if on_progress is None else progress,
             on_end=end,
         )
-        await self._order(lambda: self._slots.submit(request, version))
+        submitted = _promise()
+        # Whatever keeps it from being taken is its answer, so nobody has to wait for the order as well.
+        submitted.add_done_callback(lambda order: _fail_with(request, order))
+        if not self._hand_over(_Order(lambda: self._slots.submit(request, version), submitted)):
+            raise self._gone()
         answer = asyncio.wrap_future(ended)
         try:
             done, _ = await asyncio.wait([answer], timeout=deadline_s)
@@ -256,7 +266,7 @@ class EmbeddedEngine:
         """The thread."""
         try:
             with torch.inference_mode():
-                while self._next_orders():
+                while self._next_round():
                     self._slots.step()
                     self.steps += 1
         except Exception as broken:
@@ -265,11 +275,21 @@ class EmbeddedEngine:
         finally:
             self._end_all()
 
+    def _next_round(self) -> bool:
+        """Carry out what is ordered until the next round is due; wait if there is nothing else to do. False at the
+        end."""
+        while self._next_orders():
+            now = time.monotonic()
+            if self._slots.busy and (now >= self._next_round_at or self._slots.half_taken):
+                self._next_round_at = now + self._gather_s
+                return True
+        return False
+
     def _next_orders(self) -> bool:
-        """Carry out what was ordered; wait if there is nothing else to do. False at the end."""
+        """Carry out what was ordered; wait if there is neither that nor a round that is due. False at the end."""
         with self._news:
-            while not (self._orders or self._closing or self._slots.busy):
-                self._news.wait()
+            if not (self._orders or self._closing):
+                self._news.wait(self._until_next_round())
             orders, self._orders = self._orders, []
             if self._closing:
                 self._orders = orders
@@ -282,6 +302,12 @@ class EmbeddedEngine:
                 self._orders = [*orders[place + 1 :], *self._orders]
                 raise
         return True
+
+    def _until_next_round(self) -> float | None:
+        """Seconds; None if nothing would be computed in it."""
+        if not self._slots.busy:
+            return None
+        return 0.0 if self._slots.half_taken else max(0.0, self._next_round_at - time.monotonic())
 
     def _end_all(self) -> None:
         with self._news:
@@ -318,6 +344,11 @@ def _generated(request: Request, began: float) -> Generated:
         cached_tokens=request.cached_tokens,
         seconds=time.monotonic() - began,
     )
+
+
+def _fail_with(request: Request, order: concurrent.futures.Future[None]) -> None:
+    if isinstance(error := order.exception(), EngineError):
+        request.fail(error)
 
 
 def _promise() -> concurrent.futures.Future[Any]:

@@ -88,6 +88,11 @@ class SlotEngine:
         return not self.paused and not self.released and bool(self._requests)
 
     @property
+    def half_taken(self) -> bool:
+        """Are there sequences for half of the slots, waiting ones included?"""
+        return 2 * len(self._requests) >= len(self.slots)
+
+    @property
     def versions_loaded(self) -> tuple[int, ...]:
         held = [*(request.pinned for request in self._requests.values()), self.pinned, self.current]
         return tuple(sorted({model.version for model in held if model is not None}))
