@@ -7,13 +7,15 @@ accepted goes on when the waiting ends, and the person is told so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import Cli
-from agentrl.errors import ExitCode, RefusedError, UnknownNameError
+from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
 from agentrl.protocol.danger import Effect, Tier
 from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
 
@@ -26,6 +28,8 @@ _EXIT = {
     OperationState.SUCCEEDED: ExitCode.OK,
     OperationState.SUPERSEDED: ExitCode.CONFLICT,
 }
+_SHORT_S = 1.0
+"""What takes no longer needs no story."""
 _TOLD_BY_ITS_EFFECT = ("tune", "undo_tune")
 """Commands whose result says to programs what the effect says to people."""
 
@@ -94,12 +98,35 @@ async def finished(cli: Cli, client: Client, operation: str) -> OperationRow:
     """Wait for the end of an operation, with its progress on stderr."""
     try:
         with Progress(cli) as progress:
-            return await client.wait(operation, on_change=progress.operation, timeout_s=cli.timeout_s)
+            async with _hearing_units(cli, client, progress):
+                return await client.wait(operation, on_change=progress.operation, timeout_s=cli.timeout_s)
     except asyncio.CancelledError:
         output.note(
             cli.aimed(f"No longer waiting. The operation goes on: `agentrl events` has it as {short(operation)}.")
         )
         raise
+
+
+@contextlib.asynccontextmanager
+async def _hearing_units(cli: Cli, client: Client, progress: Progress) -> AsyncIterator[None]:
+    """Show what units say of themselves while they are waited for. Who cannot hear it waits all the same."""
+
+    async def hear() -> None:
+        await asyncio.sleep(_SHORT_S)
+        with contextlib.suppress(AgentrlError):
+            async for _, row in client.follow(("unit",)):
+                if isinstance(row, UnitRow):
+                    progress.unit(row)
+
+    if cli.json:
+        yield
+        return
+    hearing = asyncio.create_task(hear(), name="hear units")
+    try:
+        yield
+    finally:
+        hearing.cancel()
+        await asyncio.wait([hearing])
 
 
 def report_preview(cli: Cli, effect: Effect, tier: Tier) -> None:

@@ -17,10 +17,12 @@ from agentrl.cli.verbs import Cli
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agentrl.protocol.rows import OperationRow
+    from agentrl.protocol.rows import OperationRow, UnitRow
 
 _MOST_LINES = 12
 _PLAIN_EVERY_S = 1.0
+_SAID_EVERY_S = 5.0
+"""Where lines stay, what a unit says of itself is repeated that often."""
 
 
 class Progress:
@@ -33,7 +35,9 @@ class Progress:
         self._live: Live | None = None
         self._began = time.monotonic()
         self._printed_at = float("-inf")
-        self._printed = ""
+        self._printed = ("", "")
+        self._row: OperationRow | None = None
+        self._said: dict[str, str] = {}
 
     def __enter__(self) -> Progress:
         if self._alive:
@@ -60,6 +64,7 @@ class Progress:
 
     def operation(self, row: OperationRow) -> None:
         """An operation as it is now."""
+        self._row = row
         head = row.summary or row.command
         if row.state.ended:
             return
@@ -68,7 +73,14 @@ class Progress:
         if waiting or self._live is not None:
             self._show(f"{head}: waiting for {len(waiting)}" if waiting else head, waiting)
 
-    def _show(self, head: str, lines: tuple[str, ...]) -> None:
+    def unit(self, row: UnitRow) -> None:
+        """What a unit says of itself, which may be among those that are waited for."""
+        self._said[row.unit] = row.status or row.phase
+        if self._row is not None and any(_unit_of(line) == row.unit for line in self._row.waiting_for):
+            self.operation(self._row)
+
+    def _show(self, head: str, plain: tuple[str, ...]) -> None:
+        lines = tuple(map(self._with_what_it_says, plain))
         if self._live is not None:
             from rich.console import Group
 
@@ -78,16 +90,29 @@ class Progress:
                 shown.append(output.cell(f"  and {len(lines) - _MOST_LINES} more: {_states(lines)}"))
             self._live.update(Group(*shown), refresh=True)
         elif not self._quiet:
-            self._print(f"{head}: {', '.join(lines[:6])}" if lines else head)
+            self._print(head, plain, lines)
 
-    def _print(self, line: str) -> None:
+    def _with_what_it_says(self, line: str) -> str:
+        said = self._said.get(_unit_of(line), "")
+        return f"{line}: {said}" if said else line
+
+    def _print(self, head: str, plain: tuple[str, ...], lines: tuple[str, ...]) -> None:
+        """`plain` without what units say of themselves, of which only the first word is news at once."""
+        without, line = (f"{head}: {', '.join(each[:6])}" if each else head for each in (plain, lines))
         now = time.monotonic()
-        if line != self._printed and now - self._printed_at >= _PLAIN_EVERY_S:
-            self._printed, self._printed_at = line, now
+        known, told = self._printed
+        due_s = _SAID_EVERY_S if without == known != told else _PLAIN_EVERY_S
+        if line != self._printed[1] and now - self._printed_at >= due_s:
+            self._printed, self._printed_at = (without, line), now
             output.note(line)
 
 
+def _unit_of(line: str) -> str:
+    """A line says `web-0 is pending (why)`."""
+    return line.partition(" is ")[0]
+
+
 def _states(lines: tuple[str, ...]) -> str:
-    """How many are in which state; a line says `web-0 is pending (why)`."""
+    """How many are in which state."""
     counts = Counter(line.partition(" is ")[2].partition(" ")[0] for line in lines if " is " in line)
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())

@@ -114,6 +114,42 @@ def test_ctrl_c_leaves_the_run_alive_and_says_so(
     assert a_run.alive(a_run.coordinator_pid())
 
 
+SLOWLY = """
+from pathlib import Path
+from agentrl.unit import run_unit
+
+def main(unit):
+    with unit.phase("warm-up", at_most_s=600):
+        unit.status("warm-up: step 3 of 150")
+        while not Path("go").exists() and not unit.draining:
+            unit.sleep(0.05)
+    unit.ready()
+    while not unit.draining:
+        unit.sleep(0.05)
+
+run_unit(main)
+"""
+
+
+def test_while_it_waits_up_shows_what_the_units_say_of_themselves(a_run: Run) -> None:
+    folder = a_run.file.parent
+    (folder / "slowly.py").write_text(SLOWLY)
+    a_run.sidecar("slow", [PYTHON, str(folder / "slowly.py")], speaks=True, cwd=str(folder))
+    a_run.write()
+    with a_run.start("up", str(a_run.file)) as process:
+        assert process.stderr is not None
+        told = []
+        for line in process.stderr:
+            told.append(line)
+            if "slow-0 is starting" in line and line.endswith(": warm-up: step 3 of 150\n"):
+                break
+        else:
+            raise AssertionError("".join(told))
+        (folder / "go").touch()
+        process.communicate(timeout=60)
+    assert process.returncode == ExitCode.OK
+
+
 def test_a_closed_terminal_does_not_hurt_the_run(a_run: Run) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
