@@ -11,6 +11,8 @@ from agentrl.telemetry.metrics import Metric
 
 REWARD = Metric("reward_mean", "", "Mean score of the groups of a step.")
 EVALUATION = Metric("evaluation", "", "Mean score of the last evaluation on held-out tasks.")
+EVALUATION_MARGIN = Metric("evaluation_margin", "", "Half of the 95 % interval of that mean.")
+STEPS_WANTED = Metric("steps_wanted", "", "Steps after which training is complete.")
 
 MISMATCH_MEAN = Metric(
     "mismatch_mean", "nat", "Mean |Δ log-prob| between engine and trainer, on tokens of age 0.", (0.0, 2e-2)
@@ -62,7 +64,7 @@ VALID = Metric("valid_share", "", "Recent attempts that did not fail for infrast
 INFRASTRUCTURE = Metric("infrastructure_share", "", "Attempts since the last step that failed for infrastructure.")
 
 OF_STEPS = (
-    *(REWARD, EVALUATION, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
+    *(REWARD, EVALUATION, EVALUATION_MARGIN, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
     *(MISMATCH_P99_OVER_LIMIT, MISMATCH_K3_OVER_LIMIT, KL_REFERENCE),
     *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
     *(
@@ -78,7 +80,7 @@ OF_STEPS = (
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
 )
 """In Step documents; the trainer reports the newest as unit metrics."""
-OF_THE_TRAINER = (NOT_FINITE, VALID)
+OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED)
 """Reported by the trainer between Steps."""
 
 LEARNING: dict[str, Metric] = {metric.name: metric for metric in (*OF_STEPS, *OF_THE_TRAINER)}

@@ -26,7 +26,7 @@ from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.telemetry.learning import EVALUATION, NOT_FINITE, VALID
+from agentrl.telemetry.learning import EVALUATION, EVALUATION_MARGIN, NOT_FINITE, STEPS_WANTED, VALID
 from agentrl.telemetry.services import WARMUP_UNUSED, Meter
 from agentrl.training import (
     checkpoints,
@@ -146,6 +146,8 @@ class Trainer:
         for name, value in self._meter.read(time.monotonic()).items():
             self._unit.metric(name, value)
         await self._do_what_is_due(plan)
+        if self._config.training.steps:
+            self._unit.metric(STEPS_WANTED.name, self._config.training.steps)
         if self._config.training.steps and self.standing.committed >= self._config.training.steps:
             return f"all {self._config.training.steps} steps are done"
         if self._unit.paused:
@@ -369,7 +371,12 @@ class Trainer:
         means = [value for name, value in numbers.items() if name.endswith("/mean")]
         if means:
             self._evaluation = {EVALUATION.name: sum(means) / len(means)}
-            self._unit.metric(EVALUATION.name, self._evaluation[EVALUATION.name])
+            margins = [value for name, value in numbers.items() if name.endswith("/margin")]
+            if len(margins) == len(means):
+                # Of a mean of means of different tasks: their errors are independent.
+                self._evaluation[EVALUATION_MARGIN.name] = math.hypot(*margins) / len(means)
+            for name, value in self._evaluation.items():
+                self._unit.metric(name, value)
 
     # ---- beginning and end ----
 

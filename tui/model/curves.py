@@ -55,14 +55,14 @@ class Tick:
 def points(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
     """Those that count, the oldest first."""
     made = [
-        Point(str(row["id"]), int(row.get("step") or 0), _seconds(row.get("committed_at")), row.get("metrics") or {})
+        Point(str(row["id"]), int(row.get("step") or 0), seconds(row.get("committed_at")), row.get("metrics") or {})
         for row in rows
         if row.get("status") == "committed"
     ]
     return sorted(made, key=lambda point: (point.at, point.step))
 
 
-def _seconds(at: object) -> float:
+def seconds(at: object) -> float:
     """Times of the store are in UTC, whether they say so or not."""
     if not isinstance(at, datetime):
         return 0.0

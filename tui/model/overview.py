@@ -6,60 +6,55 @@ without data is not shown; lines are cut, never wrapped; what is cut first stand
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow, UnitState
-from agentrl.telemetry.learning import (
-    ACCEPTED,
-    ENTROPY_KEPT,
-    ESS,
-    EVALUATION,
-    GRADIENT_OVER_MEDIAN,
-    INFRASTRUCTURE,
-    LENGTH_JUMP,
-    MISMATCH_OVER_LIMIT,
-    REWARD,
-    TRUNCATION,
-    TRUNCATION_RISE,
-    VALID,
-    WEIGHT_STD,
-    ZERO_VARIANCE_LATELY,
-)
-from agentrl.telemetry.metrics import Metric
 from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value, sentence, when
-from tui.model import fleet, wording
+from tui.model import fleet, outlook, wording
 from tui.model.ink import Line, Span, Tone, cut, span, trend
 from tui.model.mirror import Mirror
+from tui.model.outlook import Outlook
 
 CURE_KEYS = ("a", "b", "c")
 MOST_LINES = 2
 _TITLE = 12
-_STEP = Metric("step", "", "Steps of the trainer.")
+NOTHING = Outlook()
+_SOON_S = 24 * 3600.0
 _CURVE_FROM = 110
 """Columns from which there is room for curves."""
-RECENT_S = 3600.0
 
 
-def blocks(mirror: Mirror, why: WhyReport | None, now: float, width: int) -> list[Line]:
-    """The blocks from top to bottom, each line of exactly that width."""
-    made = list[Line]()
-    for title, lines in (
+def blocks(
+    mirror: Mirror, why: WhyReport | None, now: float, width: int, height: int, seen: Outlook = NOTHING
+) -> list[Line]:
+    """The blocks from top to bottom, each line of exactly that width; where they do not fit, the lower ones lose their
+    second lines first."""
+    found = outlook.report(mirror.of(UnitRow), seen)
+    bound = mirror.get("knob/bound")
+    oldest = bound.value if isinstance(bound, KnobRow) and isinstance(bound.value, int) else None
+    made = [
         ("Needs you", _needs_you(mirror, now)),
-        ("Learning", _learning(mirror)),
-        ("Moving", _moving(mirror, now)),
+        ("Learning", outlook.learned(found, seen, now)),
+        ("Moving", _moving(mirror, seen, now)),
         ("Bottleneck", _bottleneck(mirror, why, now)),
-        ("Data", _data(mirror)),
-        ("Policy", _policy(mirror)),
+        ("Data", outlook.data(found, seen, oldest)),
+        ("Policy", outlook.policy(found)),
         ("Fleet", _fleet(mirror)),
-        ("Machine", _machine(mirror, width)),
-        ("Under way", _under_way(mirror, now)),
         ("Last change", _last_change(mirror, now)),
-    ):
-        made += _block(title, lines, width)
-    return made
+        ("At risk", _at_risk(mirror, found, seen, now)),
+        ("Machine", _machine(mirror, width)),
+    ]
+    _fit(made, height)
+    return [line for title, lines in made for line in _block(title, lines, width)]
+
+
+def _fit(made: list[tuple[str, list[Line]]], height: int) -> None:
+    for least in (1, 0):
+        for _, lines in reversed(made[1:]):
+            while len(lines) > least and sum(len(each) for _, each in made) > height:
+                lines.pop()
 
 
 def _block(title: str, lines: list[Line], width: int) -> Iterator[Line]:
@@ -92,61 +87,22 @@ def alert_line(row: AlertRow, now: float, key: str) -> Line:
     )
 
 
-# ---- the data plane, as far as its units report it ----
+# ---- what moves ----
 
 
-def _learning(mirror: Mirror) -> list[Line]:
-    return _measured(mirror, ((EVALUATION, "evaluation"), (REWARD, "train reward"), (_STEP, "step")))
-
-
-def _data(mirror: Mirror) -> list[Line]:
-    shares = ((VALID, "valid"), (INFRASTRUCTURE, "infrastructure"), (TRUNCATION, "truncated"))
-    return _measured(mirror, (*shares, (ZERO_VARIANCE_LATELY, "zero variance"), (TRUNCATION_RISE, "truncated more")))
-
-
-def _policy(mirror: Mirror) -> list[Line]:
-    drift = ((MISMATCH_OVER_LIMIT, "mismatch/limit"), (ESS, "ess"), (WEIGHT_STD, "weight std"), (ACCEPTED, "accepted"))
-    shape = ((ENTROPY_KEPT, "entropy kept"), (GRADIENT_OVER_MEDIAN, "gradient/median"), (LENGTH_JUMP, "length"))
-    return [*_measured(mirror, drift), *_measured(mirror, shape)]
-
-
-def _measured(mirror: Mirror, chosen: Iterable[tuple[Metric, str]]) -> list[Line]:
-    """What the trainer reports, with the normal band of what has left it."""
-    values: dict[str, float] = {}
-    for row in mirror.of(UnitRow):
-        if row.role == "trainer":
-            values |= row.metrics
-    parts = list[Span]()
-    for metric, title in chosen:
-        value = values.get(metric.name)
-        if value is None or not math.isfinite(value):
-            continue
-        well = metric.is_normal(value)
-        band = f" ! normal {_band(metric)}" if not well else ""
-        shown = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-        parts += [Span(f"{title} ", Tone.DIM), Span(f"{shown}{band}  ", Tone.STRONG if well else Tone.WARN)]
-    return [tuple(parts)] if parts else []
-
-
-def _band(metric: Metric) -> str:
-    low, high = metric.normal or (-math.inf, math.inf)
-    if math.isfinite(low) and math.isfinite(high):
-        return f"{low:g}–{high:g}"
-    return f"≥ {low:g}" if math.isfinite(low) else f"≤ {high:g}"
-
-
-def _moving(mirror: Mirror, now: float) -> list[Line]:
-    """When units that count their work last did some; the one that stands longest is named."""
+def _moving(mirror: Mirror, seen: Outlook, now: float) -> list[Line]:
+    """How old the last step, publication and record are; the unit that stands longest is named."""
+    lines = [line] if (line := outlook.moved(seen, now)) else []
     moving = [row for row in mirror.of(UnitRow) if row.progress and row.progress_at and row.state is UnitState.READY]
     if not moving:
-        return []
+        return lines
     newest, oldest = max(row.progress_at for row in moving), min(moving, key=lambda row: row.progress_at)
-    line = [Span("last progress ", Tone.DIM), Span(f"{wording.ago(newest, now)} ago", Tone.STRONG)]
+    units = [Span("last progress ", Tone.DIM), Span(f"{wording.ago(newest, now)} ago", Tone.STRONG)]
     stands = now - oldest.progress_at
     if len(moving) > 1 and stands > 10.0:
         tone = Tone.WARN if stands > 60.0 else Tone.PLAIN
-        line += [Span(" · longest without ", Tone.DIM), span(f"{oldest.unit} {wording.brief(stands)}", tone)]
-    return [tuple(line)]
+        units += [Span(" · longest without ", Tone.DIM), span(f"{oldest.unit} {wording.brief(stands)}", tone)]
+    return [*lines, tuple(units)]
 
 
 def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float) -> list[Line]:
@@ -204,14 +160,6 @@ def _machine(mirror: Mirror, width: int) -> list[Line]:
     return [shown, tuple(run)]
 
 
-def _under_way(mirror: Mirror, now: float) -> list[Line]:
-    rows = mirror.under_way
-    lines = [operation_line(row, now) for row in rows[-MOST_LINES:]]
-    if (more := len(rows) - len(lines)) > 0:
-        lines[-1] = (*lines[-1], Span(f" and {more} more", Tone.DIM))
-    return lines
-
-
 def operation_line(row: OperationRow, now: float) -> Line:
     waiting = f": waits for {', '.join(row.waiting_for[:3])}" if row.waiting_for else ""
     more = f" and {len(row.waiting_for) - 3} more" if len(row.waiting_for) > 3 else ""
@@ -219,8 +167,28 @@ def operation_line(row: OperationRow, now: float) -> Line:
     return (span(f"{head}{waiting}{more}", Tone.BUSY),)
 
 
+def _at_risk(mirror: Mirror, found: outlook.Report, seen: Outlook, now: float) -> list[Line]:
+    """What would be lost now, and when a disk will be full."""
+    parts = [lost] if (lost := outlook.at_risk(found, seen, now)).text else []
+    filling = [row for row in mirror.hosts if row.disk_full_in_s is not None]
+    if filling:
+        first = min(filling, key=lambda row: row.disk_full_in_s or 0.0)
+        left = first.disk_full_in_s or 0.0
+        tone = Tone.WARN if left < _SOON_S else Tone.PLAIN
+        parts += [Span(" · " if parts else ""), span(f"disk of {first.host} is full in {age(left)}", tone)]
+    return [tuple(parts)] if parts else []
+
+
 def _last_change(mirror: Mirror, now: float) -> list[Line]:
-    """The newest things that happened: somebody's doing, or an incident."""
+    """What is under way; then the newest things that happened: somebody's doing, or an incident."""
+    coming = mirror.under_way
+    lines = [operation_line(row, now) for row in coming[-MOST_LINES:]]
+    if lines and (more := len(coming) - len(lines)) > 0:
+        lines[-1] = (*lines[-1], Span(f" and {more} more", Tone.DIM))
+    return [*lines, *_happened(mirror, now)][:MOST_LINES]
+
+
+def _happened(mirror: Mirror, now: float) -> list[Line]:
     found: list[tuple[float, Line]] = []
     for kind, of in _HAPPENED.items():
         rows = [row for row in mirror.of(kind) if when(row) > 0 and of(row)]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from textual.app import ComposeResult
 
+from agentrl.errors import AgentrlError
+from agentrl.protocol.data import Page
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
 from agentrl.words.rows import when
-from tui.model import happenings, overview
+from tui.model import curves, happenings, overview
 from tui.model.ink import Line, Span, Tone, cut
+from tui.model.outlook import Outlook
 from tui.model.table import cells, layout
 from tui.views.base import View
+from tui.views.lists import ANSWER_S
 from tui.widgets.lines import Lines
+
+ASK_EVERY_S = 5.0
+MANY, FEW = 600, 20
+"""Steps that are asked for first, and later on."""
 
 
 class Overview(View):
@@ -21,12 +30,50 @@ class Overview(View):
     name_in_registry = "overview"
     DEFAULT_CSS = "Overview > Lines { height: 1fr; }"
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._steps: dict[str, dict[str, Any]] = {}
+        self._outlook = Outlook()
+
     def compose(self) -> ComposeResult:
         yield Lines(self._lines)
 
+    def on_mount(self) -> None:
+        self.set_interval(ASK_EVERY_S, self._ask, name="outlook")
+
+    def shown(self) -> None:
+        super().shown()
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.display and self.console_app.view is self and self.console_app.replay is None:
+            self.run_worker(self._look_out(), group="outlook", exclusive=True)
+
+    async def _look_out(self) -> None:
+        """What the feed does not carry. Where nobody answers, what was told stands with its age."""
+        try:
+            client = self.console_app.connection.client
+            count = FEW if self._steps else MANY
+            steps = await client.list_steps(sort="-leased_at", limit=count, deadline_s=ANSWER_S)
+            self._steps |= {str(row["id"]): row for row in steps.rows}
+            saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
+            published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)
+            ended = await client.list_records(sort="-finished_at", limit=1, deadline_s=ANSWER_S)
+        except AgentrlError:
+            return
+        checkpoint = saved.rows[0] if saved.rows else {}
+        self._outlook = Outlook(
+            curves.points(self._steps.values()),
+            _newest(published, "announced_at"),
+            _newest(ended, "finished_at"),
+            checkpoint.get("step"),
+            _newest(saved, "at"),
+        )
+        self.repaint()
+
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
-        made = overview.blocks(self.mirror, self.console_app.why, self.now(), inner)
+        made = overview.blocks(self.mirror, self.console_app.why, self.now(), inner, height, self._outlook)
         made += self._lately(inner, height - len(made))
         return [(Span(" "), *line) for line in made]
 
@@ -56,3 +103,7 @@ class Overview(View):
             self.console_app.navigation.open_row(f"alert/{firing[place].id}")
         else:
             self.console_app.say("There is no such alert.")
+
+
+def _newest(page: Page, name: str) -> float:
+    return curves.seconds(page.rows[0].get(name)) if page.rows else 0.0

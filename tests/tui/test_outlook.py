@@ -1,0 +1,135 @@
+"""The first screen's blocks on learning: every number of the Steps, and none that nobody told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.protocol import rows
+from agentrl.protocol.data import ListRows, Page
+from agentrl.telemetry import learning
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import opened, populate
+from tests.tui.test_curves import trained
+from tests.tui.test_screens import whole
+from tui.model import outlook, overview
+from tui.model.curves import Point
+from tui.model.ink import Line, width_of
+from tui.model.mirror import Mirror
+from tui.model.outlook import Outlook
+
+NOW = 1e9
+MINUTE = 60.0
+
+
+def text(lines: list[Line]) -> str:
+    return "\n".join("".join(part.text for part in line) for line in lines)
+
+
+def steps(count: int, **metrics: Any) -> list[Point]:
+    """One a minute, the newest ten seconds ago."""
+    made = []
+    for number in range(count):
+        values = {name: of(number) if callable(of) else of for name, of in metrics.items()}
+        made.append(Point(f"s{number}", number, NOW - 10 - MINUTE * (count - 1 - number), values))
+    return made
+
+
+def reported(**metrics: float) -> rows.UnitRow:
+    return rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY, metrics=metrics)
+
+
+def test_learning_tells_intervals_the_change_over_an_hour_and_the_time_left() -> None:
+    points = steps(120, reward_mean=lambda n: 0.5 + (n % 2) * 0.2 if n >= 60 else 0.1)
+    seen = Outlook(points)
+    trainer = reported(step=120, steps_wanted=240, evaluation=0.4, evaluation_margin=0.05)
+    found = outlook.report([trainer], seen)
+    told = text(outlook.learned(found, seen, NOW))
+    assert "evaluation 0.4 ± 0.05" in told
+    assert "reward 0.6 ± 0.065 (+0.5 in 60m)" in told
+    assert "step 120 of 240  one in 60s  time left 2h00" in told
+
+
+def test_what_few_steps_say_is_no_trend_and_what_nobody_told_is_not_there() -> None:
+    seen = Outlook(steps(3, reward_mean=0.5))
+    told = text(outlook.learned(outlook.report([], seen), seen, NOW))
+    assert "in " not in told
+    assert "evaluation" not in told
+    assert "step" not in told
+    assert outlook.data(outlook.report([], Outlook()), Outlook(), 2.0) == []
+    assert outlook.policy(outlook.report([reported(entropy=float("nan"))], Outlook())) == []
+
+
+def test_data_tells_age_against_the_bound_and_what_was_dropped_for_which_reason() -> None:
+    seen = Outlook(
+        steps(20, age_mean=1.5, stale_records=1.0, broken_records=lambda n: n == 19, groups_without_signal=2)
+    )
+    told = text(outlook.data(outlook.report([reported(valid_share=0.4)], seen), seen, 1.0))
+    assert "valid 40% ! ≥0.5" in told
+    assert "age 1.5 of 1 " in told
+    assert "dropped in 10 steps 10 too old, 1 broken, 20 groups without signal" in told
+
+
+def test_the_policy_tells_every_number_with_the_band_of_a_healthy_run() -> None:
+    trainer = reported(
+        entropy=0.3, entropy_kept=0.4, mismatch_over_limit=0.2, weight_mean=1.0, ess=0.9, accepted_share=0.7,
+        gradient_norm=3.0, gradient_over_median=1.0, tokens_per_record=120.0, length_jump=1.1,
+    )  # fmt: skip
+    told = text(outlook.policy(outlook.report([trainer], Outlook())))
+    assert "entropy 0.3 ×0.4 ! ≥0.5" in told
+    assert "mismatch 0.2 ≤1" in told
+    assert "drift 1 0.5–2" in told
+    assert "accepted 0.7 ! ≥0.8" in told
+    assert "gradient 3 ×1 ≤10" in told
+    assert "length 120 ×1.1 0.5–2" in told
+    assert all(width_of(line) <= 66 for line in outlook.policy(outlook.report([trainer], Outlook())))
+
+
+def test_the_numbers_of_a_step_without_anything_to_train_are_those_before_it() -> None:
+    points = steps(5, entropy=lambda n: 0.5 + n)
+    empty = Point("e", 6, NOW, {"reward_mean": 1.0})
+    assert outlook.report([], Outlook([*points, empty])).get("entropy") == 4.5
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 6),
+    st.integers(0, 6),
+    st.dictionaries(st.sampled_from(sorted(learning.LEARNING)), st.floats(allow_nan=True), max_size=40),
+    st.integers(1, 24),
+    st.integers(60, 300),
+)
+def test_all_blocks_fit_whatever_happens(
+    alerts: int, operations: int, metrics: dict[str, float], height: int, width: int
+) -> None:
+    mirror = Mirror()
+    for n in range(alerts):
+        alert = rows.AlertRow(f"a{n}", "a", "x", rows.Severity.PAGE, rows.AlertState.FIRING, "bad " * 40, NOW)
+        mirror.put(f"alert/a{n}", alert)
+    for n in range(operations):
+        state = rows.OperationState.RUNNING
+        mirror.put(f"op/{n}", rows.OperationRow(f"{n}", "scale", "scale " * 40, "ann", state, NOW - 5))
+    mirror.put("unit/trainer-0", reported(**metrics))
+    mirror.put("pulse", rows.PulseRow("trainer waits " * 30, tools=(rows.ToolPulse("shop.lookup" * 9, 1.0, 1.0),)))
+    mirror.put("host/far", rows.HostRow("far", "up", disk_full_in_s=60.0))
+    lines = overview.blocks(mirror, None, NOW, width, height, Outlook(steps(30, **metrics), NOW, NOW, 3, NOW))
+    assert len(lines) <= max(height, min(3, max(1, alerts)))
+    assert {width_of(line) for line in lines} <= {width}
+    assert lines[0][0].text.startswith("Needs you"), "what needs somebody is never cut"
+
+
+async def test_the_first_screen_asks_for_what_the_feed_does_not_carry(coordinator: Scripted) -> None:
+    trained(coordinator)
+    populate(coordinator)
+    coordinator.rows["unit/trainer-0"] = reported(step=39, steps_wanted=50, evaluation=0.4)
+    at = coordinator.answers["list_steps"](ListRows(limit=1)).rows[0]["committed_at"]
+    coordinator.answers["list_checkpoints"] = lambda _: Page(({"id": "c", "step": 36, "at": at},))
+    coordinator.answers["list_versions"] = lambda _: Page(({"id": 3, "announced_at": at},))
+    coordinator.answers["list_records"] = lambda _: Page(({"id": "r", "finished_at": at},))
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.shows(
+            "step 39 of 50", "last publication", "last record", "3 steps since checkpoint 36", "reward 0.8"
+        )
+        whole(screen, 80, 24)

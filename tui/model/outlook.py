@@ -1,0 +1,246 @@
+"""What the first screen says of learning: where it stands, how it changed, how long it goes on, what would be lost.
+
+Invariants: it is read from committed Steps, and from what their trainer reports where those were not asked; a number
+that nobody told is left out, never 0; a mean of few Steps is not called a trend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.protocol.rows import UnitRow
+from agentrl.telemetry import learning
+from agentrl.telemetry.metrics import Metric
+from tui.model import wording
+from tui.model.curves import LATELY, Point
+from tui.model.ink import Line, Span, Tone, span
+
+HOUR_S = 3600.0
+_MARGIN = 1.96
+_RECENT = 50
+_SHORTEST_S = 60.0
+"""Of a time that a change or a pace is told of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What was asked of the data plane; empty where nobody answered, and in a recording."""
+
+    points: Sequence[Point] = ()
+    published_at: float = 0.0
+    finished_at: float = 0.0
+    checkpoint_step: int | None = None
+    checkpoint_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The newest numbers of trainers and Steps."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def get(self, name: str) -> float | None:
+        value = self.values.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def report(units: Sequence[UnitRow], outlook: Outlook) -> Report:
+    values: dict[str, float] = {}
+    for point in outlook.points[-_RECENT:]:
+        # A Step without anything to train has few numbers; those of the one before it still tell of the policy.
+        values |= point.metrics
+    for row in units:
+        if row.role == "trainer":
+            values |= {name: value for name, value in row.metrics.items() if math.isfinite(value)}
+    return Report(values)
+
+
+# ---- learning ----
+
+
+def learned(found: Report, outlook: Outlook, now: float) -> list[Line]:
+    scores = list[Span]()
+    for metric, title in ((learning.EVALUATION, "evaluation"), (learning.REWARD, "reward")):
+        value = found.get(metric.name)
+        if value is None:
+            continue
+        lately = _numbers(outlook.points[-LATELY:], metric.name)
+        margin = found.get(f"{metric.name}_margin")
+        if metric is learning.REWARD and len(lately) > 1:
+            value, margin = _mean(lately), _interval(lately)
+        scores += [Span(f"{title} ", Tone.DIM), Span(f"{value:.3g}", Tone.STRONG)]
+        scores.append(Span(f" ± {margin:.2g}" if margin is not None else "", Tone.PLAIN))
+        scores.append(Span(f"{_change(outlook.points, metric.name, now)}  ", Tone.DIM))
+    return [tuple(line) for line in (scores, _progress(found, outlook, now)) if line]
+
+
+def _change(points: Sequence[Point], name: str, now: float) -> str:
+    """Of the mean of some Steps, against as many an hour before, or at the beginning."""
+    then = [point for point in points if point.at <= now - HOUR_S][-LATELY:] or list(points[:LATELY])
+    newest = list(points[-LATELY:])
+    if not then or newest[-1].at - then[0].at < _SHORTEST_S or len(points) < 2 * LATELY:
+        return ""
+    before, after = _numbers(then, name), _numbers(newest, name)
+    if not before or not after:
+        return ""
+    return f" ({_mean(after) - _mean(before):+.2g} in {wording.brief(newest[-1].at - then[-1].at)})"
+
+
+def _progress(found: Report, outlook: Outlook, now: float) -> list[Span]:
+    step, wanted = found.get("step"), found.get(learning.STEPS_WANTED.name)
+    if step is None:
+        return []
+    of = f" of {wanted:.0f}" if wanted else ""
+    parts = [Span("step ", Tone.DIM), Span(f"{step:.0f}{of}", Tone.STRONG)]
+    pace = _pace(outlook.points, now)
+    if pace:
+        shown = f"{pace * 60:.3g} a minute" if pace * 60 >= 2 else f"one in {wording.brief(1 / pace)}"
+        parts.append(Span(f"  {shown}", Tone.DIM))
+        if wanted and wanted > step:
+            parts += [Span("  time left ", Tone.DIM), Span(wording.brief((wanted - step) / pace), Tone.STRONG)]
+    if wanted and step >= wanted:
+        parts.append(Span("  complete", Tone.GOOD))
+    return parts
+
+
+def _pace(points: Sequence[Point], now: float) -> float:
+    """Steps a second over the last hour, standstills among them; 0 where that is not known."""
+    lately = [point for point in points if point.at > now - HOUR_S]
+    took = now - lately[0].at if lately else 0.0
+    return (len(lately) - 1) / took if len(lately) > 2 and took > 0 else 0.0
+
+
+# ---- moving ----
+
+
+def moved(outlook: Outlook, now: float) -> Line:
+    parts = list[Span]()
+    newest = outlook.points[-1].at if outlook.points else 0.0
+    for title, at in (("step", newest), ("publication", outlook.published_at), ("record", outlook.finished_at)):
+        if at:
+            late = now - at > 600.0
+            parts += [Span(f"last {title} ", Tone.DIM), Span(f"{wording.ago(at, now)} ago", _well(not late))]
+            parts.append(Span("  "))
+    return tuple(parts)
+
+
+def at_risk(found: Report, outlook: Outlook, now: float) -> Span:
+    """What a death of the trainer would cost now."""
+    step = found.get("step")
+    if step is None or outlook.checkpoint_step is None:
+        return Span("")
+    lost = max(0, round(step) - outlook.checkpoint_step)
+    since = f" ({wording.ago(outlook.checkpoint_at, now)} ago)" if outlook.checkpoint_at else ""
+    return Span(f"{lost} steps since checkpoint {outlook.checkpoint_step}{since}", Tone.PLAIN)
+
+
+# ---- data ----
+
+
+def data(found: Report, outlook: Outlook, bound: float | None) -> list[Line]:
+    shares = (
+        (learning.VALID, "valid"),
+        (learning.INFRASTRUCTURE, "infrastructure"),
+        (learning.TRUNCATION, "truncated"),
+        (learning.ZERO_VARIANCE_LATELY, "zero variance"),
+    )
+    first = list[Span]()
+    for metric, title in shares:
+        if (value := found.get(metric.name)) is not None:
+            first += _measured(metric, title, f"{value:.0%}", value)
+    second = list[Span]()
+    age = found.get("staleness")
+    age = found.get("age_mean") if age is None else age
+    if age is not None:
+        against = f" of {bound:g}" if bound is not None else ""
+        second += [Span("age ", Tone.DIM), Span(f"{age:.2g}{against}  ", _well(bound is None or age <= bound))]
+    second += _dropped(outlook.points[-LATELY:])
+    return [tuple(line) for line in (first, second) if line]
+
+
+def _dropped(points: Sequence[Point]) -> list[Span]:
+    """Records that the last Steps took and did not train, by reason; groups that taught nothing."""
+    if not points:
+        return []
+    reasons = (("stale_records", "too old"), ("broken_records", "broken"))
+    counts = [(title, sum(_numbers(points, name))) for name, title in reasons]
+    told = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
+    silent = sum(_numbers(points, "groups_without_signal"))
+    told += f"{', ' if told else ''}{silent:.0f} groups without signal" if silent else ""
+    tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
+    return [Span(f"dropped in {len(points)} steps ", Tone.DIM), Span(told or "none", tone)]
+
+
+# ---- the policy ----
+
+_POLICY: tuple[tuple[tuple[str, str, str | None], ...], ...] = (
+    (
+        ("entropy", learning.ENTROPY.name, learning.ENTROPY_KEPT.name),
+        ("mismatch", learning.MISMATCH_OVER_LIMIT.name, None),
+        ("drift", learning.WEIGHT_MEAN.name, None),
+    ),
+    (
+        ("accepted", learning.ACCEPTED.name, None),
+        ("gradient", learning.GRADIENT.name, learning.GRADIENT_OVER_MEDIAN.name),
+        ("length", learning.LENGTH.name, learning.LENGTH_JUMP.name),
+    ),
+)
+"""Title, the number itself, and the ratio that has a band where the number has none."""
+
+
+def policy(found: Report) -> list[Line]:
+    made = list[Line]()
+    for row in _POLICY:
+        parts = list[Span]()
+        for title, name, ratio in row:
+            value, banded = found.get(name), found.get(ratio or name)
+            if value is None and banded is None:
+                continue
+            shown = "" if value is None else f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
+            shown += f" ×{banded:.2g}" if ratio and banded is not None else ""
+            metric = learning.LEARNING[ratio or name]
+            parts += _measured(metric, title, shown.strip(), banded)
+        if parts:
+            made.append(tuple(parts))
+    return made
+
+
+def _measured(metric: Metric, title: str, shown: str, value: float | None) -> list[Span]:
+    well = value is None or metric.is_normal(value)
+    band = _band(metric)
+    return [
+        Span(f"{title} ", Tone.DIM),
+        span(f"{shown}{'' if well else ' !'}", _well(well)),
+        Span(f" {band}  " if band else "  ", Tone.DIM if well else Tone.WARN),
+    ]
+
+
+def _band(metric: Metric) -> str:
+    if metric.normal is None:
+        return ""
+    low, high = metric.normal
+    if math.isfinite(low) and math.isfinite(high) and low != 0:
+        return f"{low:g}–{high:g}"
+    return f"≤{high:g}" if math.isfinite(high) else f"≥{low:g}"
+
+
+def _well(well: bool) -> Tone:
+    return Tone.STRONG if well else Tone.WARN
+
+
+def _numbers(points: Sequence[Point], name: str) -> list[float]:
+    found = (point.metrics.get(name) for point in points)
+    return [value for value in found if value is not None and math.isfinite(value)]
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _interval(numbers: Sequence[float]) -> float:
+    """Half of the 95 % interval of their mean."""
+    mean = _mean(numbers)
+    variance = sum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1)
+    return _MARGIN * math.sqrt(variance / len(numbers))
