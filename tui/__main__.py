@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 
@@ -20,17 +21,52 @@ def main() -> int:
     parser.add_argument("--ascii", action="store_true", help="ASCII signs only")
     parser.add_argument("--no-color", action="store_true")
     parser.add_argument("--theme", choices=("dark", "light"), default=None)
+    parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
+    parser.add_argument("--serve", metavar="ADDRESS", help="show it to browsers of this host")
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    # The console of one page: the driver of Textual for browsers takes the terminal's place.
+    parser.add_argument("--in-browser", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
-        return _run(args)
+        return _serve(args) if args.serve else _run(args)
     except AgentrlError as error:
         print(f"agentrl: {error}", file=sys.stderr)
         return error.exit_code
 
 
+def _serve(args: argparse.Namespace) -> int:
+    """Every page has a console with the same options."""
+    try:
+        from tui.serving import server
+    except ModuleNotFoundError as missing:
+        raise UsageError(
+            f"The console for browsers needs {missing.name}.", hint="pip install 'agentrl[web]' brings it."
+        ) from missing
+    from tui import preferences, recordings, runs
+    from tui.model.runs import Place
+
+    # What is wrong is told here, and not to the first page.
+    preferences.load(preferences.path())
+    if args.replay:
+        recordings.link(args.replay, args.at, args.speed)
+    else:
+        runs.link(Place(args.run or "", args.key or ""))
+    valued = (("--run", args.run), ("--key", args.key), ("--replay", args.replay), ("--theme", args.theme))
+    options = [f"{name}={value}" for name, value in valued if value]
+    options += [f"--at={args.at}", f"--speed={args.speed:g}"] if args.replay else []
+    flags = (("--read-only", args.read_only), ("--ascii", args.ascii), ("--no-color", args.no_color))
+    options += [name for name, wanted in flags if wanted]
+    asyncio.run(server.serve(args.serve, options, as_json=args.json))
+    return ExitCode.OK
+
+
 def _run(args: argparse.Namespace) -> int:
+    if args.in_browser:
+        from tui.serving.child import end_with_parent
+
+        end_with_parent()
     # Textual draws on stderr, so that stdout may lead elsewhere.
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    elif not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
             "The console needs a terminal.", hint="`agentrl status --watch --json` tells a program the same."
         )
@@ -56,12 +92,13 @@ def _run(args: argparse.Namespace) -> int:
         keys={id: tuple(keys) for id, keys in own.keys.items()},
         aim=place.options,
         local=not args.key and not args.replay,
+        in_browser=args.in_browser,
         key_files=tuple(
             filter(None, (args.key, os.environ.get("AGENTRL_KEY"), *map(os.path.expanduser, own.key_files)))
         ),
     )
     app = Console(link, settings)
-    code = app.run()
+    code = app.run(mouse=not args.no_mouse)
     return ExitCode.FAILED if app.return_code and code is None else int(code or 0)
 
 

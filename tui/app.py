@@ -73,6 +73,8 @@ class Settings:
     """Options that make a command line reach the same run."""
     local: bool = True
     """The run's state directory is on this host."""
+    in_browser: bool = False
+    """A page draws it: it has no clipboard to write to, and its files would be written elsewhere."""
     key_files: tuple[str, ...] = ()
     """Of runs elsewhere that the list of runs shows, too."""
 
@@ -355,8 +357,11 @@ class Console(App[int]):
 
     def copy(self, text: str, told: str) -> None:
         """By the terminal itself (OSC 52), so it works over ssh, too."""
-        self.copy_to_clipboard(text)
-        self.say(told)
+        if self.settings.in_browser:
+            self.say(text)
+        else:
+            self.copy_to_clipboard(text)
+            self.say(told)
 
     def do_theme(self) -> None:
         self.theme = LIGHT if self.theme == DARK else DARK

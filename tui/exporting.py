@@ -44,6 +44,8 @@ class Exporting:
         self._ask(f"Whole trajectories of {which}", "trajectories", WHOLE, begin)
 
     def do_screenshot(self) -> None:
+        if self._in_browser():
+            return
         self.draw(self._path("screen", ".svg"))
 
     def draw(self, path: Path) -> None:
@@ -55,11 +57,19 @@ class Exporting:
         else:
             self._console.say(f"The picture is {path}")
 
+    def _in_browser(self) -> bool:
+        """Files would be written where the console runs, which whoever looks at a page may not mean."""
+        if self._console.settings.in_browser:
+            self._console.say("A page writes no files. Open the console in a terminal, or ask with --json.", Tone.WARN)
+        return self._console.settings.in_browser
+
     def _path(self, name: str, suffix: str) -> Path:
         return Path.cwd() / f"{self._console.mirror.name or 'run'}-{name}-{time.strftime('%H%M%S')}{suffix}"
 
     def _ask(self, title: str, name: str, formats: Iterable[str], then: Callable[[Path], None]) -> None:
         known = tuple(formats)
+        if self._in_browser():
+            return
 
         def check(values: Values) -> str:
             wrong = exports.wrong_with(values[0], known)

@@ -12,6 +12,8 @@ import typer
 from agentrl.cli.verbs import RUN_VARIABLE, Cli, verb
 from agentrl.errors import ExitCode, UsageError
 
+ANYWHERE = "127.0.0.1:0"
+
 
 class Theme(enum.StrEnum):
     DARK = "dark"
@@ -32,13 +34,23 @@ def tui(
     ] = "",
     speed: Annotated[float, typer.Option("--speed", metavar="X", help="How fast it is played.")] = 1.0,
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Show it to browsers of this host, read-only.")] = False,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="With --serve: where; any free port if not said.")
+    ] = ANYWHERE,
+    writable: Annotated[bool, typer.Option("--writable", help="With --serve: verbs, too.")] = False,
+    no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")] = False,
     theme: Annotated[
         Theme | None, typer.Option("--theme", help="For a dark or a light terminal.", show_default=False)
     ] = None,
 ) -> ExitCode:
     """Watch and operate the run on one screen."""
-    if cli.json:
+    if not serve and (writable or listen != ANYWHERE):
+        raise UsageError(f"{'--writable' if writable else '--listen'} goes with --serve.")
+    if writable and read_only:
+        raise UsageError("--writable and --read-only contradict each other.")
+    if cli.json and not serve:
         raise UsageError("The console has no --json.", hint="`agentrl status --watch --json` tells a program the same.")
     run = cli.run or os.environ.get(RUN_VARIABLE)
     aim = ["--key", str(cli.key)] if cli.key is not None else ["--run", run] if run else []
@@ -46,7 +58,14 @@ def tui(
         aim = [f"--replay={replay}", f"--at={at}", f"--speed={speed:g}"]
     elif at:
         raise UsageError("--at is for a recording.", hint="agentrl tui --replay RUN --at 14:05")
-    looks = [*(["--read-only"] if read_only else []), *(["--ascii"] if ascii_only else [])]
+    flags = {
+        "--read-only": read_only or (serve and not writable),
+        "--ascii": ascii_only,
+        "--no-mouse": no_mouse,
+        "--json": cli.json,
+    }
+    looks = [name for name, wanted in flags.items() if wanted]
+    looks += [f"--serve={listen}"] if serve else []
     looks += ["--theme", theme.value] if theme else []
     looks += [] if cli.color else ["--no-color"]
     sys.stdout.flush()

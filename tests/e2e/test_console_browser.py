@@ -1,0 +1,188 @@
+"""The console in a browser: a real run, a real server, a real Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import httpx
+import pytest
+
+from agentrl.errors import ExitCode
+from tests.e2e.browser import browser, processes_of
+from tests.e2e.running import PYTHON, Run, running
+from tests.waiting import aeventually, eventually
+from tui.serving import gate
+from tui.serving.server import MOST, TOO_MANY
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    for made in running(tmp_path_factory.mktemp("browser"), f"t-{uuid.uuid4().hex[:8]}"):
+        made.sidecar("web", ["sh", "-c", "echo first words; exec sleep 1000"], count=2)
+        made.up()
+        yield made
+
+
+class Served:
+    def __init__(self, run: Run, *options: str) -> None:
+        words = ["tui", "--serve", "--run", run.name, *options]
+        environ = {name: value for name, value in run.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [PYTHON, "-m", "agentrl", *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url.startswith("http://127.0.0.1:"), self.process.communicate(timeout=10)
+        self.base = self.url.partition("/?")[0]
+
+    def consoles(self) -> list[int]:
+        return processes_of(self.process.pid)
+
+    def end(self) -> int:
+        """May be said of one that has ended."""
+        with self.process:
+            self.process.send_signal(signal.SIGTERM)
+            return self.process.wait(60)
+
+
+@pytest.fixture
+def served(run: Run, request: pytest.FixtureRequest) -> Iterator[Served]:
+    made = Served(run, *getattr(request, "param", ()))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_path: Path) -> None:
+    async with browser(tmp_path / "profile") as page:
+        await page.open(f"{served.base}/")
+        await aeventually(page.says, within_s=60)
+        assert (await page.says()).strip() == gate.NEEDS_ADDRESS
+        assert not served.consoles()
+
+        await page.open(served.url)
+        await page.shows("web 2/2", "read-only")
+        before = await page.picture()
+        page.forget()
+        await page.press("2")
+        await page.shows("UNIT", "web-0", "web-1", "● ready")
+        assert await page.picture() != before
+
+        page.forget()
+        await page.press("r")
+        await page.shows("restart is not possible: this console is read-only.")
+        page.forget()
+        await page.press("E")
+        await page.shows("A page writes no files.")
+        outside = [url for url in page.asked if not url.startswith((served.base, "data:"))]
+        assert not outside, "a page loads nothing from elsewhere"
+        assert not [told for told in page.blocked if "Content Security Policy" in told]
+
+        (console,) = served.consoles()
+        page.forget()
+        await page.press("q")
+        await aeventually(lambda: console not in served.consoles(), within_s=60)
+        assert "This console has ended." in await page.says()
+
+        await page.open(f"{served.base}/")
+        await page.shows("web 2/2")
+        assert len(served.consoles()) == 1, "the cookie lets in"
+        await page.open("about:blank")
+        await aeventually(lambda: not served.consoles(), within_s=60, what="the console ends with its page")
+
+
+@pytest.mark.parametrize("served", [("--writable",)], indirect=True)
+async def test_verbs_are_there_if_they_were_asked_for(run: Run, served: Served, tmp_path: Path) -> None:
+    async with browser(tmp_path / "profile") as page:
+        await page.open(served.url)
+        await page.shows("web 2/2")
+        for key in ("2", "r"):
+            await page.press(key)
+        await page.shows("restart web-0.")
+        await page.press("\r")
+        run.wait_incarnation("web-0", 1)
+
+
+async def test_at_most_so_many_consoles_and_none_without_its_server(served: Served) -> None:
+    async with aiohttp.ClientSession(
+        headers={"Origin": served.base}, cookie_jar=aiohttp.CookieJar(unsafe=True)
+    ) as session:
+        async with session.get(served.url) as page:
+            assert page.status == 200
+            assert "textual.js" in await page.text()
+        sockets = [await session.ws_connect(f"{served.base}/ws?width=80&height=24") for _ in range(MOST)]
+        await aeventually(lambda: len(served.consoles()) == MOST, within_s=60)
+        for path in ("/", "/ws"):
+            async with session.get(f"{served.base}{path}") as refused:
+                assert (refused.status, (await refused.text()).strip()) == (503, TOO_MANY)
+        consoles = served.consoles()
+        await sockets[0].close()
+        await aeventually(lambda: len(served.consoles()) == MOST - 1, within_s=60)
+        served.process.kill()
+        await asyncio.to_thread(served.process.wait, 30)
+        await aeventually(lambda: not any(_lives(pid) for pid in consoles), within_s=60)
+        for socket in sockets:
+            await socket.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_others_get_one_sentence_and_nothing_else(served: Served) -> None:
+    def refused(path: str, why: str, **headers: str) -> None:
+        answer = httpx.get(f"{served.base}{path}", headers=headers)
+        assert (answer.status_code, answer.text.strip()) == (403, why)
+
+    token = served.url.partition("/?")[2]
+    refused("/", gate.NEEDS_ADDRESS)
+    refused("/static/js/textual.js", gate.NEEDS_ADDRESS)
+    refused("/no/such/thing", gate.NEEDS_ADDRESS)
+    refused("/?token=wrong", gate.WRONG_TOKEN)
+    refused(f"/?{token}", gate.WRONG_NAME, host="evil.example")
+    refused(f"/?{token}", gate.WRONG_ORIGIN, origin="http://evil.example")
+    answer = httpx.get(served.url)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/"
+    assert "HttpOnly" in answer.headers["set-cookie"]
+    assert "SameSite=Strict" in answer.headers["set-cookie"]
+    assert served.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--serve", "--listen", "0.0.0.0:0"), "on this host only"),
+        (("--serve", "--listen", "nonsense"), "is no address"),
+        (("--serve", "--writable", "--read-only"), "contradict"),
+        (("--writable",), "--writable goes with --serve"),
+        (("--listen", "127.0.0.1:1"), "--listen goes with --serve"),
+        (("--serve", "--replay", "no-such-run"), "no-such-run"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anybody_is_served(run: Run, options: tuple[str, ...], why: str) -> None:
+    done = run.raw("tui", *options)
+    assert done.returncode in (ExitCode.USAGE, ExitCode.UNKNOWN)
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_programs_get_the_address_as_json(run: Run) -> None:
+    served = run.start("tui", "--serve", "--json")
+    assert served.stdout is not None
+    assert served.stdout.readline().startswith('{"url": "http://127.0.0.1:')
+    eventually(lambda: served.poll() is None)
+    served.send_signal(signal.SIGINT)
+    served.communicate(timeout=60)
+    assert served.returncode == 0

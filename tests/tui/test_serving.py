@@ -1,0 +1,128 @@
+"""Who may come in to a console that is shown to browsers, and what its messages can do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import UsageError
+from tui.serving import gate
+from tui.serving.gate import Gate, Way, address
+from tui.serving.server import WIDTHS, hear, within
+
+GATE = Gate(8766)
+HOST = "127.0.0.1:8766"
+COOKIE = {GATE.cookie_name: GATE.cookie}
+
+
+def judged(**given: Any) -> gate.Verdict:
+    asked: dict[str, Any] = {"host": HOST, "origin": None, "token": None, "cookies": {}, "is_socket": False}
+    return GATE.judge(**(asked | given))
+
+
+def test_the_token_is_changed_for_a_cookie_and_the_cookie_lets_in() -> None:
+    assert judged(token=GATE.token).way is Way.CHANGED
+    assert judged(cookies=COOKIE).way is Way.IN
+    assert judged(cookies=COOKIE, is_socket=True, origin=f"http://{HOST}").way is Way.IN
+    assert GATE.cookie != GATE.token
+    assert Gate(8766).token != GATE.token
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({}, gate.NEEDS_ADDRESS),
+        ({"token": ""}, gate.WRONG_TOKEN),
+        ({"token": "x" * 32, "cookies": COOKIE}, gate.WRONG_TOKEN),
+        ({"token": GATE.cookie}, gate.WRONG_TOKEN),
+        ({"cookies": {GATE.cookie_name: GATE.token}}, gate.NEEDS_ADDRESS),
+        ({"cookies": {"agentrl-console-1": GATE.cookie}}, gate.NEEDS_ADDRESS),
+        ({"host": "evil.example:8766", "cookies": COOKIE}, gate.WRONG_NAME),
+        ({"host": "127.0.0.1:1", "token": GATE.token}, gate.WRONG_NAME),
+        ({"host": "", "token": GATE.token}, gate.WRONG_NAME),
+        ({"origin": "http://evil.example", "cookies": COOKIE}, gate.WRONG_ORIGIN),
+        ({"origin": "null", "cookies": COOKIE}, gate.WRONG_ORIGIN),
+        ({"origin": f"https://{HOST}", "cookies": COOKIE}, gate.WRONG_ORIGIN),
+        ({"cookies": COOKIE, "is_socket": True}, gate.WRONG_ORIGIN),
+        ({"token": GATE.token, "is_socket": True, "origin": f"http://{HOST}"}, gate.NEEDS_ADDRESS),
+    ],
+)
+def test_everybody_else_is_refused_in_a_sentence(asked: dict[str, Any], why: str) -> None:
+    assert judged(**asked) == gate.Verdict(Way.REFUSED, why)
+    assert why.endswith(".")
+
+
+@given(shown=st.text())
+def test_no_other_text_is_the_token_or_the_cookie(shown: str) -> None:
+    assert judged(token=shown).way is Way.REFUSED
+    assert judged(cookies={GATE.cookie_name: shown}).way is Way.REFUSED
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:8766", "[::1]:9"])
+def test_this_host_may_be_listened_on(listen: str) -> None:
+    host, port = address(listen)
+    assert host in ("127.0.0.1", "::1")
+    assert port == int(listen.rpartition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("listen", "why"),
+    [
+        ("0.0.0.0:8766", "on this host only, and 0.0.0.0 is beyond it"),
+        ("[::]:8766", "beyond it"),
+        ("example.org:80", "beyond it"),
+        ("192.168.1.7:80", "beyond it"),
+        ("127.0.0.2:80", "not an address that browsers know"),
+        ("8766", "is no address"),
+        ("127.0.0.1:", "is no address"),
+        ("127.0.0.1:70000", "is no address"),
+    ],
+)
+def test_beyond_this_host_nobody_listens(listen: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why.replace(".", r"\.")):
+        address(listen)
+
+
+@given(st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
+def test_a_page_is_never_larger_or_smaller_than_any_screen(asked: Any) -> None:
+    assert WIDTHS[0] <= within(asked, WIDTHS, 80) <= WIDTHS[1]
+
+
+class Told:
+    """A console and a page, as far as messages reach them."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    async def typed(self, text: str) -> None:
+        self.heard.append(text)
+
+    async def told(self, **what: Any) -> None:
+        self.heard.append(what)
+
+    async def send_json(self, what: Any) -> None:
+        self.heard.append(what)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+async def test_messages_that_mean_nothing_do_nothing(message: Any) -> None:
+    told: Any = Told()
+    for text in (json.dumps(message), "no json", "[", '["stdin", 7]', '["resize", null]', '["type"]', "{}", "[]"):
+        await hear(text, told, told)
+    assert told.heard == []
+
+
+async def test_messages_of_a_page_reach_its_console() -> None:
+    told: Any = Told()
+    for message in (["stdin", "2é"], ["resize", {"width": 1e9, "height": "x"}], ["focus"], ["ping", 7]):
+        await hear(json.dumps(message), told, told)
+    resized = {"type": "resize", "width": WIDTHS[1], "height": 24}
+    assert told.heard == ["2é", resized, {"type": "focus"}, ["pong", 7]]
