@@ -60,6 +60,20 @@ class Terminal:
         )
         return int(found.stdout.split()[0])
 
+    def copied(self) -> str:
+        """What was last put on the terminal's clipboard."""
+        return self._tmux("show-buffer")
+
+    def take_copies(self) -> None:
+        """Programs inside may write to the clipboard."""
+        self._tmux("set-option", "-s", "set-clipboard", "on")
+
+    def modes(self) -> dict[str, bool]:
+        """What a program has asked of the terminal, and not taken back."""
+        names = ("alternate_on", "mouse_any_flag", "mouse_all_flag", "bracket_paste_flag", "cursor_flag")
+        told = self._tmux("display-message", "-p", " ".join(f"{name}=#{{{name}}}" for name in names))
+        return {name: value == "1" for name, _, value in (word.partition("=") for word in told.split())}
+
     def close(self) -> None:
         self._tmux("kill-server")
 
@@ -91,10 +105,36 @@ def console(run: Run, *options: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "agentrl", "tui", "--run", run.name, *options)
 
 
-def sane(terminal: Terminal, code: int) -> None:
-    """Back in the shell, which echoes and is not in the other screen."""
-    seen = terminal.shows(f"ended {code}", "\n echo", "\n icanon")
+def sane(terminal: Terminal, code: int | None) -> None:
+    """Back in the shell: it echoes, and nothing that a console asks of a terminal is left."""
+    seen = terminal.shows(f"ended {code}" if code is not None else "ended", "\n echo", "\n icanon")
     assert "-echo" not in seen
+    left = terminal.modes()
+    assert not left["alternate_on"]
+    assert not left["mouse_any_flag"]
+    assert not left["mouse_all_flag"]
+    assert left["cursor_flag"]
+
+
+def test_the_command_line_is_copied_by_the_terminal_and_the_mouse_is_optional(run: Run, terminal: Terminal) -> None:
+    terminal.take_copies()
+    terminal.run(*console(run, "--no-mouse"))
+    terminal.shows("● running", "web 2/2")
+    modes = terminal.modes()
+    assert modes["alternate_on"]
+    assert not modes["mouse_any_flag"]
+    terminal.keys("2", "Y")
+    terminal.shows(f"copied: agentrl status --run {run.name}")
+    assert eventually(terminal.copied) == f"agentrl status --run {run.name}"
+    terminal.keys("q")
+    sane(terminal, 0)
+    terminal.run(*console(run))
+    terminal.shows("● running", "data 0 s old")
+    eventually(lambda: terminal.modes()["mouse_any_flag"] or terminal.modes()["mouse_all_flag"])
+    terminal.keys("q")
+    terminal.shows("ended 0\n")
+    eventually(lambda: not terminal.modes()["alternate_on"])
+    sane(terminal, 0)
 
 
 def test_an_evening_with_a_run(run: Run, terminal: Terminal) -> None:
@@ -198,7 +238,7 @@ def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, termi
     terminal.shows("broke off by a fault of its own", "The run goes on.")
     assert "TypeError" in (run.home / "console-crash.txt").read_text()
     assert "Traceback" not in terminal.seen()
-    terminal.shows("\n echo", "\n icanon")
+    sane(terminal, None)
 
 
 def test_without_a_terminal_it_names_what_to_use_instead(run: Run) -> None:
