@@ -76,6 +76,8 @@ def test_the_wheel_has_all_packages_and_their_data(wheel: Path) -> None:
         "daemons/coordinator.py",
         "daemons/mongo.py",
         "tui/app.py",
+        "tui/serving/page.html",
+        "tui/serving/page.js",
         "assets/demo.yaml",
         "assets/units/ticker.py",
     ):
