@@ -18,6 +18,7 @@ import pytest
 
 from agentrl.cli.units import parse_count
 from agentrl.cli.verbs import seconds
+from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.base import Args
@@ -110,10 +111,13 @@ def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
         may_answer.wait(30)
 
     coordinator.answers["apply"] = slow
+    known = coordinator.state_dir / paths.RUN_FILE
+    run_dir = str(shell.home / "dir")
+    known.write_text(json.dumps(json.loads(known.read_text()) | {"run_dir": run_dir}))
     file = tmp_path / "run.yaml"
-    file.write_text(f"name: demo\ndir: {shell.home / 'dir'}\nsidecars: {{}}\n")
+    file.write_text(f"name: demo\ndir: {run_dir}\nsidecars: {{}}\n")
     process = shell.start("up", str(file))
-    assert asked.wait(20)
+    assert asked.wait(60), process.communicate(timeout=5)
     said = interrupted(process)
     may_answer.set()
     assert said.code == ExitCode.INTERRUPTED
