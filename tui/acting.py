@@ -7,8 +7,6 @@ wants the run's name typed; scientific wants a note. The target was fixed at the
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -57,26 +55,6 @@ class Acting:
     def do_run_down(self) -> None:
         self._console.perform(intents.down())
 
-    def do_run_up(self) -> None:
-        self._console.run_worker(self._bring_up(), group="up")
-
-    async def _bring_up(self) -> None:
-        """By the command line, which starts a host agent in a session of its own: it outlives the console."""
-        console = self._console
-        name = console.mirror.name
-        if not console.settings.local or not name or console.read_only:
-            console.say("It is brought up on its own host: agentrl up --run NAME.", Tone.WARN)
-            return
-        console.say(f"agentrl up --run {name}", Tone.BUSY)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "agentrl", "up", "--run", name, "--yes",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, said = await process.communicate()
-        console.connection.try_now()
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["done"]
-        console.say(f"up: {last[0]}", Tone.GOOD if process.returncode == 0 else Tone.BAD)
-
     # ---- an intent ----
 
     async def carry_out(self, intent: Intent) -> None:
@@ -113,6 +91,14 @@ class Acting:
                 f"what is shown is older than {STALE_S:g} s, and nothing is aimed at what may have changed.",
                 hint="It is tried again by itself; look again then.",
             )
+
+    async def agreed(self, intent: Intent, preview: Accepted) -> Intent | None:
+        """For what somebody else carries out: the intent if it may be, or None. Raises where it is refused."""
+        self._check(intent)
+        found = await self._agreed(intent, preview)
+        if found is not None:
+            self._check(found)
+        return found
 
     async def _agreed(self, intent: Intent, preview: Accepted) -> Intent | None:
         """The intent as it may be sent, or None."""

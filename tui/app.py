@@ -39,6 +39,7 @@ from tui.model.runs import Place
 from tui.navigation import FILTER, Navigation
 from tui.playing import Playing
 from tui.replaying import Replay
+from tui.shelling import Shelling
 from tui.views.alerts import Alerts
 from tui.views.base import View
 from tui.views.events import Events
@@ -132,6 +133,7 @@ class Console(App[int]):
         self.acting = Acting(self)
         self.exporting = Exporting(self)
         self.playing = Playing(self, self.replay)
+        self.shelling = Shelling(self)
 
     # ---- the screen ----
 
@@ -309,7 +311,16 @@ class Console(App[int]):
                 move(name)
         else:
             method = f"do_{action.id.replace('.', '_').replace('-', '_')}"
-            able = (self.view, self.navigation, self.asking, self.acting, self.exporting, self.playing, self)
+            able = (
+                self.view,
+                self.navigation,
+                self.asking,
+                self.acting,
+                self.exporting,
+                self.playing,
+                self.shelling,
+                self,
+            )
             handler = next((found for who in able if (found := getattr(who, method, None))), None)
             if handler is not None:
                 handler()

@@ -6,7 +6,7 @@ what is typed into the filter is for the view that was seen when it was opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from textual.widgets import Input
@@ -19,6 +19,7 @@ from tui.model.ink import Line, Tone
 from tui.model.typed import Look
 from tui.views.base import View
 from tui.views.calls import ToolErrors
+from tui.views.inventory import Checkpoints, Keys, Tasks
 from tui.views.logs import Logs
 from tui.views.page import AlertPage, Page, RowPage, UnitPage
 from tui.views.tuning import Tuning
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from tui.app import Console
 
 FIRST = "overview"
+PAGES: Mapping[str, Callable[[], View]] = {"tasks": Tasks, "checkpoints": Checkpoints, "keys": Keys}
+"""Lists that have no digit of their own."""
 FILTER = "filter"
 
 
@@ -72,6 +75,8 @@ class Navigation:
                 self.open_logs([look.subject], look.earlier)
             case "why":
                 self.do_why()
+            case name if name in PAGES:
+                self.open_page(PAGES[name]())
             case _:
                 self.do_go(look.view)
                 if isinstance(self.view, Tuning) and look.subject:
@@ -114,6 +119,15 @@ class Navigation:
             self.open_page(AlertPage(row))
         else:
             self.open_page(RowPage(f"{kind_of(row)} {happenings.subject(row)}", row, key))
+
+    def do_list_tasks(self) -> None:
+        self.open_page(Tasks())
+
+    def do_list_checkpoints(self) -> None:
+        self.open_page(Checkpoints())
+
+    def do_list_keys(self) -> None:
+        self.open_page(Keys())
 
     def open_unit(self, name: str) -> None:
         self.open_page(UnitPage(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,26 +15,41 @@ from tui.exporting import Exporting
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
 from tui.navigation import Navigation
 from tui.playing import Playing
+from tui.shelling import Shelling
 from tui.views.base import View
 from tui.views.calls import FailedCalls, ToolErrors
+from tui.views.inventory import Checkpoints, Keys, Tasks
 from tui.views.page import AlertPage, UnitPage
 from tui.views.records import GroupPage, RecordPage, TokenTree
 from tui.views.tuning import KnobPage
 
-PAGES = (ToolErrors, FailedCalls, RecordPage, TokenTree, GroupPage, UnitPage, AlertPage, KnobPage)
+PAGES = (
+    ToolErrors,
+    FailedCalls,
+    RecordPage,
+    TokenTree,
+    GroupPage,
+    UnitPage,
+    AlertPage,
+    KnobPage,
+    Tasks,
+    Checkpoints,
+    Keys,
+)
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
-FOR_ALL = (Navigation, Asking, Acting, Exporting, Console, Playing)
+FOR_ALL = (Navigation, Asking, Acting, Exporting, Console, Playing, Shelling)
 """Who carries out what means the same in every view."""
-ELSEWHERE = {
-    "apply": "agentrl up",
-    "add_key": "agentrl keys new",
-    "revoke_key": "agentrl keys revoke",
-    "add_tasks": "agentrl tasks add",
-    "requeue_tasks": "agentrl tasks requeue",
-    "pin_checkpoint": "agentrl checkpoints pin",
-    "unpin_checkpoint": "agentrl checkpoints unpin",
+ELSEWHERE: dict[str, str] = {}
+"""Commands that stay in the shell, each with its reason: none."""
+QUERIES = {
+    "status": "the feed tells all of it",
+    "snapshot": "the feed begins with it",
+    "show_operation": "operations are rows of the feed",
+    "knobs": "knobs are rows of the feed",
+    "alerts": "alerts are rows of the feed",
+    "accounting": "sums for a check after a test, which a shell asks for",
 }
-"""Commands that want a file, a secret or a list of ids: they stay in the shell."""
+"""Questions that no view asks, each with its reason."""
 
 
 @pytest.mark.parametrize("view", KINDS)
@@ -68,6 +84,15 @@ def test_every_action_does_something_wherever_it_is_offered(action: Action) -> N
 def test_every_command_that_changes_something_is_within_reach() -> None:
     reached = {action.command for action in ACTIONS} | {"undo_tune", "tune"}
     assert {name for name, spec in COMMANDS.items() if spec.mutates} - reached == set(ELSEWHERE)
+
+
+def test_every_question_of_the_table_is_asked_by_some_view() -> None:
+    root = Path(__file__).parents[2]
+    rooms = (*(root / "tui").rglob("*.py"), root / "agentrl/client/bodies.py")
+    written = "\n".join(path.read_text() for path in rooms)
+    asked = {name for name in COMMANDS if re.search(rf"\.{name}\(|\"{name}\"", written)}
+    questions = {name for name, spec in COMMANDS.items() if not spec.mutates}
+    assert questions - asked == set(QUERIES) - asked, "whatever nobody asks has a reason"
 
 
 def test_a_person_may_have_other_keys() -> None:

@@ -15,8 +15,9 @@ from agentrl.protocol.messages import Permission
 
 EVERYWHERE = ""
 TABLES = (
-    "fleet", "events", "alerts", "tuning", "records", "training", "runs", "tool-errors", "failed-calls", "token-tree",
-)  # fmt: skip
+    *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
+    *("tasks", "checkpoints", "keys", "tool-errors", "failed-calls", "token-tree"),
+)
 VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training", "runs")
 """The screens in the order of their digits."""
 
@@ -137,7 +138,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("sort-left", ("less_than_sign",), "sort by left", "Sort by the column before.", TABLES),
     Action("sort-right", ("greater_than_sign",), "sort by right", "Sort by the next column.", TABLES),
     Action("sort-turn", ("o",), "turn order", "The other way round.", TABLES),
-    Action("mark", ("space",), "mark", "Marks a unit, for stacks and merged logs.", ("fleet",), footer=10),
+    Action("mark", ("space",), "mark", "For stacks, merged logs or a requeue.", ("fleet", "tasks"), footer=10),
     Action("move.up", ("up", "k"), "up", "One row up.", ("table",)),
     Action("move.down", ("down", "j"), "down", "One row down.", ("table",)),
     Action("move.page-up", ("pageup", "ctrl+b"), "page up", "A screen up.", ("table",)),
@@ -170,7 +171,18 @@ ACTIONS: tuple[Action, ...] = (
     Action("curves.wide", ("v",), "curves only", "Curves alone, or with the table.", ("training",), footer=39),
     # runs
     Action("runs.key", ("f",), "key file", "A run elsewhere, by the key file that opens it.", ("runs",), footer=58),
+    # tasks, checkpoints, keys
+    Action("list.tasks", ("T",), "tasks", "Rows of datasets and what became of them.", ("records",), when=When.LIVE),
+    Action("task.requeue", ("r",), "requeue", "Samples it, or what is marked, again.", ("tasks",), "requeue_tasks", 58),
+    Action("task.add", ("a",), "add", "Queues the rows of a file.", ("tasks",), "add_tasks", 57),
+    Action("list.checkpoints", ("C",), "checkpoints", "What was saved.", ("training",), when=When.LIVE),
+    Action("checkpoint.pin", ("p",), "pin", "Retention leaves it alone.", ("checkpoints",), "pin_checkpoint", 58),
+    Action("checkpoint.unpin", ("x",), "unpin", "Retention may have it.", ("checkpoints",), "unpin_checkpoint", 57),
+    Action("list.keys", ("K",), "keys", "Who may reach this run from elsewhere.", ("runs",), when=When.LIVE),
+    Action("key.new", ("n",), "new key", "Makes a key file.", ("keys",), "add_key", 58),
+    Action("key.revoke", ("x",), "revoke", "Refuses this key from now on.", ("keys",), "revoke_key", 57),
     # the run
+    Action("run.apply", (), "up with a file", "Makes the run equal to a file; shows the plan.", command="apply"),
     Action("run.pause", (), "pause the run", "Nobody takes new work.", command="pause"),
     Action("run.resume", (), "resume the run", "Everybody takes work again.", command="resume"),
     Action("run.stacks", (), "stacks of all", "Stacks of all units, in one file.", command="stacks"),

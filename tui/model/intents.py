@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrl.protocol import commands
+from agentrl.protocol import commands, data
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow
@@ -164,6 +164,32 @@ def undo_tune(row: KnobRow) -> Intent:
 def down(*, now: bool = False) -> Intent:
     words = ("down", *(("--now",) if now else ()))
     return Intent("down", commands.Down(now), "take the run down", words)
+
+
+def requeue(tasks: Iterable[str], note: str = "") -> Intent:
+    ids = tuple(tasks)
+    words = ("tasks", "requeue", *ids, *(("--note", note) if note else ()))
+    what = f"sample {ids[0] if len(ids) == 1 else f'{len(ids)} tasks'} again"
+    return Intent("requeue_tasks", data.RequeueTasks(ids, note), what, words)
+
+
+def add_tasks(file: str, environment: str) -> Intent:
+    words = ("tasks", "add", file, "--environment", environment)
+    return Intent("add_tasks", data.AddTasks(environment, file), f"add tasks of {file} to {environment}", words)
+
+
+def pin(checkpoint: str) -> Intent:
+    args = data.PinCheckpoint(checkpoint)
+    return Intent("pin_checkpoint", args, f"pin {checkpoint}", ("checkpoints", "pin", checkpoint), unpin(checkpoint))
+
+
+def unpin(checkpoint: str) -> Intent:
+    args = data.UnpinCheckpoint(checkpoint)
+    return Intent("unpin_checkpoint", args, f"unpin {checkpoint}", ("checkpoints", "unpin", checkpoint))
+
+
+def revoke_key(name: str) -> Intent:
+    return Intent("revoke_key", commands.RevokeKey(name), f"revoke the key {name}", ("keys", "revoke", name))
 
 
 def line(words: Iterable[str], aim: Iterable[str] = ()) -> str:

@@ -62,7 +62,8 @@ class _Line:
         self._verb, rest = words[0], words[1:]
         self._flags = {word for word in rest if word.startswith("--")}
         self._values = dict[str, str]()
-        for option in ("--note", "--why", "--for"):
+        rest = ["--environment" if word == "-e" else word for word in rest]
+        for option in ("--note", "--why", "--for", "--environment"):
             if option in rest and rest.index(option) + 1 < len(rest):
                 at = rest.index(option)
                 self._values[option] = rest[at + 1]
@@ -100,6 +101,8 @@ class _Line:
                 return self._tune()
             case "alerts":
                 return self._alerts()
+            case "tasks" | "checkpoints" | "keys":
+                return self._stored()
             case "down":
                 return intents.down(now=self._now)
         raise UsageError(
@@ -166,6 +169,24 @@ class _Line:
         if len(self._rest) == 1:
             return Look("tuning", row.name)
         return intents.tune(row, knob_of(row).parse(self._rest[1]), self._values.get("--note", ""))
+
+    def _stored(self) -> Intent | Look:
+        """`tasks requeue ID…`, `tasks add FILE -e NAME`, `checkpoints pin ID`, `keys revoke NAME`; alone: the list."""
+        verb, rest = (self._rest or ["list"])[0], self._rest[1:]
+        match self._verb, verb, len(rest):
+            case _, "list", _:
+                return Look(self._verb)
+            case "tasks", "requeue", count if count:
+                return intents.requeue(rest, self._values.get("--note", ""))
+            case "tasks", "add", 1 if "--environment" in self._values:
+                return intents.add_tasks(rest[0], self._values["--environment"])
+            case "checkpoints", "pin", 1:
+                return intents.pin(rest[0])
+            case "checkpoints", "unpin", 1:
+                return intents.unpin(rest[0])
+            case "keys", "revoke", 1:
+                return intents.revoke_key(rest[0])
+        raise UsageError(f"`{self._verb} {verb}` is not understood so.", hint="A shell understands all of it.")
 
     def _alerts(self) -> Intent | Look:
         if not self._rest or self._rest[0] == "list":

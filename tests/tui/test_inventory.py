@@ -1,0 +1,133 @@
+"""Tasks, checkpoints, keys and run files: what the command line can do to them, the console can."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.protocol import commands, data
+from agentrl.protocol.danger import Effect
+from agentrl.protocol.data import Page, Story
+from agentrl.protocol.messages import Permission
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import Screen, opened, populate
+from tests.tui.test_screens import whole
+from tests.waiting import aeventually
+
+AT = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
+TASKS: tuple[dict[str, Any], ...] = tuple(
+    {"id": f"shop/train/0/{n:06d}", "status": "dead", "reason": "stale", "round": n, "admitted_at": AT}
+    for n in range(3)
+)
+CHECKPOINTS: tuple[dict[str, Any], ...] = (
+    {"id": "step-9", "status": "complete", "step": 9, "version": 4, "at": AT, "path": "checkpoints/9", "pinned": True},
+    {"id": "step-6", "status": "complete", "step": 6, "version": 3, "at": AT, "path": "checkpoints/6"},
+)
+
+
+@pytest.fixture
+def run(coordinator: Scripted) -> Scripted:
+    populate(coordinator)
+    coordinator.answers["list_records"] = coordinator.answers["list_steps"] = lambda _: Page()
+    coordinator.answers["list_tasks"] = lambda _: Page(TASKS)
+    coordinator.answers["list_checkpoints"] = lambda _: Page(CHECKPOINTS)
+    coordinator.answers["show_task"] = lambda args: Story({"id": args.id, "query": "what is it"}, ({"id": "r1"},))
+    coordinator.answers["show_checkpoint"] = lambda args: Story({"id": args.id, "files": {"a.bin": {"bytes": 9}}})
+    ann = commands.KeyRow("ann", "p" * 40, Permission.VIEWER, 1e9)
+    coordinator.answers["list_keys"] = lambda _: [ann]
+    return coordinator
+
+
+async def aim(screen: Screen, key: str) -> None:
+    await aeventually(lambda: screen.app.view.query_one("Table").model.aim(key))  # type: ignore[attr-defined]
+
+
+async def test_marked_tasks_are_sampled_again_and_a_file_is_queued(run: Scripted) -> None:
+    async with opened(run.state_dir, (80, 24)) as screen:
+        await screen.press("7", "T")
+        await screen.shows("shop/train/0/000002", "stale")
+        whole(screen, 80, 24)
+        await aim(screen, "shop/train/0/000000")
+        await screen.press("space", "space", "r")
+        await screen.shows("Sample 2 tasks again")
+        await screen.type("why")
+        await screen.press("enter")
+        wanted = data.RequeueTasks(("shop/train/0/000000", "shop/train/0/000001"), "why")
+        await aeventually(lambda: run.sent("requeue_tasks") == [wanted])
+        await screen.press("a")
+        await screen.shows("Queue the rows of a file")
+        await screen.type("shop")
+        await screen.press("tab")
+        await screen.type("x.jsonl")
+        await screen.press("enter")
+        await aeventually(lambda: run.sent("add_tasks") == [data.AddTasks("shop", "x.jsonl")])
+        await aim(screen, "shop/train/0/000001")
+        await screen.press("enter")
+        await screen.shows("what is it", "its attempts (1 of 1)")
+
+
+async def test_a_checkpoint_is_pinned_and_left_to_retention(run: Scripted) -> None:
+    run.effects["pin_checkpoint"] = Effect(changes=("step-6 is kept",))
+    async with opened(run.state_dir, (80, 24)) as screen:
+        await screen.press("8", "C")
+        await screen.shows("step-9", "◆ pinned")
+        await aim(screen, "step-6")
+        await screen.press("p")
+        await aeventually(lambda: run.sent("pin_checkpoint") == [data.PinCheckpoint("step-6")])
+        await screen.press("u")
+        await aeventually(lambda: run.sent("unpin_checkpoint") == [data.UnpinCheckpoint("step-6")])
+        await screen.press("enter")
+        await screen.shows("a.bin  9 B")
+        await screen.press("escape", "colon")
+        await screen.type("checkpoints unpin step-9")
+        await screen.press("enter")
+        await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data.UnpinCheckpoint("step-9")])
+
+
+async def test_a_key_is_revoked_and_a_new_one_never_shows_its_secret(
+    run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
+    monkeypatch.chdir(tmp_path)
+    run.listen |= {"listen": "tcp://127.0.0.1:7400", "public": "p" * 40}
+    run._write_file()
+    async with opened(run.state_dir, (100, 30)) as screen:
+        screen.app.mirror.name = "demo"
+        await screen.press("9", "K")
+        await screen.shows("ann", "viewer")
+        await screen.press("x")
+        await aeventually(lambda: run.sent("revoke_key") == [commands.RevokeKey("ann")])
+        await screen.press("n")
+        await screen.type("bob")
+        await screen.press("enter")
+        await aeventually((tmp_path / "bob.key").exists, within_s=60)
+        await aeventually(lambda: [args.name for args in run.sent("add_key")] == ["bob"])  # type: ignore[attr-defined]
+        await screen.shows("keys:")
+        assert not [
+            line for line in (tmp_path / "bob.key").read_text().split() if len(line) > 30 and line in screen.text
+        ]
+
+
+async def test_a_run_file_is_applied_after_a_look_at_its_plan(
+    run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
+    file = tmp_path / "r.yaml"
+    file.write_text("name: demo\ndir: /runs/demo\nsidecars:\n  web: {command: [sleep, '9']}\n")
+    monkeypatch.chdir(tmp_path)
+    run.effects["apply"] = Effect(drains=("web-1",))
+    async with opened(run.state_dir, (100, 30)) as screen:
+        await screen.press("colon")
+        await screen.type("up with")
+        await screen.press("enter")
+        await screen.shows("Make this run equal to a file")
+        await screen.type("r.yaml")
+        await screen.shows("disruptive: 1 unit finishes its work and ends: web-1")
+        await screen.press("enter")
+        await screen.shows("up r.yaml?")
+        assert not run.sent("apply")
+        await screen.press("escape")
+        await screen.shows("up r.yaml: nothing was done.")

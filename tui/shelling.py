@@ -1,0 +1,140 @@
+"""What the console has the command line do: bring a run up, make it equal to a file, make a key.
+
+Invariants: a process of its own does it, which outlives the console, keeps secrets out of it and remembers what a later
+`up` has to know; before a run is changed by its file, its plan is looked at and agreed to as every act is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agentrl.errors import AgentrlError, OperationFailedError
+from agentrl.protocol.commands import Accepted, Apply
+from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.messages import Permission
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.model.consequences import in_a_sentence
+from tui.model.ink import Tone
+from tui.model.intents import Intent, line
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    last: str
+    """What it said last to a person."""
+
+
+async def agentrl(*words: str) -> Said:
+    """The command line, without a terminal."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "agentrl", *words,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, told = await process.communicate()
+    lines = told.decode(errors="replace").strip().splitlines() or out.decode(errors="replace").strip().splitlines()
+    return Said(process.returncode or 0, out.decode(errors="replace"), lines[-1] if lines else "done")
+
+
+class Shelling:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def _do(self, *words: str) -> Said:
+        """With the command line in the notice, while it works and behind what it said."""
+        shown = line(words)
+        self._console.say(shown, Tone.BUSY)
+        said = await agentrl(*words)
+        self._console.say(f"{words[0]}: {said.last}", Tone.BAD if said.code else Tone.GOOD)
+        return said
+
+    # ---- what is dead of the control plane ----
+
+    def do_run_up(self) -> None:
+        self._console.run_worker(self._bring_up(), group="up")
+
+    async def _bring_up(self) -> None:
+        console = self._console
+        name = console.mirror.name
+        if not console.settings.local or not name or console.read_only:
+            console.say("It is brought up on its own host: agentrl up --run NAME.", Tone.WARN)
+            return
+        await self._do("up", "--run", name, "--yes")
+        console.connection.try_now()
+
+    # ---- a file ----
+
+    def do_run_apply(self) -> None:
+        self._console.run_worker(self._apply(), group="up")
+
+    async def _apply(self) -> None:
+        console = self._console
+
+        def wrong(values: Values) -> str:
+            return "" if _path(values[0]).is_file() else "Type the path of a run file."
+
+        async def preview(values: Values) -> str:
+            plan = await self._plan(_path(values[0]))
+            return f"{plan.tier.name.lower()}: {in_a_sentence(plan.effect, console.mirror)}"
+
+        fields = (Field("run file", hint="run.yaml"),)
+        question = Question("Make this run equal to a file", (), fields, "go on", wrong, preview)
+        answer = await console.push_screen_wait(Form(question))
+        if answer is None:
+            return
+        file = _path(answer[0])
+        intent = Intent("apply", Apply({}), f"up {file.name}", ("up", str(file)))
+        try:
+            if await console.acting.agreed(intent, await self._plan(file)) is None:
+                console.say(f"{intent.what}: nothing was done.")
+                return
+        except AgentrlError as error:
+            console.say(f"✖ {intent.what}: {error}", Tone.BAD)
+            return
+        await self._do("up", str(file), "--yes", *console.settings.aim)
+
+    async def _plan(self, file: Path) -> Accepted:
+        """What the file would do to the run now."""
+        said = await agentrl("up", str(file), "--dry-run", "--json", *self._console.settings.aim)
+        try:
+            body = json.loads(said.out)
+            return Accepted("", msgspec.convert(body["effect"], Effect), Tier[str(body["tier"]).upper()])
+        except (ValueError, KeyError, TypeError, msgspec.ValidationError):
+            raise OperationFailedError(said.last.removeprefix("agentrl: ")) from None
+
+    # ---- a key ----
+
+    def ask_new_key(self) -> None:
+        """The secret goes from the command line into its file and is never here."""
+        allowed = [each.value for each in Permission]
+
+        def wrong(values: Values) -> str:
+            if not values[0].strip():
+                return "Whose key is it?"
+            return "" if values[1].strip() in allowed else f"It may be {', '.join(allowed)}."
+
+        def then(values: Values | None) -> None:
+            if values is not None:
+                name, permission, file = (value.strip() for value in values)
+                out = ("--out", str(_path(file))) if file else ()
+                words = ("keys", "new", name, "--permission", permission, *out, "--yes")
+                self._console.run_worker(self._make_key(words), group="keys")
+
+        fields = (Field("name"), Field("may", "viewer", hint=", ".join(allowed)), Field("file", hint="NAME.key here"))
+        self._console.push_screen(Form(Question("A new key", (), fields, "make it", wrong)), then)
+
+    async def _make_key(self, words: tuple[str, ...]) -> None:
+        await self._do(*words, *self._console.settings.aim)
+
+
+def _path(text: str) -> Path:
+    return Path(text.strip() or ".").expanduser().absolute()
