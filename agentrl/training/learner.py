@@ -131,6 +131,8 @@ class Learner:
     def train(self, batch: Batch, objective: Objective, *, optimizer_steps: int = 1) -> StepResult:
         """So many optimizer steps over disjoint parts of the batch, whole groups each; all of them or none."""
         cut = [self._part(part, objective) for part in in_parts(batch, optimizer_steps)]
+        # One process has the whole batch, so nobody else counts parts. Ranks that share one must agree here on which
+        # are empty everywhere: a rank with fewer optimizer steps than another leaves it waiting in a reduction.
         parts = [part for part in cut if part.micros]
         if not parts:
             return StepResult(True, {"pairs": 0.0})

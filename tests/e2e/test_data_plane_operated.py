@@ -1,5 +1,9 @@
 """A run in the hands of an operator, through the command line alone: it grows and shrinks, loses an engine and its
-trainer, and its bound and other knobs are tried, changed and taken back."""
+trainer, and its bound and other knobs are tried, changed and taken back.
+
+One run for all, because to bring one up takes a minute. The tests are one story in the order in which they stand: the
+second and the third need the engine that the first adds, the fourth takes it away, and each later one the run as the
+one before left it. So only tests at the end of the file can be left out."""
 
 from __future__ import annotations
 
