@@ -176,6 +176,14 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
     for turn in record["turns"]:
         assert turn["call"]["versions"], "every call says which version made it"
         assert turn["call"]["seconds"] > 0
+    tokens = run.cli("records", "show", step["records"][0]["id"], "--tokens")
+    assert tokens["note"] == ""
+    generated = [each for each in tokens["segments"] if each["kind"] == "model"]
+    assert sum(len(each["ids"]) for each in generated if each["trains"]) == record["training"]["trained_tokens"]
+    for turn in record["turns"]:
+        (said,) = [each for each in generated if each["turn"] == turn["index"]]
+        assert turn["text"].strip() in "".join(said["texts"]), "its text is what its tokens spell"
+        assert len(said["log_probs"]) == len(said["texts"]) == sum(count for _, count in said["versions"])
     exported = run.raw("records", "export", "--filter", f"task={record['task']['id']}")
     trajectories = [json.loads(line) for line in exported.stdout.splitlines()]
     assert record["record"]["id"] in {one["record"]["id"] for one in trajectories}
