@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from textual import events
 
 from agentrl.protocol import commands, rows
 from agentrl.protocol.base import Args
@@ -188,3 +189,16 @@ async def test_what_the_coordinator_refuses_is_told_with_its_cure(coordinator: S
         await aimed_at(screen, "web-1")
         await screen.press("d")
         await screen.shows("✖ drain web-1.7: web-1.7 was replaced by web-1.8. Look again.")
+
+
+async def test_a_question_is_answered_once_however_fast_one_types(coordinator: Scripted) -> None:
+    """The key behind the answer used to find the question still there, and to end the console."""
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        for opens in ("question_mark", "colon"):
+            await screen.press(opens)
+            for _ in range(3):
+                screen.app.screen.post_message(events.Key("escape", None))
+            await aeventually(lambda: len(screen.app.screen_stack) == 1)
+        await screen.press("2")
+        await screen.shows("web-1")

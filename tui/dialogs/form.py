@@ -13,10 +13,10 @@ from functools import partial
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from agentrl.errors import AgentrlError
+from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, span, wrapped
 from tui.widgets.lines import Lines
 
@@ -54,7 +54,7 @@ def _constant(line: Line) -> Callable[[int, int], list[Line]]:
     return lambda width, height: [line]
 
 
-class Form(ModalScreen[Values | None]):
+class Form(Modal[Values | None]):
     """Answers with the fields' values, or None if it was left."""
 
     AUTO_FOCUS = "Input"
@@ -160,17 +160,17 @@ class Form(ModalScreen[Values | None]):
     def on_key(self, event: events.Key) -> None:
         if event.key == "escape":
             event.stop()
-            self.dismiss(None)
+            self.answer(None)
         elif not self._question.fields and event.key in ("enter", "y"):
             event.stop()
             self._go_on()
         elif not self._question.fields and event.key in ("n", "q"):
             event.stop()
-            self.dismiss(None)
+            self.answer(None)
 
     def _go_on(self) -> None:
         wrong = self._question.check(self.values())
         if wrong:
             self._say(wrong, Tone.BAD)
         else:
-            self.dismiss(self.values())
+            self.answer(self.values())

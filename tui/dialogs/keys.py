@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from textual import events
 from textual.app import ComposeResult
-from textual.screen import ModalScreen
 
+from tui.dialogs.modal import Modal
 from tui.model.actions import Action, sign
 from tui.model.ink import Line, Span, Tone, cut, fitted
 from tui.widgets.lines import Lines
 
 
-class Keys(ModalScreen[None]):
+class Keys(Modal[None]):
     DEFAULT_CSS = """
     Keys { align: center middle; background: $background 60%; }
     Keys > Lines { width: 78; max-width: 100%; height: auto; border: round $primary; padding: 0 1;
@@ -59,4 +59,4 @@ class Keys(ModalScreen[None]):
             self._top = max(0, self._top + steps[event.key])
             self.query_one(Lines).repaint()
         else:
-            self.dismiss(None)
+            self.answer(None)

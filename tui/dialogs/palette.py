@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
+from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, fitted, span
 from tui.widgets.lines import Drawn, Painted
 
@@ -48,7 +48,7 @@ class Matches(Painted):
         return drawn
 
 
-class Palette(ModalScreen[str | None]):
+class Palette(Modal[str | None]):
     """Answers with the id of what was chosen, or with a line that begins with a colon: what was typed."""
 
     AUTO_FOCUS = "Input"
@@ -100,7 +100,7 @@ class Palette(ModalScreen[str | None]):
         steps = {"up": -1, "down": 1, "pageup": -MOST, "pagedown": MOST}
         if event.key == "escape":
             event.stop()
-            self.dismiss(None)
+            self.answer(None)
         elif event.key in steps:
             event.stop()
             last = len(self._matches.choices) - 1
@@ -110,6 +110,6 @@ class Palette(ModalScreen[str | None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         text = event.value.strip()
         if self._typed is not None and text and (not self._matches.choices or self._typed(text)):
-            self.dismiss(f":{text}")
+            self.answer(f":{text}")
         elif self._matches.choices:
-            self.dismiss(self._matches.choices[self._matches.at].id)
+            self.answer(self._matches.choices[self._matches.at].id)

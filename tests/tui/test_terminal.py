@@ -1,0 +1,121 @@
+"""What leaves for the terminal, byte by byte: the real program on a terminal of its own, past every view."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from tui.model.actions import VIEWS
+
+ROOT = Path(__file__).parents[2]
+RECORDING = next((ROOT / "assets").rglob("*.rec"))
+SGR = re.compile(rb"\x1b\[([0-9;:]*)m")
+COLOURS = {*range(30, 39), *range(40, 49), *range(90, 98), *range(100, 108)}
+
+
+class Terminal:
+    def __init__(self, master: int) -> None:
+        self._master = master
+        self.seen = b""
+
+    def press(self, key: str) -> None:
+        os.write(self._master, key.encode())
+
+    def drained(self) -> None:
+        """Take what was written; a program whose terminal nobody reads stands still."""
+        while select.select([self._master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self._master, 65536)
+            except OSError:
+                break  # It has closed its side.
+
+    def shows(self, what: str, since: int) -> None:
+        def there() -> bool:
+            self.drained()
+            return what.encode() in self.seen[since:]
+
+        eventually(there, within_s=60.0, what=f"{what} on the terminal")
+
+
+@contextmanager
+def terminal(home: Path, *options: str, **environ: str) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    environ = kept | {"HOME": str(home), "PYTHONPATH": str(ROOT), "TERM": "xterm", "LC_ALL": "C.UTF-8"} | environ
+    words = [sys.executable, "-m", "tui", "--replay", str(RECORDING), "--at=-1s", *options]
+    process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=ROOT)
+    os.close(slave)
+    made = Terminal(master)
+    try:
+        yield made
+
+        def ended() -> bool:
+            # What is typed while the help leaves the screen is for nobody.
+            made.press("q")
+            made.drained()
+            return process.poll() is not None
+
+        eventually(ended, within_s=60.0, every_s=0.2, what="the end")
+        assert process.returncode == 0, made.seen[-2000:].decode(errors="replace")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def past_every_view(screen: Terminal) -> bytes:
+    """All that was written meanwhile."""
+    screen.shows("recording", 0)
+    for number, view in [*enumerate(VIEWS, 1)][::-1]:
+        since = len(screen.seen)
+        screen.press(str(number))
+        screen.shows(view, since)
+    since = len(screen.seen)
+    screen.press("?")
+    screen.shows("everywhere", since)
+    screen.press("x")
+    return screen.seen
+
+
+def colours(written: bytes) -> list[bytes]:
+    """The parts of the output that set a colour."""
+    return [
+        found.group(0)
+        for found in SGR.finditer(written)
+        if COLOURS & {int(part) for part in re.split(rb"[;:]", found.group(1)) if part}
+    ]
+
+
+@pytest.mark.parametrize("how", ["NO_COLOR", "--no-color"])
+def test_without_colours_no_colour_leaves_for_the_terminal(tmp_path: Path, how: str) -> None:
+    options = (how,) if how.startswith("-") else ()
+    with terminal(tmp_path, *options, **({} if options else {how: "1"}), COLORTERM="truecolor") as screen:
+        assert not colours(past_every_view(screen))
+
+
+def test_a_terminal_of_16_colours_gets_no_other(tmp_path: Path) -> None:
+    with terminal(tmp_path) as screen:
+        found = colours(past_every_view(screen))
+    assert found
+    assert not [each for each in found if re.search(rb"[34]8[;:]", each)]
+
+
+def test_in_ascii_nothing_else_leaves_for_the_terminal(tmp_path: Path) -> None:
+    with terminal(tmp_path, "--ascii", COLORTERM="truecolor") as screen:
+        written = past_every_view(screen)
+    assert written.isascii(), [written[max(0, at - 40) : at + 40] for at, byte in enumerate(written) if byte > 127][:3]
+    assert colours(written)
