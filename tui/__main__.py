@@ -89,6 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         ascii_only=args.ascii or own.ascii,
         theme=f"agentrl-{args.theme or own.theme or 'dark'}",
         colour=colour,
+        colours={theme: dict(found) for theme, found in own.colours.items()},
         keys={id: tuple(keys) for id, keys in own.keys.items()},
         aim=place.options,
         local=not args.key and not args.replay,

@@ -69,6 +69,8 @@ class Settings:
     ascii_only: bool = False
     theme: str = DARK
     colour: bool = True
+    colours: dict[str, dict[str, str]] = field(default_factory=dict)
+    """A person's own, by theme and name."""
     keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
     aim: tuple[str, ...] = ()
     """Options that make a command line reach the same run."""
@@ -103,7 +105,7 @@ class Console(App[int]):
         """By which the age of what is shown is counted."""
         # Without colours the terminal's own ground is kept, so nothing has to be told by one.
         super().__init__(ansi_color=not self.settings.colour or None)
-        for theme in themes():
+        for theme in themes(self.settings.colours):
             self.register_theme(theme)
         self.theme = self.settings.theme
         self.registry = actions.rebound(self.settings.keys)
@@ -214,7 +216,9 @@ class Console(App[int]):
     def _new_paint(self) -> Paint:
         settings = self.settings
         dimmed = not self._was_fresh
-        return Paint(self.theme, colour=settings.colour, ascii_only=settings.ascii_only, dimmed=dimmed)
+        return Paint(
+            self.theme, colour=settings.colour, ascii_only=settings.ascii_only, dimmed=dimmed, own=settings.colours
+        )
 
     def _round(self) -> None:
         """Paint what data has changed."""

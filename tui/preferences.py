@@ -6,6 +6,7 @@ Invariant: a file that is wrong is named with what is wrong in it before the scr
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.errors import ConfigError
 from tui.model.actions import BY_ID, of_view, rebound
+from tui.model.ink import COLOUR_NAMES
 
 
 class Preferences(BaseModel):
@@ -24,6 +26,8 @@ class Preferences(BaseModel):
     ascii: bool = False
     key_files: list[str] = []
     """Of runs elsewhere, for the list of runs; `~` is the home."""
+    colours: dict[Literal["dark", "light"], dict[str, str]] = {}
+    """Colours of a theme that shall be others, such as `dark: {good: "#00ff88"}`."""
     keys: dict[str, list[str]] = {}
     """Keys by the id of their action, such as `unit.restart: [f5]`."""
 
@@ -47,10 +51,21 @@ def load(file: Path) -> Preferences:
         first = wrong.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
-            f"{file}: {where}: {first['msg']}.", hint="It knows theme, ascii, key_files and keys."
+            f"{file}: {where}: {first['msg']}.", hint="It knows theme, ascii, colours, key_files and keys."
         ) from wrong
+    _check_colours(file, made)
     _check_keys(file, made)
     return made
+
+
+def _check_colours(file: Path, made: Preferences) -> None:
+    for theme, colours in made.colours.items():
+        for name, colour in colours.items():
+            if name not in COLOUR_NAMES:
+                known = ", ".join(sorted(COLOUR_NAMES))
+                raise ConfigError(f"{file}: the theme {theme} has no colour {name!r}.", hint=f"It has {known}.")
+            if not re.fullmatch("#[0-9a-fA-F]{6}", colour):
+                raise ConfigError(f"{file}: {theme}.{name}: {colour!r} is no colour.", hint="Write it as '#34c79f'.")
 
 
 def _check_keys(file: Path, made: Preferences) -> None:

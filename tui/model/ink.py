@@ -31,6 +31,11 @@ class Tone(enum.StrEnum):
     """Keys, and what was chosen."""
 
 
+GROUND_NAMES = ("ground", "bar", "cursor", "match")
+"""What text stands on: the screen, its bars, the row under the cursor, what was searched for."""
+COLOUR_NAMES = frozenset({*(tone.value for tone in Tone), *GROUND_NAMES})
+
+
 class Span(NamedTuple):
     text: str
     tone: Tone = Tone.PLAIN

@@ -6,13 +6,15 @@ colours the same is said by bold, dim and reverse; what is not heard of any more
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 from textual.theme import Theme
 
-from tui.model.ink import Line, Tone, as_ascii
+from tui.model.ink import GROUND_NAMES, Line, Tone, as_ascii
 
 DARK, LIGHT = "agentrl-dark", "agentrl-light"
 
@@ -53,11 +55,23 @@ _WITHOUT_COLOUR = {
 }
 
 
-def themes() -> list[Theme]:
+Own = Mapping[str, Mapping[str, str]]
+"""Colours that a person wants otherwise, by `dark` or `light` and their name."""
+
+
+def _table(theme: str, own: Own) -> tuple[dict[Tone, str], tuple[str, ...]]:
+    """The colours of text and of grounds, a person's own in the place of ours."""
+    mine = own.get(theme.removeprefix("agentrl-"), {})
+    tones = {tone: mine.get(tone.value, usual) for tone, usual in _COLOURS[theme].items()}
+    grounds = zip(GROUND_NAMES, _GROUNDS[theme], strict=True)
+    return tones, tuple(mine.get(name, usual) for name, usual in grounds)
+
+
+def themes(own: Own) -> list[Theme]:
     """For dialogs and inputs, which Textual draws."""
     made = []
     for name in (DARK, LIGHT):
-        tones, (ground, bar, cursor, _) = _COLOURS[name], _GROUNDS[name]
+        tones, (ground, bar, cursor, _) = _table(name, own)
         made.append(
             Theme(
                 name,
@@ -82,14 +96,21 @@ class Paint:
     """The styles of one theme."""
 
     def __init__(
-        self, theme: str = DARK, *, colour: bool = True, ascii_only: bool = False, dimmed: bool = False
+        self,
+        theme: str = DARK,
+        *,
+        colour: bool = True,
+        ascii_only: bool = False,
+        dimmed: bool = False,
+        own: Own | None = None,
     ) -> None:
         self._ascii = ascii_only
+        table = _table(theme, own or {})
         self._styles: dict[tuple[Tone, str], Style] = {}
         for tone in Tone:
             for ground in ("", "bar", "cursor", "match"):
                 self._styles[tone, ground] = (
-                    _coloured(theme, tone, ground, dimmed) if colour else _plain(tone, ground, dimmed)
+                    _coloured(table, tone, ground, dimmed) if colour else _plain(tone, ground, dimmed)
                 )
 
     def strip(self, line: Line, width: int, ground: str = "") -> Strip:
@@ -100,8 +121,8 @@ class Paint:
         return Strip(segments).adjust_cell_length(width, self._styles[Tone.PLAIN, ground]).simplify()
 
 
-def _coloured(theme: str, tone: Tone, ground: str, dimmed: bool) -> Style:
-    tones, (plain, bar, cursor, match) = _COLOURS[theme], _GROUNDS[theme]
+def _coloured(table: tuple[dict[Tone, str], tuple[str, ...]], tone: Tone, ground: str, dimmed: bool) -> Style:
+    tones, (plain, bar, cursor, match) = table
     shown = tones[Tone.DIM] if dimmed else tones[tone]
     if ground == "cursor" and tone is Tone.DIM:
         shown = tones[Tone.PLAIN]
