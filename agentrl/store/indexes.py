@@ -15,7 +15,10 @@ from agentrl.store.database import Database
 
 
 def _index(name: str, keys: str, **options: Any) -> IndexModel:
-    return IndexModel([(key, 1) for key in keys.split()], name=name, **options)
+    """Keys in their order, `-` before one that falls."""
+    return IndexModel(
+        [(key.removeprefix("-"), -1 if key[0] == "-" else 1) for key in keys.split()], name=name, **options
+    )
 
 
 IN_HAND = [RecordStatus.RUNNING.value, RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
@@ -53,6 +56,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         _index("unfollowed", "status", partialFilterExpression={"status": {"$in": UNFOLLOWED}, "followed": False}),
         _index("finished", "finished_at"),
+        # The list that the console shows, over and over.
+        _index("newest", "-created_at _id"),
         _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),
     ],
     "DispatchedSamplingTask": [

@@ -23,6 +23,7 @@ from textual.widgets import DataTable
 
 from agentrl.client import Client
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
+from tests.benchmarks import looking
 from tests.benchmarks.figures import Outcome, median, p95
 from tui.app import Console
 from tui.connection import Connection
@@ -40,7 +41,9 @@ IDLE_S = 6.0
 
 
 def measure() -> Outcome:
-    return asyncio.run(_measure())
+    outcome = asyncio.run(_measure())
+    looking.measure(outcome)
+    return outcome
 
 
 async def _measure() -> Outcome:

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl.errors import ExitCode
 from agentrl.protocol.rows import AlertRow, AlertState
+from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
@@ -150,6 +151,8 @@ def test_a_number_that_goes_wrong_pages_with_evidence_and_a_command(run: Run) ->
     status = run.cli("status")
     assert [each["id"] for each in status["alerts"]] == [REWARD]
     assert run.raw("status", "--check").returncode == ExitCode.UNHEALTHY
+    onscreen.recorded(run, (), "‼ page", "The reward of judge-0 fell to 0.0625.")
+    onscreen.recorded(run, ("a",), "reward_mean = 0.0625", "agentrl pause judge-0", "most 0.8")
     # The suggested command is one that can be given as it stands.
     assert run.cli(*row["suggest"].split()[1:], "--dry-run")["dry_run"]
 

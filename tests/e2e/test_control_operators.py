@@ -15,6 +15,7 @@ import pytest
 from agentrl import __version__
 from agentrl.client import find
 from agentrl.errors import ExitCode
+from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
@@ -109,9 +110,13 @@ def test_who_is_dead_since_when_and_what_is_being_done(run: Run) -> None:
         alerts = answer(run, is_alerted, "alerts", "list", what="an alert about the collector")
         (alert,) = [each for each in alerts if each["id"] == "unit-restarting:collector-0"]
         assert "keeps dying" in alert["sentence"]
-        assert alert["suggest"] == "agentrl logs collector-0 --previous"
+        # Whether its last words are those of the present life or of the one before changes from moment to moment.
+        assert alert["suggest"].removesuffix(" --previous") == "agentrl logs collector-0"
         said = run.raw("logs", "collector-0", "--previous").stdout
         assert "cannot reach the store at 10.0.0.7" in said
+        onscreen.recorded(run, (), "collector-0", "exit 3")
+        onscreen.recorded(run, ("2", "enter"), "collector-0", "exit 3", "died")
+        onscreen.live(run, ("w",), "culprit: collector-0")
     finally:
         (run.dir / "no-store").unlink()
     run.wait_state("collector-0", "ready")
@@ -134,6 +139,7 @@ def test_an_error_of_a_tool_server_is_an_incident_with_its_last_lines(run: Run) 
     assert incident["done"] == "started again at once"
     assert incident["host"] == run.host().host
     assert run.wait_incarnation("tools-0", above=1).incarnation == 2
+    onscreen.recorded(run, ("2", "end", "i"), "tools-0")
 
 
 def test_a_unit_that_cannot_be_placed_says_what_is_missing(run: Run) -> None:
@@ -150,6 +156,8 @@ def test_a_unit_that_cannot_be_placed_says_what_is_missing(run: Run) -> None:
     (chain,) = [each for each in chains if "eager-0" in [link["who"] for link in each["links"]]]
     assert chain["culprit"] == "gpu-0"
     assert "needs 99 GPU" in chain["because"]
+    onscreen.recorded(run, ("2",), "gpu-0", "○ pending", "no host can")
+    onscreen.live(run, ("w",), "culprit: gpu-0", "needs 99 GPU")
 
 
 # ---- what does everybody do ----
@@ -168,6 +176,7 @@ def test_the_stacks_of_all_units_come_into_one_file(run: Run) -> None:
     assert "waiter.py" in of["rollout-0"]
     assert "sleep" in of["collector-0"], "a foreign program is named with what it runs"
     assert "==== coordinator ====" in text
+    onscreen.recorded(run, ("3", "t", "enter"), "the stacks of all units", "✓ succeeded", "all-", once="stacks: ")
     one = run.cli("stacks", "ticker-0")["operation"]["result"]
     assert one["units"] == 1
 
@@ -193,6 +202,7 @@ def test_memory_over_time_and_its_slope(run: Run) -> None:
     assert any("->" in line for line in alert["evidence"]), "memory over time"
     assert any("enough for" in line for line in alert["evidence"])
     assert alert["suggest"] == "agentrl restart grower-0"
+    onscreen.recorded(run, ("4", "t"), "unit-memory-grows:grower-0", "The memory of grower-0")
 
 
 # ---- two at one knob ----
@@ -215,6 +225,8 @@ def test_two_operators_at_one_knob_do_not_overwrite_each_other(run: Run) -> None
     tunes = [each for each in run.cli("events", "--kind", "operation") if each["command"] == "tune"]
     assert [each["state"] for each in tunes] == ["succeeded"]
     assert len([each for each in run.cli("events", "--kind", "audit") if each["command"] == "tune"]) == 1
+    onscreen.recorded(run, (), f"{knob} = 7 by ")
+    onscreen.recorded(run, ("3",), "= 7, by ")
     run.cli("tune", knob, "--undo")
     assert run.cli("tune", knob)["knob"]["value"] == seen["value"]
 
@@ -248,6 +260,7 @@ def test_what_still_holds_the_node_is_named_while_the_run_is_up(run: Run, stray:
     assert found["command"] == "sleep 3333"
     assert found["incarnation"] == "trainer-3.2"
     assert found["why"] == "mark; its incarnation has ended"
+    onscreen.recorded(run, ("2",), "1 strays")
 
 
 def test_what_still_holds_the_node_after_the_end_is_named_and_removed(

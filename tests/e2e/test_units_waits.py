@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
@@ -86,6 +87,7 @@ def test_the_one_that_hangs_is_named(
     try:
         chain = chain_of(run, who, because)
         said = run.raw("why").stdout
+        onscreen.live(run, ("w",), f"culprit: {culprit}", because[:40])
     finally:
         file.unlink()
     assert (chain["culprit"], links_of(chain)) == (culprit, links)

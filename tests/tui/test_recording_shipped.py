@@ -30,7 +30,7 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await screen.press("1")
             app.playing.do_replay_first()
             await screen.press("P")
-            await screen.shows("recording", "train reward", "sampler 1/1")
+            await screen.shows("recording", "reward ", "engine 1/1")
             app.playing.do_replay_next()
             await screen.press("2")
             await screen.shows("sampler-0", "starting", "degraded")

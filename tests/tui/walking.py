@@ -62,18 +62,18 @@ async def walk_to(screen: Screen, stop: Stop) -> None:
     """Press its keys, each when the one before has led somewhere."""
     await back(screen)
     for key in stop.keys:
-        await _press(screen, key)
+        await press(screen, key)
         await answered(screen)
 
 
 async def back(screen: Screen) -> None:
     """To no dialog and no notice; a digit leads away from any page."""
     while len(screen.app.screen_stack) > 1:
-        await _press(screen, "escape")
+        await press(screen, "escape")
     screen.app.notices = Notices()
 
 
-async def _press(screen: Screen, key: str) -> None:
+async def press(screen: Screen, key: str) -> None:
     """A key, until it was taken. The pilot's own waits until the whole process is idle, threads included."""
     taken = asyncio.Event()
     screen.app.post_message(events.Key(key, None))

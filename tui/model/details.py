@@ -140,7 +140,13 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
         width,
     )
     lines += _told("waits for", row.waiting_for)
-    lines += _told("result", (f"{name}: {plain_value(value)}" for name, value in row.result.items()))
+    if row.result:
+        # In full, a path above all: it is what one came for.
+        lines += [
+            (),
+            _heading("result"),
+            *page(((name, plain_value(value)) for name, value in row.result.items()), width),
+        ]
     lines += _told("done", row.lines)
     return lines
 

@@ -1,0 +1,94 @@
+"""What a person at the console sees of a fault that a test has just produced, on a small terminal and a large one.
+
+Invariants: the answer is there after at most `MOST_KEYS` keys from the first screen; what the feed tells is looked up
+in the run's own recording, as one would the morning after, and only what has to be asked is looked up in the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from agentrl.client import Client
+from agentrl.errors import ConfigError
+from agentrl.recording.reader import Recording
+from tests.e2e.running import Run
+from tests.tui.conftest import Screen
+from tests.tui.walking import comes_to_be_sound
+from tests.waiting import aeventually
+from tui.app import Console
+from tui.connection import Connection
+from tui.model.mirror import Mirror
+from tui.recordings import DIRECTORY
+from tui.replaying import Replay
+
+SIZES = ((80, 24), (200, 60))
+MOST_KEYS = 4
+
+
+def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None:
+    """The run's recording, at its end so far, shows these texts after these keys; the last is for what `once` names."""
+
+    def newest() -> Recording | None:
+        try:
+            return Recording.open(run.state_dir / DIRECTORY)
+        except ConfigError:
+            return None
+
+    async def look() -> None:
+        first = await aeventually(newest, what="a recording")
+
+        def link(mirror: Mirror) -> Replay:
+            return Replay(mirror, first, name=run.name, at=first.end)
+
+        app = Console(link)
+
+        def further() -> None:
+            """What was recorded meanwhile belongs to it, too."""
+            found = newest()
+            if app.replay is not None and found is not None:
+                app.replay.source = found
+                app.replay.seek(found.end, time.monotonic())
+
+        await _seen(app, keys, texts, further, once)
+
+    asyncio.run(look())
+
+
+def live(run: Run, keys: Sequence[str], *texts: str) -> None:
+    """The console that follows the run shows these texts after these keys."""
+
+    def connect() -> Client:
+        return Client.connect(run.name, state_dir=run.state_dir)
+
+    asyncio.run(_seen(Console(lambda mirror: Connection(mirror, connect)), keys, texts, lambda: None, ""))
+
+
+async def _seen(
+    app: Console, keys: Sequence[str], texts: Sequence[str], further: Callable[[], None], once: str
+) -> None:
+    assert len(keys) <= MOST_KEYS, "an answer is nearer than that"
+    async with app.run_test(size=SIZES[0]) as pilot:
+        screen = Screen(app, pilot)
+        await aeventually(lambda: app.mirror.link.connected and app.mirror.run is not None, what="rows")
+
+        async def shows(*texts: str) -> None:
+            def there() -> bool:
+                further()
+                app._round()
+                missing = [text for text in texts if text not in screen.text]
+                assert not missing, f"{missing} not in:\n{screen.text}"
+                return True
+
+            await aeventually(there)
+
+        for key in keys:
+            await shows(*([once] if once and key is keys[-1] else []))
+            if once and key is keys[-1]:
+                await screen.press("home")
+            await screen.press(key)
+        for size in SIZES:
+            await screen.resize(*size)
+            await shows(*texts)
+            await comes_to_be_sound(screen, *size)
