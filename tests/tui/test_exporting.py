@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.protocol import data
+from agentrl.protocol import commands, data
+from agentrl.protocol.messages import Permission
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, Screen, opened, populate
+from tests.tui.test_inventory import CHECKPOINTS, TASKS
 from tests.tui.test_records import RECORD, answers
 from tests.waiting import aeventually
 from tui.model import exports
@@ -32,6 +34,9 @@ OPENS = {
     "records": ("7",),
     "training": ("8",),
     "runs": ("9",),
+    "tasks": ("7", "T"),
+    "checkpoints": ("8", "C"),
+    "keys": ("9", "K"),
     "tool-errors": ("7", "e"),
     "failed-calls": ("7", "e", "c"),
     "token-tree": ("7", "end", "enter", "b"),
@@ -66,6 +71,9 @@ async def test_rows_of_any_table_become_a_file_and_any_screen_a_picture(
     monkeypatch.chdir(tmp_path)
     populate(coordinator, long=HOSTILE)
     answers(coordinator, HOSTILE)
+    coordinator.answers["list_tasks"] = lambda _: data.Page(TASKS)
+    coordinator.answers["list_checkpoints"] = lambda _: data.Page(CHECKPOINTS)
+    coordinator.answers["list_keys"] = lambda _: [commands.KeyRow("ann", "p" * 40, Permission.VIEWER, 1e9)]
     async with opened(coordinator.state_dir, (120, 30)) as screen:
         for view, keys in OPENS.items():
             for key in keys:

@@ -62,8 +62,24 @@ async def walk_to(screen: Screen, stop: Stop) -> None:
     """Press its keys, each when the one before has led somewhere."""
     await back(screen)
     for key in stop.keys:
-        await press(screen, key)
+        if key in ("end", "enter"):
+            await aeventually(lambda: _has_rows(screen), what=f"rows to point at, on the way to {stop.name}")
+        if key == "enter":
+            await _open(screen)
+        else:
+            await press(screen, key)
         await answered(screen)
+
+
+async def _open(screen: Screen) -> None:
+    """The page, or the question, of what is pointed at."""
+    before = screen.app.view, len(screen.app.screen_stack)
+    await press(screen, "enter")
+    await aeventually(lambda: (screen.app.view, len(screen.app.screen_stack)) != before, what="what enter opens")
+
+
+def _has_rows(screen: Screen) -> bool:
+    return any(len(table.model) for table in screen.app.view.query(Table))
 
 
 async def back(screen: Screen) -> None:
