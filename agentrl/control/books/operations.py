@@ -143,6 +143,7 @@ class Operations:
     def _review_goals(self, operation: Operation, now: float) -> None:
         waiting: list[str] = []
         broken: list[str] = []
+        unreached: set[str] = set()
         for unit, goal in operation.goals.items():
             slot = self._state.slots.get(unit)
             if slot is not None and _superseded(operation.id, slot, goal):
@@ -154,7 +155,9 @@ class Operations:
                 broken.append(f"{unit} is fatal: {slot.reason}")
             elif verdict == "waiting" and slot is not None:
                 waiting.append(f"{unit} is {slot.state.value} ({slot.reason})")
-        if waiting:
+                unreached.add(unit)
+        # What waits behind a fatal unit would be waited for in vain until the deadline, and the cause not told before.
+        if waiting and not (broken and unreached <= self._behind_the_fatal()):
             if tuple(waiting) != operation.waiting_for:
                 operation.waiting_for = tuple(waiting)
                 self._changed(operation)
@@ -162,6 +165,22 @@ class Operations:
             self.finish(operation, OperationState.FAILED, now, "; ".join(broken))
         else:
             self.finish(operation, OperationState.SUCCEEDED, now)
+
+    def _behind_the_fatal(self) -> set[str]:
+        """Units that start only after one that is fatal, at once or through others, and that nobody wants again."""
+        slots = [slot for slot in self._state.slots.values() if slot.wanted]
+        fatal = [slot for slot in slots if slot.state is UnitState.FATAL and slot.generation == slot.started_generation]
+        pending = [slot for slot in slots if slot.state is UnitState.PENDING]
+        blocked = {slot.group for slot in fatal}
+        behind: set[str] = set()
+        while more := [
+            slot
+            for slot in pending
+            if slot.unit not in behind and blocked.intersection(self._state.groups[slot.group].spec.after)
+        ]:
+            behind.update(slot.unit for slot in more)
+            blocked.update(slot.group for slot in more)
+        return behind
 
 
 def _superseded(operation: str, slot: Slot, goal: Goal) -> bool:
