@@ -282,20 +282,26 @@ class Console(App[int]):
         """What may be done here."""
         return [a for a in actions.of_view(self.view.name_in_registry, self.registry) if self.may(a)]
 
-    def on_key(self, event: events.Key) -> None:
-        if len(self.screen_stack) > 1 or self._leaving:
-            return
+    async def on_event(self, event: events.Event) -> None:
+        # A key that went through the widgets first would wait for a page that is being built, and the next one, which
+        # finds another page, would come before it.
+        if not (isinstance(event, events.Key) and not event.is_forwarded and self.take_key(event.key)):
+            await super().on_event(event)
+
+    def take_key(self, key: str) -> bool:
+        """Do what it means here and now. False if it is for a dialog or a field, or means nothing."""
+        if len(self.screen_stack) != 1 or self._leaving:
+            return False
         if isinstance(self.focused, Input):
-            if event.key == "escape":
-                event.stop()
+            if key == "escape":
                 self.navigation.end_filter(keep=False)
-            return
+            return key == "escape"
         own = actions.of_view(self.view.name_in_registry, self.registry)
         moves = actions.of_view("table", self.registry)
-        action = next((each for each in (*own, *moves) if event.key in each.keys), None)
+        action = next((each for each in (*own, *moves) if key in each.keys), None)
         if action is not None:
-            event.stop()
             self.do(action)
+        return action is not None
 
     def do(self, action: Action) -> None:
         """What an action of the registry means in the view that is seen."""

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from textual import events
 from textual.widgets import Input
 
 from agentrl.client import Client
@@ -142,7 +141,7 @@ class Person:
         """One of the verbs, without another look; the form that some have is sent as it stands."""
         self.app.taken.clear()
         keys = VERBS[self._view]
-        self.app.on_key(events.Key(keys[verb % len(keys)], None))
+        self.app.take_key(keys[verb % len(keys)])
         if len(self.app.screen_stack) > 1:
             await aeventually(lambda: isinstance(self.app.focused, Input), within_s=10)
             await press(self._screen, "enter")
@@ -185,7 +184,7 @@ async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
         for what, how in steps:
             match what:
                 case "aim":
-                    app.on_key(events.Key(how, None))
+                    app.take_key(how)
                     person.looks()
                 case "look":
                     person.looks()

@@ -16,6 +16,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from agentrl.errors import AgentrlError
+from agentrl.words.safe import sanitise
 from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, span, wrapped
 from tui.widgets.lines import Lines
@@ -84,7 +85,8 @@ class Form(Modal[Values | None]):
             for number, field in enumerate(question.fields):
                 with Horizontal(classes="field"):
                     yield Lines(_constant((Span(field.title, Tone.DIM),)))
-                    yield Input(field.value, placeholder=field.hint, id=f"field-{number}", select_on_focus=False)
+                    hint = sanitise(field.hint)
+                    yield Input(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=False)
             yield Lines(self._below, id="below")
 
     def on_mount(self) -> None:
