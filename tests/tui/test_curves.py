@@ -154,3 +154,12 @@ async def test_a_step_that_the_table_does_not_have_yet_is_aimed_at_from_the_curv
         await screen.press("left_square_bracket", "left_square_bracket")
         await screen.shows("tune: groups: 1 -> 2")
         assert screen.app.view.query_one("Table").model.cursor == "t@1/000011"  # type: ignore[attr-defined]
+
+
+async def test_steps_without_metrics_have_no_curves_and_are_listed(coordinator: Scripted) -> None:
+    trained(coordinator, count=3)
+    told = coordinator.answers["list_steps"]
+    coordinator.answers["list_steps"] = lambda args: Page(tuple({**row, "metrics": {}} for row in told(args).rows))
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("8")
+        await screen.shows("step 2 ", "t@1/000002")

@@ -25,8 +25,6 @@ from tui.widgets.lines import Lines
 
 HAPPENINGS = ("operation", "incident")
 MOST_HAPPENINGS = 500
-SHARE = 0.55
-"""Of the lines that the curves take beside the table."""
 
 
 class Training(AskedList):
@@ -99,6 +97,8 @@ class Training(AskedList):
             return [(Span("  no step is committed yet", Tone.DIM),)]
         chart = self._chart(width - 4)
         cursor, metrics = self._column(chart), self._metrics()
+        if not metrics:
+            return [cut((Span("  "), *chart.told(cursor)), width)]
         many = max(1, (height - 1) // (curves.LEAST_LINES + 1))
         self._top = max(0, min(self._top, len(metrics) - many))
         each = (height - 1) // min(many, len(metrics)) - 2
