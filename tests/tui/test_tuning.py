@@ -34,8 +34,17 @@ def test_every_record_is_drawn_and_counted_once(
     numbers = next(line for line in lines if line[0].text.startswith("ready"))
     assert sum(int(part.text) for part in numbers[1:] if part.text.strip().isdecimal()) == sum(ready.values())
     found = what_if(report, mark)
-    assert found.voids + sum(count for age, count in ready.items() if age <= mark) == sum(ready.values())
+    within_bound = sum(count for age, count in ready.items() if age <= bound)
+    assert within_bound - found.voids + found.admits == sum(count for age, count in ready.items() if age <= mark)
     assert not found.admits or mark > bound
+    assert not (found.voids or found.voids_under_way) or mark < bound
+
+
+def test_a_looser_bound_voids_nothing() -> None:
+    found = what_if(REPORT, 3)
+    assert (found.voids, found.voids_under_way, found.admits) == (0, 0, 0)
+    assert what_if(REPORT, 4).admits == 1
+    assert what_if(REPORT, 1).voids == 2
 
 
 def with_a_bound(coordinator: Scripted) -> None:
@@ -58,20 +67,20 @@ def with_a_bound(coordinator: Scripted) -> None:
 
 async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
-    coordinator.effects["tune"] = Effect(changes=("the bound goes from 2 to 1 and voids 3 ready records",))
+    coordinator.effects["tune"] = Effect(changes=("the bound goes from 2 to 1 and voids 2 ready records",))
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("5", "b")
         await screen.shows("under way", "try another bound")
         ready = next(line for line in screen.lines if line.strip().startswith("ready"))
         assert ready.split() == ["ready", "8", "4", "2│", "1"]
         await screen.press("left")
-        await screen.shows("at 1: voids 3 ready, 1 record under way would come too late", "the bound goes from 2 to 1")
+        await screen.shows("at 1: voids 2 ready", "the bound goes from 2 to 1")
         await screen.press("right", "right", "right")
         await screen.shows("at 4: admits 1 ready more")
         whole(screen, 80, 24)
         assert not coordinator.sent("tune")
         await screen.press("left", "left", "left", "enter")
-        await screen.shows("new value", "voids 3 ready records")
+        await screen.shows("new value", "voids 2 ready records")
         await screen.press("enter")
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
 

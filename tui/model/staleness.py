@@ -23,7 +23,7 @@ class WhatIf:
 
     bound: int
     voids: int
-    """Ready records that it would void ..."""
+    """Ready records that it would void, and the bound that is does not ..."""
     voids_under_way: int
     admits: int
     """... and such that are too old now and would not be."""
@@ -41,10 +41,11 @@ def _records(count: int, which: str) -> str:
 
 
 def what_if(report: StalenessReport, mark: int) -> WhatIf:
+    # What is beyond the bound that is will be voided without anybody's doing.
     return WhatIf(
         mark,
-        sum(count for age, count in report.ready.items() if age > mark),
-        sum(count for age, count in report.under_way.items() if age > mark),
+        sum(count for age, count in report.ready.items() if mark < age <= report.bound),
+        sum(count for age, count in report.under_way.items() if mark < age <= report.bound),
         sum(count for age, count in report.ready.items() if report.bound < age <= mark),
     )
 
