@@ -18,6 +18,8 @@ from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.app import Settings
+from tui.model import episode
+from tui.model.episode import Look
 
 RECORD = "shop/train/0/000012#r1.s3.a1"
 
@@ -346,3 +348,14 @@ async def test_without_anybody_who_knows_that_is_said(coordinator: Scripted) -> 
     async with opened(coordinator.state_dir) as screen:
         await screen.press("7")
         await screen.shows("The run has no steward.", "no records")
+
+
+async def test_a_long_line_is_shown_to_its_end_and_what_is_left_out_is_said(coordinator: Scripted) -> None:
+    def told(result: str) -> str:
+        said = {**story().turns[0], "tool_calls": [{**story().turns[0]["tool_calls"][0], "result": result}]}
+        lines = episode.of_record(msgspec.structs.replace(story(), turns=(said,)), 80, Look(unfolded=True)).lines
+        return "".join(part.text.strip() for line in lines for part in line)
+
+    whole_line = "[" + "1234567," * 2500 + "8]"
+    assert whole_line in told(whole_line)
+    assert "10 more signs" in told("x" * (episode.UNFOLDED + 10))

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from agentrl.protocol.data import RecordStory, TokenStretch
-from agentrl.words.safe import sanitise_lines
+from agentrl.words.safe import sanitise, sanitise_lines
 from tui.model import tokens
 from tui.model.ink import Line, Span, Tone, cut, span, width_of, wrapped
 from tui.model.tokens import Colouring
@@ -140,7 +140,7 @@ def _said(text: str, room: int, unfolded: bool) -> Iterator[Line]:
 def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: str = "  ") -> Iterator[Line]:
     """Line by line; folded, some lines and how many more there are."""
     told = sanitise_lines(text[:UNFOLDED])
-    lines = [part for line in told.splitlines() for part in wrapped(span(line).text, room)]
+    lines = [part for line in told.splitlines() for part in wrapped(sanitise(line), room)]
     some = lines if unfolded else lines[:FOLDED]
     for number, line in enumerate(some):
         head = f"{title}: " if title and not number else ""

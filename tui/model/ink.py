@@ -88,8 +88,8 @@ def cut(spans: Sequence[Span], width: int) -> Line:
 def wrapped(text: str, width: int) -> list[str]:
     """Words over several lines, for details; a word that is too long is broken."""
     lines, rest = list[str](), text
-    while cell_len(rest) > width > 0:
-        fits = _fitting(rest, width)
+    # A line is looked at, and never all that is left: that may be long.
+    while width > 0 and (fits := _fitting(rest, width)) < len(rest):
         space = rest.rfind(" ", 0, fits + 1)
         end = space if space > fits // 3 else fits
         lines.append(rest[:end])
