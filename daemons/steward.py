@@ -67,12 +67,12 @@ async def main(unit: Unit) -> None:
 
 
 def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
-    """Each in the log; on the unit how many there are, with the first as an example."""
+    """Each in the log; on the unit how many there are, and where the first is: the feed carries no prompts."""
     for name, source in sources.items():
         for leak in source.leaks:
             log.warning("%s", leak.sentence())
         if source.leaks:
-            unit.metric(named(HELD_OUT_TRAINED, f"{name}/{source.leaks[0].sentence()}"), len(source.leaks))
+            unit.metric(named(HELD_OUT_TRAINED, f"{name}/{source.leaks[0].lines()}"), len(source.leaks))
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:

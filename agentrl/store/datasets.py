@@ -74,9 +74,13 @@ class Leak(msgspec.Struct, frozen=True):
     train: str
     eval: str
 
+    def lines(self) -> str:
+        """Where it is, without the prompt."""
+        return f"{self.eval} is held out, and {self.train} trains on the same prompt"
+
     def sentence(self) -> str:
         short = self.query if len(self.query) <= 80 else f"{self.query[:79]}…"
-        return f"{self.eval} is held out, and {self.train} trains on the same prompt: {short!r}"
+        return f"{self.lines()}: {short!r}"
 
 
 def read(path: str | Path) -> list[Row]:

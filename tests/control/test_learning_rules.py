@@ -258,7 +258,7 @@ def test_a_server_that_is_left_alone_and_a_tool_that_fails_are_named() -> None:
 
 def test_prompts_of_two_splits_and_a_warm_up_that_came_too_late_are_told() -> None:
     plant = Plant(unit("steward-0"), TRAINER)
-    example = "eval.jsonl line 2 is held out, and train.jsonl line 5 trains on the same prompt: 'a/b'"
+    example = "eval.jsonl line 2 is held out, and train.jsonl line 5 trains on the same prompt"
     plant.report("steward-0", **{named(HELD_OUT_TRAINED, f"shop/{example}"): 3.0})
     plant.report(**{WARMUP_UNUSED.name: 1.0})
     assert plant.pass_time(3) == ["held-out-trained:shop", "warm-up-unused:trainer-0"]

@@ -130,6 +130,5 @@ async def test_a_prompt_in_two_splits_is_told_with_the_count_and_an_example(stew
         ][:1]
     )
     assert count == 2
-    assert name.startswith(
-        f"{HELD_OUT_TRAINED.name}/shop/train.jsonl line 41 is held out, and train.jsonl line 4 trains"
-    )
+    where = "train.jsonl line 41 is held out, and train.jsonl line 4 trains on the same prompt"
+    assert name == f"{HELD_OUT_TRAINED.name}/shop/{where}", "and nothing of the prompt"
