@@ -47,6 +47,7 @@ from agentrl.tokens.tree import TokenTree
 SHOWN_AFTER_S = 1.0
 """What is answered sooner is written once, with its answer."""
 PROGRESS_EVERY_S = 2.0
+"""After the first turn, which says how old the Record is."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,7 +80,7 @@ class Recorder:
         self._pending: set[asyncio.Task[None]] = set()
         self._unshown: dict[str, asyncio.TimerHandle] = {}
         """What is under way and not written as such, by id."""
-        self._told_at = time.monotonic() + SHOWN_AFTER_S - PROGRESS_EVERY_S
+        self._told_at = float("-inf")
 
     @classmethod
     async def begin(cls, database: Database, writer: Writer, claim: Claim, owner: str) -> Recorder:
