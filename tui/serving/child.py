@@ -76,18 +76,25 @@ class Child:
             return None
 
     async def typed(self, text: str) -> None:
-        await self._send(b"D", text.encode())
+        # Half of a pair of signs is no text in UTF-8, and a page may send it.
+        await self._send(b"D", text.encode(errors="replace"))
 
     async def told(self, **what: str | int) -> None:
         """Of the page: its size, whether it is looked at."""
         await self._send(b"M", json.dumps(what).encode())
 
     async def _send(self, kind: bytes, body: bytes) -> None:
+        """Raises TimeoutError where it does not read within `GRACE_S`."""
         assert self._process.stdin is not None
-        # It may have ended; whoever reads what it draws sees that.
-        with contextlib.suppress(OSError, RuntimeError):
+        try:
             self._process.stdin.write(kind + len(body).to_bytes(4, "big") + body)
-            await self._process.stdin.drain()
+            async with asyncio.timeout(GRACE_S):
+                await self._process.stdin.drain()
+        except TimeoutError:
+            raise
+        except (OSError, RuntimeError):
+            # It may have ended; whoever reads what it draws sees that.
+            return
 
     async def end(self) -> None:
         if self._process.returncode is None:

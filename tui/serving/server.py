@@ -113,6 +113,9 @@ class Server:
                 async for message in page:
                     if message.type is WSMsgType.TEXT:
                         await hear(message.data, child, page)
+            except TimeoutError:
+                # A console that does not read is of no use to its page, and nobody would see the page close.
+                pass
             finally:
                 drawing.cancel()
                 await asyncio.gather(drawing, return_exceptions=True)
@@ -136,11 +139,14 @@ async def _draw(child: Child, page: web.WebSocketResponse) -> None:
 
 
 async def hear(text: str, child: Child, page: web.WebSocketResponse) -> None:
-    """One message of a page: what was typed, its size, whether it is looked at. Anything else is nothing."""
+    """One message of a page: what was typed, its size, whether it is looked at. Anything else is nothing.
+
+    Raises TimeoutError where the console does not read.
+    """
     try:
         what, *more = json.loads(text)
         about: Any = more[0] if more else None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return
     if what == "stdin" and isinstance(about, str):
         await child.typed(about)
