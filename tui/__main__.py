@@ -22,7 +22,8 @@ def main() -> int:
     parser.add_argument("--no-color", action="store_true")
     parser.add_argument("--theme", choices=("dark", "light"), default=None)
     parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
-    parser.add_argument("--serve", metavar="ADDRESS", help="show it to browsers of this host")
+    parser.add_argument("--serve", metavar="ADDRESS", help="show it to browsers of this host, read-only")
+    parser.add_argument("--writable", action="store_true", help="with --serve: verbs, too")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     # The console of one page: the driver of Textual for browsers takes the terminal's place.
     parser.add_argument("--in-browser", action="store_true", help=argparse.SUPPRESS)
@@ -42,22 +43,33 @@ def _serve(args: argparse.Namespace) -> int:
         raise UsageError(
             f"The console for browsers needs {missing.name}.", hint="pip install 'agentrl[web]' brings it."
         ) from missing
-    from tui import preferences, recordings, runs
-    from tui.model.runs import Place
+    from agentrl.client.discovery import find
+    from tui import preferences, recordings
 
     # What is wrong is told here, and not to the first page.
     preferences.load(preferences.path())
     if args.replay:
         recordings.link(args.replay, args.at, args.speed)
     else:
-        runs.link(Place(args.run or "", args.key or ""))
+        target = find(args.run, key_file=args.key)
+        if target.state_dir is not None and not os.environ.get("AGENTRL_STATE_DIR"):
+            # Another run that comes up or ends shall not change what an address shows.
+            args.run = target.state_dir.name
+    asyncio.run(server.serve(args.serve, options_of_page(args), as_json=args.json))
+    return ExitCode.OK
+
+
+def options_of_page(args: argparse.Namespace) -> list[str]:
     valued = (("--run", args.run), ("--key", args.key), ("--replay", args.replay), ("--theme", args.theme))
     options = [f"{name}={value}" for name, value in valued if value]
     options += [f"--at={args.at}", f"--speed={args.speed:g}"] if args.replay else []
-    flags = (("--read-only", args.read_only), ("--ascii", args.ascii), ("--no-color", args.no_color))
-    options += [name for name, wanted in flags if wanted]
-    asyncio.run(server.serve(args.serve, options, as_json=args.json))
-    return ExitCode.OK
+    flags = (
+        ("--read-only", args.read_only or not args.writable),
+        ("--ascii", args.ascii),
+        ("--no-color", args.no_color),
+        ("--no-mouse", args.no_mouse),
+    )
+    return options + [name for name, wanted in flags if wanted]
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -59,7 +59,8 @@ def tui(
     elif at:
         raise UsageError("--at is for a recording.", hint="agentrl tui --replay RUN --at 14:05")
     flags = {
-        "--read-only": read_only or (serve and not writable),
+        "--read-only": read_only,
+        "--writable": writable,
         "--ascii": ascii_only,
         "--no-mouse": no_mouse,
         "--json": cli.json,

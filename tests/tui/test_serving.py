@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import UsageError
-from tui.serving import gate
+from tests.cli.scripted import Scripted
+from tui import __main__ as program
+from tui.serving import child, gate, server
+from tui.serving.child import Child
 from tui.serving.gate import Gate, Way, address
 from tui.serving.server import WIDTHS, hear, within
 
@@ -120,9 +127,72 @@ async def test_messages_that_mean_nothing_do_nothing(message: Any) -> None:
     assert told.heard == []
 
 
+async def test_a_message_that_is_nested_too_deeply_does_nothing() -> None:
+    told: Any = Told()
+    await hear("[" * 200_000, told, told)
+    assert told.heard == []
+
+
 async def test_messages_of_a_page_reach_its_console() -> None:
     told: Any = Told()
     for message in (["stdin", "2é"], ["resize", {"width": 1e9, "height": "x"}], ["focus"], ["ping", 7]):
         await hear(json.dumps(message), told, told)
     resized = {"type": "resize", "width": WIDTHS[1], "height": 24}
     assert told.heard == ["2é", resized, {"type": "focus"}, ["pong", 7]]
+
+
+class Deaf:
+    """The pipe and the process of a console that has ended, or that is stopped."""
+
+    def __init__(self, *, reads: bool = True) -> None:
+        self.stdin = self
+        self.written = b""
+        self._reads = reads
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    async def drain(self) -> None:
+        if not self._reads:
+            await asyncio.Event().wait()
+
+
+async def test_half_a_pair_of_signs_is_typed_as_another_sign() -> None:
+    process: Any = Deaf()
+    page: Any = Told()
+    await hear('["stdin", "a\\ud800"]', Child(process), page)
+    assert process.written == b"D\x00\x00\x00\x02a?"
+
+
+async def test_a_console_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "GRACE_S", 0.05)
+    process: Any = Deaf(reads=False)
+    page: Any = Told()
+    with pytest.raises(TimeoutError):
+        await hear('["stdin", "a"]', Child(process), page)
+
+
+@pytest.mark.parametrize(
+    ("said", "passed"),
+    [
+        ((), ["--run=demo", "--read-only"]),
+        (("--writable", "--no-mouse"), ["--run=demo", "--no-mouse"]),
+        (("--writable", "--read-only"), ["--run=demo", "--read-only"]),
+    ],
+)
+def test_every_page_shows_the_run_that_was_found_first_and_changes_nothing_unless_it_is_said(
+    coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], passed: list[str]
+) -> None:
+    for name in ("AGENTRL_KEY", "AGENTRL_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AGENTRL_HOME", str(coordinator.state_dir.parent))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["tui", "--serve=127.0.0.1:0", *said])
+    found: list[str] = []
+
+    async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:
+        found.extend(options)
+
+    monkeypatch.setattr(server, "serve", serve)
+    assert program.main() == 0
+    assert found == passed
