@@ -57,6 +57,8 @@ PAINTS_PER_S = 4
 WHY_EVERY_S = 5.0
 MOST_EVENTS = 500
 SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training, Runs)
+NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new"})
+"""Who was given an address may see its run, and not reach others or write files where the console runs."""
 CRASH_FILE = "console-crash.txt"
 TERMINATED = 128 + signal.SIGTERM
 
@@ -167,6 +169,9 @@ class Console(App[int]):
 
     def follow(self, link: Callable[[Mirror], Connection | Replay], place: Place, name: str) -> None:
         """Leave this run and look at another one."""
+        if self.settings.in_browser:
+            self.say("A page shows the run that it was opened for. Open another one in a terminal.", Tone.WARN)
+            return
         self._leaving = True
         self.settings = replace(self.settings, aim=place.options, local=not place.key_file)
         for worker in list(self.workers):
@@ -276,6 +281,8 @@ class Console(App[int]):
 
     def may(self, action: Action) -> bool:
         """Whether whom looks may do it."""
+        if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
+            return False
         return action.allowed(self.mirror.permission, read_only=self.read_only, replay=self.replay is not None)
 
     def possible(self) -> list[Action]:
@@ -307,6 +314,9 @@ class Console(App[int]):
         """What an action of the registry means in the view that is seen."""
         if not self.may(action):
             why = f"this key is {self.mirror.permission}"
+            if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
+                self.say(f"{action.title} is not possible: a page shows one run and writes no files.", Tone.WARN)
+                return
             if self.read_only:
                 why = "this is a recording" if self.replay else "this console is read-only"
             elif action.when is When.REPLAY:

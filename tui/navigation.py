@@ -73,6 +73,8 @@ class Navigation:
         match look.view:
             case "logs":
                 self.open_logs([look.subject], look.earlier)
+            case "runs" if self._console.settings.in_browser:
+                self._console.say("A page shows one run; the list of runs is for a terminal.", Tone.WARN)
             case "why":
                 self.do_why()
             case name if name in PAGES:

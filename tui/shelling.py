@@ -133,6 +133,9 @@ class Shelling:
         self._console.push_screen(Form(Question("A new key", (), fields, "make it", wrong)), then)
 
     async def _make_key(self, words: tuple[str, ...]) -> None:
+        if not self._console.fresh:
+            self._console.say("What is shown is old: no key was made. Try again when the run is heard.", Tone.WARN)
+            return
         await self._do(*words, *self._console.settings.aim)
 
 

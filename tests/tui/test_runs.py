@@ -24,6 +24,7 @@ from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_replay import Recorder
 from tests.waiting import aeventually
 from tui.app import Settings
+from tui.model.runs import Place
 
 X_IS_BAD = rows.AlertRow("x", "x", "x", rows.Severity.WARNING, rows.AlertState.FIRING, "x is bad", 1e9)
 
@@ -208,3 +209,13 @@ async def test_a_run_elsewhere_is_found_by_its_key_file(
         assert not screen.app.settings.local
         await chosen(screen, f"key/{far}")
         await screen.shows("other ← here")
+
+
+async def test_a_page_in_a_browser_stays_with_its_run(coordinator: Scripted, other: Scripted) -> None:
+    async with opened(coordinator.state_dir, settings=Settings(in_browser=True)) as screen:
+        await screen.press("9")
+        await screen.shows("runs is not possible: a page shows one run")
+        assert screen.app.navigation.tab == "overview"
+        screen.app.follow(lambda mirror: screen.app.connection, Place("other"), "other")
+        await screen.shows("A page shows the run that it was opened for.")
+        assert screen.app.mirror.name != "other"
