@@ -94,6 +94,7 @@ class Navigation:
     def open_page(self, page: View) -> None:
         """Over what is seen now; escape leads back."""
         self.view.display = False
+        self.view.hidden()
         self._pages.append(page)
         self._console.query_one("#views").mount(page)
         self._console.call_after_refresh(self._come_into_sight, page)

@@ -359,3 +359,18 @@ async def test_a_long_line_is_shown_to_its_end_and_what_is_left_out_is_said(coor
     whole_line = "[" + "1234567," * 2500 + "8]"
     assert whole_line in told(whole_line)
     assert "10 more signs" in told("x" * (episode.UNFOLDED + 10))
+
+
+async def test_a_list_asks_nobody_beneath_a_page_and_is_as_it_was_behind_it(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("end", "enter")
+        await screen.shows("answered (policy)")
+        workers = [worker for worker in screen.app.workers if worker.name == "records" and not worker.is_finished]
+        assert not workers
+        await screen.press("escape")
+        await screen.shows("RECORD")
+        assert screen.app.view.query_one("Table").model.cursor == RECORD  # type: ignore[attr-defined]
