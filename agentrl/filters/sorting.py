@@ -43,7 +43,8 @@ def parse_sort(text: str, fields: Fields) -> tuple[SortKey, ...]:
     if all(key.field.name != "id" for key in keys):
         identity = fields.find("id")
         assert identity is not None, "every document has an id"
-        keys.append(SortKey(identity))
+        # In the direction of the last one, so that an index serves an order from either end.
+        keys.append(SortKey(identity, descending=bool(keys) and keys[-1].descending))
     return tuple(keys)
 
 

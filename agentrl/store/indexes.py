@@ -15,10 +15,7 @@ from agentrl.store.database import Database
 
 
 def _index(name: str, keys: str, **options: Any) -> IndexModel:
-    """Keys in their order, `-` before one that falls."""
-    return IndexModel(
-        [(key.removeprefix("-"), -1 if key[0] == "-" else 1) for key in keys.split()], name=name, **options
-    )
+    return IndexModel([(key, 1) for key in keys.split()], name=name, **options)
 
 
 IN_HAND = [RecordStatus.RUNNING.value, RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
@@ -39,6 +36,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("consumed", "status pruned admitted_order"),
         # What may train once more, apart from all that may not.
         _index("again", "trained_count", partialFilterExpression={"status": TaskStatus.TRAINED.value}),
+        # Lists of the console, over and over; so are `finished` and `newest` of Records and `leased` of Steps.
+        _index("admitted", "admitted_at _id"),
     ],
     "Record": [
         # Claims: the first open one in the order of admission. What most Records are not any more costs nothing.
@@ -55,9 +54,8 @@ INDEXES: dict[str, list[IndexModel]] = {
             partialFilterExpression={"status": {"$in": sorted(status.value for status in HOLDS_SEAT)}},
         ),
         _index("unfollowed", "status", partialFilterExpression={"status": {"$in": UNFOLLOWED}, "followed": False}),
-        _index("finished", "finished_at"),
-        # The list that the console shows, over and over.
-        _index("newest", "-created_at _id"),
+        _index("finished", "finished_at _id"),
+        _index("newest", "created_at _id"),
         _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),
     ],
     "DispatchedSamplingTask": [
@@ -78,7 +76,12 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("failed", "requested_at _id", partialFilterExpression={"error_class": {"$gt": ""}}),
     ],
     "DBRecordData": [_index("task", "task")],
-    "Step": [_index("status", "status step"), _index("tasks", "tasks"), _index("filtered", "filtered")],
+    "Step": [
+        _index("status", "status step"),
+        _index("tasks", "tasks"),
+        _index("filtered", "filtered"),
+        _index("leased", "leased_at _id"),
+    ],
     "Lineage": [_index("closed", "closed"), _index("opened", "opened_at")],
     "Checkpoint": [_index("status", "status step")],
     "Publication": [_index("status", "status"), _index("evaluation", "evaluation")],

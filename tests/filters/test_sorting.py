@@ -35,7 +35,7 @@ def test_a_senseless_order_is_refused_with_the_place(text: str, position: int, s
 
 def test_by_age_the_oldest_come_first() -> None:
     assert to_mongo_sort(parse_sort("age", RECORDS)) == [("started_at", 1), ("_id", 1)]
-    assert to_mongo_sort(parse_sort("-age", TASKS)) == [("admitted_at", -1), ("_id", 1)]
+    assert to_mongo_sort(parse_sort("-age", TASKS)) == [("admitted_at", -1), ("_id", -1)]
 
 
 def test_lists_have_no_order() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
+from agentrl.filters.sorting import parse_sort, to_mongo_sort
 from agentrl.policies.outcomes import Outcome
 from agentrl.protocol import wire
 from agentrl.protocol.base import Args
@@ -40,7 +41,7 @@ from agentrl.steward.queries import errors, staleness
 from agentrl.steward.queries.desk import Desk
 from agentrl.steward.queries.exports import PART_BYTES
 from agentrl.steward.rules import EnvironmentRules, Rules
-from agentrl.store import checkpoints, claims, lineages, steps, tasks
+from agentrl.store import checkpoints, claims, lineages, lists, steps, tasks
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
@@ -381,6 +382,27 @@ async def test_what_operators_ask_stands_on_an_index(
 ) -> None:
     plan = await db.explain(kind, {"find": kind, "filter": filter, **({"sort": dict(sort)} if sort else {})})
     assert "COLLSCAN" not in str(plan["queryPlanner"]["winningPlan"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "sort", "filter"),
+    [
+        ("Record", "-created_at", {}),
+        ("Record", "created_at", {}),
+        ("Record", "-finished_at", {}),
+        ("Task", "-admitted_at", {}),
+        ("Step", "-leased_at", {}),
+        ("ToolCall", "-requested_at", {"error_class": {"$gt": ""}}),
+    ],
+)
+async def test_a_list_of_the_console_is_in_the_order_of_an_index(
+    db: Database, kind: str, sort: str, filter: dict[str, Any]
+) -> None:
+    order = to_mongo_sort(parse_sort(sort, lists.FIELDS[kind]))
+    plan = await db.explain(kind, {"find": kind, "filter": filter, "sort": dict(order), "limit": 100})
+    stages = str(plan["queryPlanner"]["winningPlan"])
+    assert "'SORT'" not in stages
+    assert "COLLSCAN" not in stages
 
 
 # ---- staleness ----

@@ -42,7 +42,6 @@ FEW_ENOUGH_TO_SORT = {
     ("Task", "epoch place"): "the tasks of an evaluation",
     ("Task", "trained_at"): "what may train once more, a few hundred of them",
     ("Task", "admitted_order"): "what is consumed and not pruned yet, a few hundred of them",
-    ("Step", "leased_at"): "steps in which a trainer died; those that trained a few tasks",
     ("Checkpoint", "step at"): "the checkpoints that are kept",
 }
 """What the server may put in order by itself. Whatever grows with the run comes in the order of an index."""
