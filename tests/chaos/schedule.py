@@ -15,8 +15,8 @@ AT_ONCE = 2
 """Blows that come one after the other without a step between, so that some fall upon who is not back yet."""
 STEPS_APART = 2
 BLOWS_A_MINUTE = 5.0
-TAIL = 16
-"""Steps after the last blows: points that were missed cost some."""
+TAIL = 60
+"""Steps after the last blows: points that were missed cost some. What is left over in the end is not taken."""
 
 
 class Due(NamedTuple):

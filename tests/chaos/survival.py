@@ -75,14 +75,15 @@ def _strike(storm: Storm, due: list[Due], minutes: float) -> None:
     for place, one in enumerate(due):
         storm.steps(one.at_step, within_s=STEP_WITHIN_S)
         if place >= len(REQUIRED) and time.monotonic() - storm.began > 60 * minutes:
-            storm.calm()
-            goal = min(storm.arena.steps, storm.arena.books.committed() + SOON)
-            storm.say(f"{minutes:g} minutes are over: {len(due) - place} blows are left out, {goal} steps are enough")
-            storm.arena.aim_at(goal)
+            storm.say(f"{minutes:g} minutes are over: {len(due) - place} blows are left out")
             break
         storm.say(f"step {storm.arena.books.committed()}: {one.name}")
         one.blow(storm)
         storm.struck(one.name)
+    storm.calm()
+    goal = min(storm.arena.steps, storm.arena.books.committed() + SOON)
+    storm.say(f"{goal} steps are enough")
+    storm.arena.aim_at(goal)
     storm.steps(storm.arena.steps, within_s=END_WITHIN_S)
     storm.until(
         lambda: storm.arena.unit_row("trainer-0").state == "stopped", "the end of the job", within_s=END_WITHIN_S

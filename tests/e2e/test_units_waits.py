@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
@@ -84,20 +83,24 @@ def test_the_one_that_hangs_is_named(
     life = run.unit_row(culprit).incarnation
     file = Path(run.dir) / order
     file.touch()
-    try:
+    path = " ← ".join(dict.fromkeys(name for link in links for name in link))
+
+    def is_named() -> bool:
         chain = chain_of(run, who, because)
         said = run.raw("why").stdout
-        onscreen.live(run, ("w",), f"culprit: {culprit}", because[:40])
+        assert (chain["culprit"], links_of(chain)) == (culprit, links)
+        ages = [link["age_s"] for link in chain["links"]]
+        assert min(ages) > 0
+        assert f"{path}, {max(ages):.0f} s: {culprit} is suspect" in chain["sentence"]
+        assert f"{path}, " in said
+        assert f"culprit: {culprit}: is suspect for " in said
+        assert because in said
+        return True
+
+    try:
+        eventually(is_named, what=f"{culprit} to be named")
     finally:
         file.unlink()
-    assert (chain["culprit"], links_of(chain)) == (culprit, links)
-    ages = [link["age_s"] for link in chain["links"]]
-    assert min(ages) > 0
-    path = " ← ".join(dict.fromkeys(name for link in links for name in link))
-    assert f"{path}, {max(ages):.0f} s: {culprit} is suspect" in chain["sentence"]
-    assert f"{path}, " in said
-    assert f"culprit: {culprit}: is suspect for " in said
-    assert because in said
     assert chain_of(run, who, "is at work")["culprit"] == culprit
     assert run.unit_row(culprit).incarnation == life
 
