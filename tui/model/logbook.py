@@ -11,7 +11,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from agentrl.words.logtext import time_of
-from agentrl.words.safe import sanitise_lines
+from agentrl.words.safe import sanitise
 from tui.model.ink import LONGEST
 
 MOST_LINES = 20_000
@@ -55,7 +55,7 @@ class Logbook:
             at = self._last.get(source, 0.0) if at is None else at
             self._last[source] = at
             self._number += 1
-            safe = sanitise_lines(text[:LONGEST]).replace("\t", "    ")
+            safe = sanitise(text[:LONGEST].replace("\t", "    "))
             entry = Entry(at if self.merged else 0.0, self._number, source, safe, aside)
             self._put(self._lines, entry)
             if self._passes(entry):
