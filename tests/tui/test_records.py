@@ -155,7 +155,7 @@ async def test_errors_of_tools_lead_to_a_trajectory_and_steps_to_their_records(c
         await screen.press("enter")
         await screen.shows("answered (policy)")
         await screen.press("8")
-        await screen.shows("trainer-0.1@1/000007", "0.75", "64")
+        await screen.shows("trainer-0.1/000007", "0.75", "64")
         await screen.press("enter")
         await screen.shows("gradient_norm 1.5", "its records (1 of 64)", RECORD)
 

@@ -82,10 +82,17 @@ def record_columns() -> tuple[Column[Row], ...]:
     )
 
 
+def step_name(row: Row) -> str:
+    """An id without the time at which its trainer began: its number stands last, and would be cut off."""
+    trainer, at, rest = str(row["id"]).partition("@")
+    _, slash, number = rest.rpartition("/")
+    return f"{trainer}/{number}" if at and slash else str(row["id"])
+
+
 def step_columns() -> tuple[Column[Row], ...]:
     return (
         Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),
-        Column("id", "STEP", 20, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"])),
+        Column("id", "STEP", 20, lambda row, now: span(step_name(row), Tone.STRONG), lambda row: str(row["id"])),
         Column("status", "STATUS", 11, _status, lambda row: str(row.get("status"))),
         Column(
             "records", "RECORDS", 7, _plain("counts", "records"), lambda row: _number(row, "counts", "records"), True, 3
