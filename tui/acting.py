@@ -1,8 +1,9 @@
 """From an intent to its operation: looked at beforehand, agreed to, sent, and told of.
 
-Invariants: nothing is sent while the view is stale, without permission, or without the consent that its effect wants:
-none or reversible acts at once and can be taken back; disruptive asks, with the consequence in numbers; destructive
-wants the run's name typed; scientific wants a note. The target was fixed at the key press.
+Invariants: nothing is begun or sent while what is seen is stale, be it the feed's or the answer to a list, without
+permission, or without the consent that its effect wants: none or reversible acts at once and can be taken back;
+disruptive asks, with the consequence in numbers; destructive wants the run's name typed; scientific wants a note. The
+target was fixed at the key press.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from agentrl.protocol.commands import Accepted, Tune
 from agentrl.protocol.danger import Effect, Tier
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import intents
+from tui.model.actions import EVERYWHERE, Action
 from tui.model.consequences import consequences
 from tui.model.ink import Span, Tone
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S
+from tui.views.base import View
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -57,36 +60,49 @@ class Acting:
 
     # ---- an intent ----
 
-    async def carry_out(self, intent: Intent) -> None:
+    def may_begin(self, action: Action) -> bool:
+        """Whether what is seen is young enough for the key of an act; says so if it is not."""
+        try:
+            self._check_age(None if EVERYWHERE in action.where else self._console.view)
+        except RefusedError as error:
+            self._console.say(f"✖ {action.title}: {error}", Tone.BAD)
+            return False
+        return True
+
+    async def carry_out(self, intent: Intent, seen_in: View | None = None) -> None:
         """Preview, ask if need be, send. Whatever goes wrong is said in the notice line."""
         try:
-            await self._carry_out(intent)
+            await self._carry_out(intent, seen_in)
         except AgentrlError as error:
             self._console.say(f"✖ {intent.what}: {error}", Tone.BAD)
 
-    async def _carry_out(self, intent: Intent) -> None:
+    async def _carry_out(self, intent: Intent, seen_in: View | None) -> None:
         console = self._console
-        self._check(intent)
+        self._check(intent, seen_in)
         client = console.connection.client
         preview = await client.preview(intent.command, intent.args)
         agreed = await self._agreed(intent, preview)
         if agreed is None:
             console.say(f"{intent.what}: nothing was done.")
             return
-        self._check(agreed)
+        self._check(agreed, seen_in)
         accepted: Accepted = await client.call(agreed.command, agreed.args)
         undo = agreed.undo if preview.tier is Tier.REVERSIBLE else None
         console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo)
         console.paint_chrome()
 
-    def _check(self, intent: Intent) -> None:
+    def _check(self, intent: Intent, seen_in: View | None = None) -> None:
         """Raises RefusedError where the console itself has to refuse."""
         console, needed = self._console, intent.spec.permission
         if console.read_only:
             raise RefusedError("this console was opened read-only.", hint="Open it without --read-only.")
         if not console.mirror.permission.allows(needed):
             raise RefusedError(f"it needs {needed}, and this key is {console.mirror.permission}.")
-        if not console.fresh:
+        self._check_age(seen_in)
+
+    def _check_age(self, seen_in: View | None) -> None:
+        """Of what the feed tells, and of the rows of the view in which something was aimed at."""
+        if not self._console.fresh or (seen_in is not None and not seen_in.fresh):
             raise RefusedError(
                 f"what is shown is older than {STALE_S:g} s, and nothing is aimed at what may have changed.",
                 hint="It is tried again by itself; look again then.",

@@ -323,6 +323,8 @@ class Console(App[int]):
                 why = "nothing is replayed"
             self.say(f"{action.title} is not possible: {why}.", Tone.WARN)
             return
+        if action.command and not self.acting.may_begin(action):
+            return
         group, _, name = action.id.partition(".")
         if group == "go":
             self.navigation.do_go(name)
@@ -358,9 +360,9 @@ class Console(App[int]):
         self.notices.say(text, self.clock(), tone)
         self.paint_chrome()
 
-    def perform(self, intent: Intent) -> None:
+    def perform(self, intent: Intent, seen_in: View | None = None) -> None:
         """Carry out what a person wants; questions and answers come by themselves."""
-        self.run_worker(self.acting.carry_out(intent), group="acts", name=intent.what)
+        self.run_worker(self.acting.carry_out(intent, seen_in), group="acts", name=intent.what)
 
     def _fatal_error(self) -> None:
         """A fault of ours: the whole story goes to a file, a sentence to the terminal."""

@@ -22,8 +22,6 @@ LONGEST_PAUSE_S = 10.0
 class Connection:
     def __init__(self, mirror: Mirror, connect: Callable[[], Client]) -> None:
         self.mirror = mirror
-        self.aim: tuple[str, ...] = ()
-        """What makes a command line reach the same run."""
         self.next_try_at: float | None = None
         """Clock of the next attempt, while nobody answers."""
         self._connect = connect

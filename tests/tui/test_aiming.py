@@ -25,6 +25,7 @@ from tui.connection import Connection
 from tui.model import actions
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror
+from tui.views.base import View
 from tui.widgets.lines import Table
 
 NUMBERS = range(9)
@@ -58,7 +59,7 @@ class Noting(Console):
         super().__init__(Fed)
         self.taken: list[Intent] = []
 
-    def perform(self, intent: Intent) -> None:
+    def perform(self, intent: Intent, seen_in: View | None = None) -> None:
         self.taken.append(intent)
 
 
@@ -135,7 +136,8 @@ class Person:
         drawn = ["".join(part.text for part in line) for line, ground in table._drawn if ground == "cursor"]
         rows_there = {key: row for key in table.model.ordered() if (row := table.model.get(key)) is not None}
         self.seen = next((row for key, row in rows_there.items() if drawn and key in drawn[0].split()), None)
-        return bool(table._drawn)
+        # Until it has its place on the screen, nothing of it is drawn anew.
+        return bool(table.size.height and table._drawn)
 
     async def act(self, verb: int) -> None:
         """One of the verbs, without another look; the form that some have is sent as it stands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
+from tui.model.notices import Notices
 
 AT = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 TASKS: tuple[dict[str, Any], ...] = tuple(
@@ -85,6 +87,55 @@ async def test_a_checkpoint_is_pinned_and_left_to_retention(run: Scripted) -> No
         await screen.type("checkpoints unpin step-9")
         await screen.press("enter")
         await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data.UnpinCheckpoint("step-9")])
+
+
+@pytest.mark.parametrize(
+    ("view", "opens", "verbs"),
+    [
+        ("tasks", ("7", "T"), ("r", "a")),
+        ("checkpoints", ("8", "C"), ("p", "x")),
+        ("keys", ("9", "K"), ("n", "x")),
+    ],
+)
+async def test_nothing_is_begun_on_a_list_that_was_not_answered_lately(
+    run: Scripted, view: str, opens: tuple[str, ...], verbs: tuple[str, ...]
+) -> None:
+    """The feed goes on, so that the console as a whole is fresh."""
+    may_answer = threading.Event()
+    answer = run.answers[f"list_{view}"]
+    async with opened(run.state_dir, (120, 24)) as screen:
+        await screen.press(*opens)
+        await aeventually(lambda: screen.app.view.fresh)
+        run.answers[f"list_{view}"] = lambda args: (may_answer.wait(20), answer(args))[1]
+        screen.app.view._answered_at = -1e9  # type: ignore[attr-defined]
+        await screen.shows(", told ")
+        for verb in verbs:
+            screen.app.notices = Notices()
+            await screen.press(verb)
+            await screen.shows("what is shown is older than 5 s")
+            assert len(screen.app.screen_stack) == 1, "no form is opened"
+        assert screen.app.fresh
+        assert not [worker for worker in screen.app.workers if worker.group == "acts"]
+        may_answer.set()
+        await aeventually(lambda: screen.app.view.fresh)
+        screen.app.notices = Notices()
+        await screen.press(verbs[0])
+        await aeventually(lambda: len(screen.app.screen_stack) == 2 or run.sent("pin_checkpoint"))
+
+
+async def test_nothing_is_sent_when_a_list_grew_old_behind_the_question(run: Scripted) -> None:
+    may_answer = threading.Event()
+    async with opened(run.state_dir, (120, 24)) as screen:
+        await screen.press("7", "T")
+        await aim(screen, "shop/train/0/000001")
+        await screen.press("r")
+        await screen.shows("Sample shop/train/0/000001 again")
+        run.answers["list_tasks"] = lambda _: (may_answer.wait(20), Page())[1]
+        screen.app.view._answered_at = -1e9  # type: ignore[attr-defined]
+        await screen.press("enter")
+        await screen.shows("what is shown is older than 5 s")
+        may_answer.set()
+    assert not run.sent("requeue_tasks")
 
 
 async def test_a_key_is_revoked_and_a_new_one_never_shows_its_secret(

@@ -41,6 +41,11 @@ class View(Vertical):
         return self.console_app.now()
 
     @property
+    def fresh(self) -> bool:
+        """Whether its rows may be acted on, besides what the feed tells."""
+        return True
+
+    @property
     def filter_text(self) -> str:
         return ""
 

@@ -61,7 +61,7 @@ class Tasks(Stored):
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.console_app.perform(intents.requeue(marked, values[0].strip()))
+                self.perform(intents.requeue(marked, values[0].strip()))
 
         which = marked[0] if len(marked) == 1 else f"{len(marked)} tasks"
         note = Field("note", hint="why; kept with them, may be empty")
@@ -73,7 +73,7 @@ class Tasks(Stored):
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.console_app.perform(intents.add_tasks(values[1].strip(), values[0].strip()))
+                self.perform(intents.add_tasks(values[1].strip(), values[0].strip()))
 
         fields = (Field("environment", hint="whose tasks they become"), Field("file", hint="on the steward's host"))
         self.app.push_screen(Form(Question("Queue the rows of a file", (), fields, "preview it", wrong)), then)
@@ -94,11 +94,11 @@ class Checkpoints(Stored):
 
     def do_checkpoint_pin(self) -> None:
         if (row := self._target()) is not None:
-            self.console_app.perform(intents.pin(str(row["id"])))
+            self.perform(intents.pin(str(row["id"])))
 
     def do_checkpoint_unpin(self) -> None:
         if (row := self._target()) is not None:
-            self.console_app.perform(intents.unpin(str(row["id"])))
+            self.perform(intents.unpin(str(row["id"])))
 
     def do_drill(self) -> None:
         if (row := self._target()) is not None:
@@ -140,7 +140,7 @@ class Keys(AskedList):
     def do_key_revoke(self) -> None:
         row: KeyRow | None = self._target()
         if row is not None:
-            self.console_app.perform(intents.revoke_key(row.name))
+            self.perform(intents.revoke_key(row.name))
 
 
 class TaskPage(AskedPage):

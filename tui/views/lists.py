@@ -1,25 +1,32 @@
 """Lists of the data plane, which the steward answers: asked for anew while they are looked at.
 
 Invariants: only what is seen is asked for, and never faster than it is answered; a filter is in the language of
-`agentrl records list --filter`, and goes to the steward whole; where nobody answers, that is said in place of rows.
+`agentrl records list --filter`, and goes to the steward whole; where nobody answers, that is said in place of rows; an
+act on a row is refused when the list was not answered lately, however young the feed is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
+from agentrl.words.amounts import age
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
+from tui.model.intents import Intent
+from tui.model.mirror import STALE_S
 from tui.model.table import Column, TableModel
 from tui.views.base import TableView
 from tui.views.page import Page
 from tui.widgets.lines import Table
+
+if TYPE_CHECKING:
+    from tui.app import Console
 
 ASK_EVERY_S = 2.0
 FIRST = 200
@@ -43,6 +50,8 @@ class AskedList(TableView):
         self._said = ASKING
         self._wanted = FIRST
         self._more = False
+        self._answered_at: float | None = None
+        """Clock of the last answer."""
 
     def columns(self) -> tuple[Column[Any], ...]:
         raise NotImplementedError
@@ -59,11 +68,19 @@ class AskedList(TableView):
         self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=f"no {self.what}")
         yield self.table
 
+    @property
+    def fresh(self) -> bool:
+        return self._answered_at is not None and self.console_app.clock() - self._answered_at <= STALE_S
+
+    def perform(self, intent: Intent) -> None:
+        """An act on what is seen here."""
+        self.console_app.perform(intent, self)
+
     def heading(self) -> str:
-        more = ", more below" if self._more else ""
         if self._said:
             return "asking" if self._said == ASKING else "not answered"
-        return f"{self.table.model.all_count} {self.what}{more}"
+        more = ", more below" if self._more else ""
+        return f"{self.table.model.all_count} {self.what}{more}{age_of_answer(self.console_app, self._answered_at)}"
 
     def shown(self) -> None:
         super().shown()
@@ -87,6 +104,7 @@ class AskedList(TableView):
                 self._said = str(error)
             else:
                 self._said = ""
+                self._answered_at = self.console_app.clock()
                 self.table.model.replace(found)
                 self.table.model.aim_first()
             try:
@@ -115,13 +133,23 @@ class AskedList(TableView):
         return target[1] if target else None
 
 
+def age_of_answer(console: Console, at: float | None) -> str:
+    """Said where it is too old to be taken for what is."""
+    old = 0.0 if at is None else console.clock() - at
+    return f", told {age(old)} ago" if old > STALE_S else ""
+
+
 class AskedPage(Page):
     """A page that is asked for once."""
 
     def __init__(self, title: str, cli: tuple[str, ...]) -> None:
         super().__init__(title, self._lines, cli)
         self._answer: Any = None
+        self._answered_at: float | None = None
         self._said = ASKING
+
+    def heading(self) -> str:
+        return f"{super().heading()}{age_of_answer(self.console_app, self._answered_at)}"
 
     def shown(self) -> None:
         super().shown()
@@ -130,6 +158,7 @@ class AskedPage(Page):
     async def _ask(self) -> None:
         try:
             self._answer = await self.ask(self.console_app.connection.client)
+            self._answered_at = self.console_app.clock()
         except AgentrlError as error:
             self._said = str(error)
         self.repaint()

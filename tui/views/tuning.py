@@ -235,6 +235,10 @@ class KnobPage(AskedPage, KnobVerbs):
         self._row = row
         self._asked_at = row.revision
 
+    def heading(self) -> str:
+        """Without an age: what was asked is asked anew with every change."""
+        return self._row.name
+
     def knob(self) -> KnobRow | None:
         """As it was drawn, so that an undo takes back the change that a person saw."""
         return self._row
