@@ -36,6 +36,7 @@ from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Notices
 from tui.model.runs import Place
+from tui.model.steps import Steps
 from tui.navigation import FILTER, Navigation
 from tui.playing import Playing
 from tui.replaying import Replay
@@ -127,6 +128,8 @@ class Console(App[int]):
         self.replay = self.connection.playback if isinstance(self.connection, Replay) else None
         """Where a recording stands that is played in the place of a run."""
         self.notices = Notices()
+        self.steps = Steps()
+        """Asked for by the views that show something of them."""
         self.why: WhyReport | None = None
         self._frozen_at: float | None = None
         self._was_fresh = True

@@ -162,4 +162,4 @@ async def test_steps_without_metrics_have_no_curves_and_are_listed(coordinator: 
     coordinator.answers["list_steps"] = lambda args: Page(tuple({**row, "metrics": {}} for row in told(args).rows))
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("8")
-        await screen.shows("step 2 ", "t@1/000002")
+        await screen.shows("step 2 ", "t/000002")

@@ -8,6 +8,7 @@ than all Steps is not shown; a Step without a number leaves a gap, never a 0.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -233,4 +234,4 @@ def _first_after(starts: Sequence[float], at: float) -> int | None:
     """The place of the first Step that was committed then or later; the last one where there is none yet."""
     if not starts:
         return None
-    return next((place for place, start in enumerate(starts) if start >= at), len(starts) - 1)
+    return min(bisect_left(starts, at), len(starts) - 1)

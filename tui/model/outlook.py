@@ -106,10 +106,14 @@ def _progress(found: Report, outlook: Outlook, now: float) -> list[Span]:
 
 
 def _pace(points: Sequence[Point], now: float) -> float:
-    """Steps a second over the last hour, standstills among them; 0 where that is not known."""
+    """Steps a second over the last hour, standstills among them; 0 where that is not known.
+
+    By their numbers, so that what was not seen or was rolled back counts as what it is.
+    """
     lately = [point for point in points if point.at > now - HOUR_S]
     took = now - lately[0].at if lately else 0.0
-    return (len(lately) - 1) / took if len(lately) > 2 and took > 0 else 0.0
+    went = lately[-1].step - lately[0].step if lately else 0
+    return went / took if len(lately) > 2 and went > 0 and took > 0 else 0.0
 
 
 # ---- moving ----

@@ -6,6 +6,7 @@ named after the registry (`unit.restart` is `do_unit_restart`), and nothing else
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar, cast
 
 from textual.containers import Vertical
@@ -60,6 +61,14 @@ class View(Vertical):
     def update(self) -> None:
         """Take in what is new and paint it. Called a few times a second while the view is seen."""
         self.repaint()
+
+    def ask_in_rounds(self, work: Callable[[], Awaitable[None]], group: str) -> None:
+        """Ask, unless the question of a round before waits for its answer: one begun anew each round gets none."""
+        if not self.is_asking(group):
+            self.run_worker(work, group=group)
+
+    def is_asking(self, group: str) -> bool:
+        return any(each.group == group and each.node is self and not each.is_finished for each in self.workers)
 
     def repaint(self, *, all: bool = False) -> None:
         for widget in self.query(Painted):

@@ -16,10 +16,12 @@ from textual.worker import Worker
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.words.amounts import age
+from tui.model import steps as steps_model
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S
+from tui.model.steps import NEWEST_FIRST, Steps
 from tui.model.table import Column, TableModel
 from tui.views.base import TableView
 from tui.views.page import Page
@@ -131,6 +133,13 @@ class AskedList(TableView):
         if target is None:
             self.console_app.say("Nothing is aimed at.", Tone.WARN)
         return target[1] if target else None
+
+
+async def catch_up(steps: Steps, client: Client) -> None:
+    """Ask for the Steps that are not known yet, or not as they are now."""
+    asked = steps.question()
+    page = await client.list_steps(filter=asked, sort=NEWEST_FIRST, limit=steps_model.MOST, deadline_s=ANSWER_S)
+    steps.take(asked, page.rows, more=bool(page.after))
 
 
 def age_of_answer(console: Console, at: float | None) -> str:

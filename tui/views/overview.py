@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from textual.app import ComposeResult
 
@@ -16,12 +15,10 @@ from tui.model.ink import Line, Span, Tone, cut
 from tui.model.outlook import Outlook
 from tui.model.table import cells, layout
 from tui.views.base import View
-from tui.views.lists import ANSWER_S
+from tui.views.lists import ANSWER_S, catch_up
 from tui.widgets.lines import Lines
 
 ASK_EVERY_S = 5.0
-MANY, FEW = 600, 20
-"""Steps that are asked for first, and later on."""
 
 
 class Overview(View):
@@ -32,7 +29,6 @@ class Overview(View):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._steps: dict[str, dict[str, Any]] = {}
         self._outlook = Outlook()
 
     def compose(self) -> ComposeResult:
@@ -47,15 +43,13 @@ class Overview(View):
 
     def _ask(self) -> None:
         if self.display and self.console_app.view is self and self.console_app.replay is None:
-            self.run_worker(self._look_out(), group="outlook", exclusive=True)
+            self.ask_in_rounds(self._look_out, "outlook")
 
     async def _look_out(self) -> None:
         """What the feed does not carry. Where nobody answers, what was told stands with its age."""
         try:
             client = self.console_app.connection.client
-            count = FEW if self._steps else MANY
-            steps = await client.list_steps(sort="-leased_at", limit=count, deadline_s=ANSWER_S)
-            self._steps |= {str(row["id"]): row for row in steps.rows}
+            await catch_up(self.console_app.steps, client)
             saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
             published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)
             ended = await client.list_records(sort="-finished_at", limit=1, deadline_s=ANSWER_S)
@@ -63,7 +57,7 @@ class Overview(View):
             return
         checkpoint = saved.rows[0] if saved.rows else {}
         self._outlook = Outlook(
-            curves.points(self._steps.values()),
+            self.console_app.steps.points,
             _newest(published, "announced_at"),
             _newest(ended, "finished_at"),
             checkpoint.get("step"),

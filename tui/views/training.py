@@ -7,6 +7,7 @@ records.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from textual.app import ComposeResult
@@ -19,8 +20,9 @@ from tui.model import curves, trajectories
 from tui.model.curves import Chart, Tick
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.mirror import Changes
+from tui.model.steps import NEWEST_FIRST
 from tui.model.table import Column
-from tui.views.lists import ANSWER_S, MOST, AskedList, StepPage
+from tui.views.lists import ANSWER_S, MOST, AskedList, StepPage, catch_up
 from tui.widgets.lines import Lines
 
 HAPPENINGS = ("operation", "incident")
@@ -34,9 +36,6 @@ class Training(AskedList):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._steps: dict[str, dict[str, Any]] = {}
-        """What was ever told of Steps, for the curves; the table has the newest, or those of a filter."""
-        self._points: list[curves.Point] = []
         self._ticks: list[Tick] = []
         self._first: list[str] = []
         """Metrics that a person wants to see before others."""
@@ -55,19 +54,25 @@ class Training(AskedList):
     # ---- what is known ----
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        # Once all that may be drawn; then only what may have changed.
-        limit = self._wanted if self._steps else MOST
-        page = await client.list_steps(filter=self.filter_text, sort="-leased_at", limit=limit, deadline_s=ANSWER_S)
-        self._more = bool(page.after) or len(page.rows) > self._wanted
-        if not self.filter_text:
-            self._steps |= {str(row["id"]): row for row in page.rows}
-            self._points = curves.points(self._steps.values())
-        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows[: self._wanted])}
+        """The curves have the newest Steps, whatever the filter; the table has those of the filter."""
+        steps, filter = self.console_app.steps, self.filter_text
+        await catch_up(steps, client)
+        rows: Sequence[Mapping[str, Any]] = steps.rows
+        more = steps.more
+        if filter:
+            page = await client.list_steps(filter=filter, sort=NEWEST_FIRST, limit=self._wanted, deadline_s=ANSWER_S)
+            rows, more = page.rows, bool(page.after)
+        self._more = more or len(rows) > self._wanted
+        return _in_order(rows[: self._wanted])
+
+    @property
+    def _points(self) -> Sequence[curves.Point]:
+        return self.console_app.steps.points
 
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "knob")
-        if changes.take() and self.console_app.replay is None:
-            self.run_worker(self._ask_happenings(), group="happenings", exclusive=True)
+        if not self.is_asking("happenings") and changes.take() and self.console_app.replay is None:
+            self.ask_in_rounds(self._ask_happenings, "happenings")
         super().update()
 
     async def _ask_happenings(self) -> None:
@@ -147,9 +152,8 @@ class Training(AskedList):
             return
         if not self.table.model.aim(point.id):
             # It is older than what the table has, and was asked for already.
-            rows = sorted(self._steps.values(), key=lambda row: row["leased_at"], reverse=True)
             self._wanted = MOST
-            self.table.model.replace({str(row["id"]): {**row, "~order": n} for n, row in enumerate(rows[:MOST])})
+            self.table.model.replace(_in_order(self.console_app.steps.rows))
             self.table.model.aim(point.id)
         self.repaint()
 
@@ -209,3 +213,8 @@ class Training(AskedList):
     def do_drill(self) -> None:
         if (row := self._target()) is not None:
             self.console_app.navigation.open_page(StepPage(str(row["id"])))
+
+
+def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By their keys, with the places that they were told in."""
+    return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(rows)}

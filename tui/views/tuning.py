@@ -148,7 +148,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
 
         row = self.knob()
         if row is not None and row.name == BOUND and self._live():
-            self.run_worker(ask(), group="ages", exclusive=True)
+            self.ask_in_rounds(ask, "ages")
 
     # ---- what-if ----
 
