@@ -12,7 +12,7 @@ something is told (a task, a record, a tool) is blamed before the unit that work
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -26,13 +26,15 @@ MOST_SHOWN = 8
 
 
 def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> list[WaitChain]:
-    """All waits of the run as chains, the oldest wait first."""
+    """All waits of the run as chains: first those that end at something broken, at a circle or at somebody late, which
+    somebody has to see to, then those that end at work or out of sight; among each, the oldest wait first."""
     graph = build(units, no_progress_s)
     ends = _Ends()
     _reach(graph, ends, {name: because for name in graph.nodes if (because := broken(units.get(name)))})
     _circles(graph, ends)
     # Somebody late who waits only for people at work, or for nobody known, is late by itself.
     _reach(graph, ends, {name: why for name in graph.nodes - ends.culprit.keys() if (why := _late(units.get(name)))})
+    amiss = set(ends.culprit.values())
     # Of a task, a record or a call that waits for a unit which nothing holds up there is more to say than of the unit.
     held_up = ends.culprit.keys() | _behind(graph, {name for name in graph.nodes if not _is_ready(units.get(name))})
     graph = graph.without(lambda edge: edge.told and edge.link.who not in units and edge.target not in held_up)
@@ -46,7 +48,11 @@ def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> lis
         if not is_late and (moved_s := units[name].progress_age_s) is not None and moved_s <= no_progress_s
     }
     chains = _chains(graph, ends)
-    return sorted(chains, key=lambda chain: (-max(link.age_s for link in chain.links), chain.culprit))
+    return sorted(chains, key=lambda chain: (chain.culprit not in amiss, -_oldest_s(chain.links), chain.culprit))
+
+
+def _oldest_s(links: Iterable[WaitLink]) -> float:
+    return max(link.age_s for link in links)
 
 
 @dataclass(slots=True)

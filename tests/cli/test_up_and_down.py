@@ -212,12 +212,7 @@ def _line_with(process: subprocess.Popen[str], words: str) -> str:
 def test_what_is_left_without_a_coordinator_is_named_and_removed(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.up()
-    # The agent first: it would bring its coordinator back.
-    a_run.kill(a_run.agent_pid(), signal.SIGSTOP)
-    coordinator, agent = a_run.coordinator_pid(), a_run.agent_pid()
-    a_run.kill(coordinator)
-    a_run.kill(agent)
-    eventually(lambda: not a_run.alive(agent), what="the end of the agent")
+    a_run.kill_keepers()
     assert len(a_run.processes()) == 2
 
     plan = a_run.cli("down", "--dry-run")

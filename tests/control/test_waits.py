@@ -86,6 +86,25 @@ def test_a_broken_one_is_found_behind_others_that_are_merely_slow() -> None:
     assert {link.who for link in by_culprit["busy-0"].links} == {"a-0", "b-0"}
 
 
+def test_what_somebody_has_to_see_to_comes_before_older_waits_for_work() -> None:
+    chains = explain(
+        world(
+            unit("patient-0", Wait("busy-0", age_s=900.0)),
+            unit("busy-0", progress_age_s=1.0),
+            unit("caller-0", Wait("a name", age_s=800.0)),
+            unit("early-0", state=UnitState.PENDING, after=("group",), age_s=700.0),
+            unit("group-0", state=UnitState.STARTING),
+            unit("a-0", Wait("b-0", age_s=20.0)),
+            unit("b-0", Wait("a-0", age_s=30.0)),
+            unit("new-0", Wait("dead-0", age_s=1.0)),
+            unit("dead-0", state=UnitState.FATAL),
+            unit("short-0", Wait("doubted-0", age_s=2.0)),
+            unit("doubted-0", state=UnitState.SUSPECT),
+        )
+    )
+    assert [chain.culprit for chain in chains] == ["a-0", "doubted-0", "dead-0", "busy-0", "a name", "group-0"]
+
+
 def test_two_that_wait_on_each_other_are_named_as_a_circle() -> None:
     chain = only(world(unit("b-0", "a-0"), unit("a-0", "b-0"), unit("c-0", "b-0")))
     assert chain.because == "a circle of waits: a-0 ← b-0 ← a-0"

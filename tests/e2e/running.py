@@ -196,6 +196,16 @@ class Run:
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
+    def kill_keepers(self) -> None:
+        """The host agent and its coordinator at once: either would bring the other back, so both stand still first."""
+        agent = self.agent_pid()
+        self.kill(agent, signal.SIGSTOP)
+        keepers = (agent, self.coordinator_pid())
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in keepers:
+                self.kill(pid, number)
+        eventually(lambda: not any(self.alive(pid) for pid in keepers), what="the end of agent and coordinator")
+
     # ---- the end ----
 
     def close(self) -> None:

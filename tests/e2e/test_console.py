@@ -193,8 +193,7 @@ def test_the_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> N
     terminal.shows("● running", "web 2/2")
     terminal.keys("2", "End")
     terminal.shows("▸ web-1")
-    for pid in (run.agent_pid(), run.coordinator_pid()):
-        os.kill(pid, signal.SIGKILL)
+    run.kill_keepers()
     terminal.shows("nobody heard since", "web-1")
     terminal.keys("r")
     terminal.shows("older than 5 s")

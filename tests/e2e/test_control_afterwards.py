@@ -31,10 +31,7 @@ def test_what_was_killed_altogether_is_read_too(run: Run) -> None:
     run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
     run.up()
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
-    keepers = (run.agent_pid(), run.coordinator_pid())
-    for pid in keepers:
-        run.kill(pid)
-    eventually(lambda: not any(run.alive(pid) for pid in keepers), what="the end of both")
+    run.kill_keepers()
     said = run.raw("logs", "web-0")
     assert (said.returncode, said.stdout) == (0, "a last word\n")
     assert "is dead, and so is the host agent" in said.stderr

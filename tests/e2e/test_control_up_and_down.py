@@ -264,7 +264,8 @@ def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
     leaders = [row.pid for row in run.units().values()]
     sockets = Path(find(state_dir=run.state_dir).address.removeprefix("ipc://")).parent
     try:
-        for pid in (run.agent_pid(), run.coordinator_pid(), *leaders):
+        run.kill_keepers()
+        for pid in leaders:
             run.kill(pid)
         preview = run.cli("down", "--dry-run")
         assert set(daemons) <= pids_in(" ".join(preview["effect"]["kills"]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
@@ -104,6 +105,7 @@ def test_the_one_that_hangs_is_named(
 
     try:
         eventually(is_named, what=f"{culprit} to be named")
+        onscreen.live(run, ("w",), f"culprit: {culprit}", because[:40])
     finally:
         file.unlink()
     eventually(is_at_work, what=f"{culprit} at work again")

@@ -61,6 +61,7 @@ async def test_200_waits_at_a_time(counterpart: Counterpart, start: Start) -> No
     assert report.waits[0].age_s >= report.waits[-1].age_s
     progress = counterpart.of(messages.Beat)[-1].progress
     await aeventually(lambda: counterpart.of(messages.Beat)[-1].progress > progress)
+    await aeventually(lambda: 0 < counterpart.of(messages.Beat)[-1].loop_lag_s < 1.0, what="its loop to turn")
     counterpart.tell(messages.Drain(grace_s=5))
     assert await unit.code() == 0
 
