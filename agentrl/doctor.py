@@ -27,6 +27,7 @@ import msgspec
 
 from agentrl import __version__
 from agentrl.client.living import coordinator_of
+from agentrl.config.data import Environment
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
@@ -231,27 +232,35 @@ def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
 def check_datasets(config: RunConfig) -> Iterator[Check]:
     """What the steward will read; of large files the first rows."""
     for name, environment in config.environments.items():
-        title = f"dataset of {name}"
         try:
             rows, whole = datasets.look(environment.dataset)
             separate, _ = datasets.look(environment.evaluation) if environment.evaluation else ([], True)
         except (ConfigError, OSError) as wrong:
-            hint = getattr(wrong, "hint", "") or "The steward reads it when it starts, and would refuse it."
+            hint = _cure(environment, wrong)
             sentence = str(getattr(wrong, "message", wrong)).removesuffix(".")
-            yield Check(title, "fail", f"environments.{name}: {sentence}.", hint)
+            yield Check(f"dataset of {name}", "fail", f"environments.{name}: {sentence}.", hint)
             continue
         train = datasets.split_of(rows, "train", default="train")
         held_out = datasets.split_of(rows, "eval", default="train")
         held_out += datasets.split_of(separate, "eval", default="eval")
-        yield _split(title, environment.dataset, train, held_out, whole=whole)
+        yield _split(name, environment.dataset, train, held_out, whole=whole)
 
 
-def _split(title: str, place: str, train: list[Row], held_out: list[Row], *, whole: bool) -> Check:
+def _cure(environment: Environment, wrong: ConfigError | OSError) -> str:
+    files = (environment.dataset, environment.evaluation)
+    if environment.made_by and not all(Path(file).exists() for file in files if file):
+        return f"It is made by `{environment.made_by}`."
+    return getattr(wrong, "hint", "") or "The steward reads it when it starts, and would refuse it."
+
+
+def _split(name: str, place: str, train: list[Row], held_out: list[Row], *, whole: bool) -> Check:
+    title = f"dataset of {name}"
     leaks = datasets.leaks(train, held_out)
     if not train and whole:
         return Check(title, "fail", f"{place} has no rows to train on: all of them are held out.", "Add some.")
     if leaks:
-        sentence = f"{len(leaks)} held-out prompts are trained on as well: {leaks[0].sentence()}."
+        counted = f"{len(leaks)} of {len(held_out)} held-out prompts are trained on as well"
+        sentence = f"environments.{name}: {counted}; {leaks[0].lines()}."
         return Check(title, "warn", sentence, "An evaluation on them flatters; take them out of one split.")
     counted = f"{len(train)} rows to train on, {len(held_out)} held out"
     looked = "." if whole else f" among the first {datasets.LOOKED_AT_ROWS}; the rest was not looked at."

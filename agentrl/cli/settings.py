@@ -83,11 +83,11 @@ def _as_text(value: object) -> str:
 
 def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     """Check a run file and its datasets without starting anything."""
-    from agentrl.cli import output
+    from agentrl.cli import datasets, output
     from agentrl.config.show import advice
 
     loaded = load(file, sets)
-    advised = [*advice(loaded), *_datasets(loaded, sets)]
+    advised = [*advice(loaded), *datasets.look(loaded, sets or ())]
     units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
@@ -97,25 +97,6 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
             output.note(line)
         output.say(f"{loaded.path}: the run {loaded.config.name} with {units} units is valid.")
     return ExitCode.OK
-
-
-def _datasets(loaded: Loaded, sets: list[str] | None) -> list[str]:
-    """What is to be told of them. Raises ConfigError for one that cannot be trained on."""
-    import subprocess
-    import sys
-
-    import msgspec
-
-    if not loaded.config.environments:
-        return []
-    # Rows are read by a room that the command line does not know, so a program that does looks at them.
-    command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets or ())]
-    done = subprocess.run([*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False)
-    checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
-    for each in checks:
-        if each["verdict"] == "fail":
-            raise ConfigError(each["sentence"], hint=each["hint"])
-    return [each["sentence"] for each in checks if each["verdict"] == "warn"]
 
 
 def schema(cli: Cli) -> ExitCode:

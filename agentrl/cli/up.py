@@ -54,6 +54,7 @@ async def up(
     if launch.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
     launch.refuse_if_in_use(place)
+    _tell_of_datasets(loaded, chosen_sets)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     paths.create_run(
@@ -95,6 +96,14 @@ def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, t
     if cli.run and loaded.config.name != cli.run:
         raise ConfigError(f"{chosen} is the file of the run {loaded.config.name}, not of {cli.run}.")
     return loaded, chosen_sets
+
+
+def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...]) -> None:
+    """Before anything is started; raises ConfigError for one that the steward would refuse."""
+    from agentrl.cli import datasets, output
+
+    for sentence in datasets.look(loaded, sets):
+        output.note(sentence)
 
 
 class _Terminal:

@@ -53,6 +53,8 @@ class Environment(Section):
     file."""
     evaluation: str = ""
     """The same for held-out tasks; empty: none are held out."""
+    made_by: str = ""
+    """What to type where these files are not there; it is told, never run."""
     tools: Words = ()
     """Tool servers that its episodes may use, from `tools`."""
     agent: str = "tool_agent"

@@ -35,10 +35,12 @@ class Source:
     digest: str
     """Of what is trained on."""
     leaks: Sequence[Leak] = ()
+    file: str = ""
+    """Where the rows to train on stand, for people."""
 
     @classmethod
-    def of(cls, train: Sequence[Row], held_out: Sequence[Row] = ()) -> Source:
-        return cls(train, held_out, datasets.digest(train), datasets.leaks(train, held_out))
+    def of(cls, train: Sequence[Row], held_out: Sequence[Row] = (), *, file: str = "") -> Source:
+        return cls(train, held_out, datasets.digest(train), datasets.leaks(train, held_out), file)
 
 
 def read_sources(config: RunConfig) -> dict[str, Source]:
@@ -50,10 +52,19 @@ def read_sources(config: RunConfig) -> dict[str, Source]:
         if environment.evaluation:
             separate = datasets.read(Path(environment.evaluation))
             held_out = [*held_out, *datasets.split_of(separate, "eval", default="eval")]
-        sources[name] = Source.of(datasets.split_of(rows, "train", default="train"), held_out)
-        if not sources[name].train:
+        train = datasets.split_of(rows, "train", default="train")
+        sources[name] = Source.of(train, held_out, file=environment.dataset)
+        if not train:
             raise ConfigError(f"{environment.dataset} has no rows to train on: all of them are held out.")
     return sources
+
+
+async def refuse_changed(database: Database, sources: Mapping[str, Source]) -> None:
+    """ConfigError if an epoch that is under way began with other rows than there are now."""
+    for name, source in sources.items():
+        epoch = await _newest(database, name)
+        if epoch is not None and not epoch.done and epoch.digest != source.digest:
+            raise await _changed(database, epoch, source)
 
 
 async def refill(database: Database, rules: Rules, sources: Mapping[str, Source]) -> int:
@@ -71,11 +82,7 @@ async def _next_portion(database: Database, name: str, environment: EnvironmentR
     if epoch is None:
         return 0
     if epoch.digest != source.digest:
-        raise ConfigError(
-            f"The dataset of {name} changed since its epoch {epoch.epoch} began: it had {epoch.rows} rows, and has "
-            f"{len(source.train)}.",
-            hint="Put the former one back, or give the run another name.",
-        )
+        raise await _changed(database, epoch, source)
     order = datasets.order(epoch.rows, shuffle=epoch.seed, epoch=epoch.epoch)
     portion = range(epoch.inserted, min(epoch.inserted + PORTION, epoch.rows))
     fresh = [
@@ -97,10 +104,39 @@ async def _next_portion(database: Database, name: str, environment: EnvironmentR
     return new
 
 
+async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigError:
+    """What to say of rows that are not those with which the epoch began."""
+    if epoch.rows != len(source.train):
+        how = f"it had {epoch.rows} rows to train on, and has {len(source.train)}"
+    else:
+        others = await _rows_that_differ(database, epoch, source)
+        how = (
+            f"{len(others)} of the rows that are tasks already are others, the first is {others[0].where}"
+            if others
+            else "no row that is a task already, but others, or something beside query and answer"
+        )
+    return ConfigError(
+        f"{source.file} changed since epoch {epoch.epoch} of {epoch.environment} began with it: {how}.",
+        hint=f"Put the former file back, name the run anew, or wipe what it made: `agentrl runs wipe {database.name}`.",
+    )
+
+
+async def _rows_that_differ(database: Database, epoch: Epoch, source: Source) -> list[Row]:
+    """Of those that are Tasks already."""
+    mine = {"_id": ids_under(f"{epoch.id}/")}
+    known = await database.find("Task", mine, projection=["row", "query", "answer"], sort=[("_id", 1)])
+    pairs = [(task, source.train[task.get("row", 0)]) for task in known]
+    return [row for task, row in pairs if (task.get("query"), task.get("answer", "")) != (row.query, row.answer)]
+
+
+async def _newest(database: Database, name: str) -> Epoch | None:
+    begun = {"environment": name, "split": "train"}
+    return load_if(Epoch, await database.find_one("Epoch", begun, sort=[("epoch", -1)]))
+
+
 async def _current(database: Database, name: str, environment: EnvironmentRules, source: Source) -> Epoch | None:
     """The epoch that has rows left; None after the last."""
-    begun = {"environment": name, "split": "train"}
-    newest = load_if(Epoch, await database.find_one("Epoch", begun, sort=[("epoch", -1)]))
+    newest = await _newest(database, name)
     if newest is not None and not newest.done:
         return newest
     number = 0 if newest is None else newest.epoch + 1

@@ -97,7 +97,8 @@ class Steward:
         """Why nothing is admitted: a disk is nearly full."""
 
     async def start(self) -> None:
-        """The first act."""
+        """The first act. Raises ConfigError for a dataset that changed under an epoch."""
+        await epochs.refuse_changed(self._database, self._sources)
         await expiry.bridge_gap(self._database)
         await self._lease.open()
         self._renewed_at = self._clock()

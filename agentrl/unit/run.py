@@ -162,6 +162,8 @@ def _verdict(error: BaseException, *, draining: bool) -> tuple[int, str]:
             return ExitCode.FAILED, str(error.code)
         case asyncio.CancelledError() if draining:
             return 0, ""  # `unit.on_drain(task.cancel)` is a way to end
+        case ConfigError():
+            return int(error.exit_code), str(error)  # Nobody starts it again, so its end says the cure as well.
         case AgentrlError():
             return int(error.exit_code), error.message
         case KeyboardInterrupt():

@@ -74,5 +74,27 @@ def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> Non
     (folder / "learns.yaml").write_text(TRAINS)
     (folder / "other.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
     said = shell("config", "check", "learns.yaml", "--set", f"environments.shop.dataset={folder}/other.jsonl")
-    assert "1 held-out prompts are trained on as well: other.jsonl line 2 is held out" in said.err
+    counted = "environments.shop: 1 of 1 held-out prompts are trained on as well; other.jsonl line 2 is held out"
+    assert counted in said.err
+    assert "pear" not in said.err, "prompts are data, and this may be a log"
     assert "is valid" in said.out
+
+
+def test_up_looks_at_the_datasets_before_it_starts_anything(shell: Shell) -> None:
+    folder = shell.home.parent
+    (folder / "learns.yaml").write_text(TRAINS)
+    error = shell("up", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
+    assert error["message"].startswith("environments.shop: There is no dataset ")
+    assert not list(shell.home.iterdir())
+    (folder / "rows.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
+    said = shell("up", "learns.yaml", "--dry-run")
+    assert "1 of 1 held-out prompts are trained on as well; rows.jsonl line 2 is held out" in said.err
+    assert "Would do" in said.out
+
+
+def test_who_starts_without_the_data_is_told_what_makes_them(shell: Shell) -> None:
+    made_by = "made_by: python -m assets.shopdata rows.jsonl"
+    (shell.home.parent / "learns.yaml").write_text(TRAINS.replace("rows.jsonl", f"rows.jsonl, {made_by}"))
+    error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
+    assert error["message"].startswith("environments.shop: There is no dataset ")
+    assert error["hint"] == "It is made by `python -m assets.shopdata rows.jsonl`."

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from agentrl.control.books.asks import Asks
+from agentrl.control.books.board import Board
 from agentrl.control.books.operations import Operation, Operations
 from agentrl.control.books.peers import Kind, Known, Peers
 from agentrl.control.desks import serving as desk
@@ -17,10 +18,11 @@ from agentrl.control.desks.serving import Serving
 from agentrl.errors import RefusedError, UnavailableError, WaitTimeoutError
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.data import Done, RequeueTasks
-from agentrl.protocol.messages import Request
+from agentrl.protocol.messages import Request, UnitReport
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.serving import AskUnit, UnitAnswer
 from agentrl.protocol.wire import decode_from_coordinator, raw
+from agentrl.supervision.liveness import Leases
 from agentrl.supervision.slots import RunState, Slot, State
 from agentrl.transport.hub import Hub, Peer
 from tests.waiting import aeventually
@@ -40,8 +42,13 @@ class Room:
         self.peers = Peers()
         self.peers.hub = cast(Hub, SimpleNamespace(send=self._send))
         self.asks = Asks(self.peers)
+        self.board = Board(state, Leases(6.0, 20.0))
         context = SimpleNamespace(
-            state=state, peers=self.peers, operations=self.operations, clock=SimpleNamespace(now=lambda: self.now)
+            state=state,
+            peers=self.peers,
+            operations=self.operations,
+            clock=SimpleNamespace(now=lambda: self.now),
+            board=self.board,
         )
         self.serving = Serving(cast(Any, context), self.asks)
         self.connect()
@@ -92,6 +99,14 @@ async def test_nobody_is_asked_who_is_not_ready(change: dict[str, Any], says: st
     with pytest.raises(UnavailableError, match=says):
         await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
     assert not room.asked
+
+
+async def test_one_that_starts_is_told_with_what_it_does_now() -> None:
+    room = Room()
+    room.slot.state = UnitState.STARTING
+    room.board.facts(room.slot).report = UnitReport(status="reading datasets")
+    with pytest.raises(UnavailableError, match="steward-0 is starting: reading datasets"):
+        await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
 
 
 async def test_an_answer_is_relayed_as_it_is_and_a_refusal_with_its_code() -> None:

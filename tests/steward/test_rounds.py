@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentrl.errors import ConfigError
@@ -354,8 +355,35 @@ async def test_a_dataset_that_changed_under_an_epoch_is_refused(db: Database) ->
     by = rules()
     await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 2))})
     await db.update_many("Task", {}, {"$set": {"status": "trained"}})
-    with pytest.raises(ConfigError, match="changed since its epoch 0 began"):
+    with pytest.raises(ConfigError, match="changed since epoch 0 of shop began with it"):
         await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 3))})
+
+
+@pytest.mark.parametrize(
+    ("now", "how"),
+    [
+        (rows(41), "it had 40 rows to train on, and has 41"),
+        ([*rows(30), *rows(10, prefix="another")], "10 of the rows that are tasks already are others, the first is "),
+        ([msgspec.structs.replace(row, extra={"level": 1}) for row in rows(40)], "no row that is a task already, but"),
+    ],
+)
+async def test_a_steward_says_at_its_start_what_changed_in_which_file_and_what_cures_it(
+    db: Database, now: list[Row], how: str
+) -> None:
+    await epochs.refill(db, rules(), {"shop": Source.of(rows(40), file="/data/train.jsonl")})
+    await db.update_one("Epoch", {}, {"$set": {"inserted": 40, "done": False}})
+    await starter(db, 1, Source.of(rows(40), file="/data/train.jsonl")).start()
+    with pytest.raises(ConfigError) as refused:
+        await starter(db, 2, Source.of(now, file="/data/train.jsonl")).start()
+    assert refused.value.message.startswith("/data/train.jsonl changed since epoch 0 of shop began with it: ")
+    assert how in refused.value.message
+    assert f"`agentrl runs wipe {db.name}`" in refused.value.hint
+    await db.update_one("Epoch", {}, {"$set": {"done": True}})
+    await starter(db, 3, Source.of(now)).start()
+
+
+def starter(db: Database, life: int, source: Source) -> Steward:
+    return Steward(db, rules(), {"shop": source}, incarnation=f"steward-0.{life}", unit="steward-0", run_dir=Path.cwd())
 
 
 async def test_rows_that_an_operator_adds_are_queued_once(db: Database) -> None:

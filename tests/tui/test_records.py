@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentrl.errors import RefusedError
+from agentrl.errors import RefusedError, UnavailableError
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.parser import parse
 from agentrl.protocol import data
@@ -338,16 +338,21 @@ async def test_what_models_and_tools_said_breaks_no_screen(coordinator: Scripted
             whole(screen, 80, 24)
 
 
-async def test_without_anybody_who_knows_that_is_said(coordinator: Scripted) -> None:
+async def test_while_nobody_answers_that_stands_in_place_of_rows(coordinator: Scripted) -> None:
     populate(coordinator)
 
     def nobody(_: Any) -> data.Page:
-        raise RefusedError("The run has no steward.")
+        raise UnavailableError("These are served by the steward, and steward-0 is starting: reading datasets.")
 
-    coordinator.answers["list_records"] = nobody
+    coordinator.answers["list_records"] = coordinator.answers["list_steps"] = nobody
     async with opened(coordinator.state_dir) as screen:
+        for key, nothing in (("7", "no records"), ("8", "no step is committed yet")):
+            await screen.press(key)
+            await screen.shows("  These are served by the steward", "steward-0 is starting: reading datasets.")
+            assert nothing not in screen.text
+        coordinator.answers["list_records"] = lambda _: data.Page()
         await screen.press("7")
-        await screen.shows("The run has no steward.", "no records")
+        await screen.shows("no records")
 
 
 async def test_a_long_line_is_shown_to_its_end_and_what_is_left_out_is_said(coordinator: Scripted) -> None:

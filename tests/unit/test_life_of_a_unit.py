@@ -327,6 +327,7 @@ async def test_a_configuration_error_ends_with_78_and_a_sentence(counterpart: Co
     unit = start(_raising("ConfigError('batch is 0.', hint='Make it 1.')"))
     assert await unit.code() == ExitCode.CONFIG
     assert "batch is 0. Make it 1." in unit.text()
+    assert counterpart.of(messages.Bye) == [messages.Bye(ExitCode.CONFIG, "batch is 0. Make it 1.")]
     assert "Traceback" not in unit.text()
 
 

@@ -67,7 +67,7 @@ class AskedList(TableView):
         return await self.ask(self.console_app.connection.client)
 
     def compose(self) -> ComposeResult:
-        self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=f"no {self.what}")
+        self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=ASKING)
         yield self.table
 
     @property
@@ -103,9 +103,10 @@ class AskedList(TableView):
             except AgentrlError as error:
                 if str(error) != self._said:
                     self.console_app.say(str(error), Tone.WARN)
-                self._said = str(error)
+                self._said = self.table.empty = str(error)
             else:
                 self._said = ""
+                self.table.empty = f"no {self.what}"
                 self._answered_at = self.console_app.clock()
                 self.table.model.replace(found)
                 self.table.model.aim_first()

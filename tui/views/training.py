@@ -99,7 +99,8 @@ class Training(AskedList):
 
     def _curves(self, width: int, height: int) -> list[Line]:
         if not self._points:
-            return [(Span("  no step is committed yet", Tone.DIM),)]
+            # Where nobody answered, the table says who, and that is no word about steps.
+            return [] if self._said else [(Span("  no step is committed yet", Tone.DIM),)]
         chart = self._chart(width - 4)
         cursor, metrics = self._column(chart), self._metrics()
         if not metrics:

@@ -15,7 +15,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.model.ink import Line, Span, Tone
+from tui.model.ink import Line, Span, Tone, wrapped
 from tui.model.table import Column, Layout, TableModel, cells, layout, titles
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Table(Painted, Generic[R]):
         super().__init__(id=id)
         self.model = model
         self._now = now
-        self._empty = empty
+        self.empty = empty
+        """What stands there in place of rows."""
         self._needed: set[str] = set()
         """Optional columns that had something to show."""
 
@@ -130,7 +131,8 @@ class Table(Painted, Generic[R]):
             else:
                 yield ((mark, *cells(row, shown, now)), "")
         if not len(model):
-            yield ((Span(f"  {self._empty if not model.all_count else 'nothing matches the filter'}", Tone.DIM),), "")
+            for line in wrapped(self.empty if not model.all_count else "nothing matches the filter", max(1, width - 2)):
+                yield ((Span(f"  {line}", Tone.DIM),), "")
 
     def columns_shown(self) -> list[Column[R]]:
         return [column for column, _ in self._layout(self.size.width)]

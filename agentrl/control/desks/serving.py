@@ -117,4 +117,5 @@ class Serving:
             return f"{slot.unit} is not connected"
         left = slot.timer - self._context.clock.now()
         until = f" for {left:.0f} s" if slot.state is UnitState.BACKOFF and left >= 1 else ""
-        return f"{slot.unit} is {slot.state}{until}: {slot.reason or 'it says nothing more'}"
+        doing = self._context.board.facts(slot).report.status if slot.state is UnitState.STARTING else ""
+        return f"{slot.unit} is {slot.state}{until}: {doing or slot.reason or 'it says nothing more'}"

@@ -1,0 +1,32 @@
+"""What is known of a run's datasets before anything is started, for `config check` and `up`.
+
+Invariant: what the steward would refuse when it starts is refused here; what it would only warn of is told.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config.load import Loaded
+
+
+def look(loaded: Loaded, sets: Sequence[str]) -> list[str]:
+    """What is to be told of them. Raises ConfigError for one that cannot be trained on."""
+    import msgspec
+
+    if not loaded.config.environments:
+        return []
+    # Rows are read by a room that the command line does not know, so a program that does looks at them.
+    command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
+    done = subprocess.run([*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False)
+    checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
+    for each in checks:
+        if each["verdict"] == "fail":
+            raise ConfigError(each["sentence"], hint=each["hint"])
+    return [f"{each['sentence']} {each['hint']}" for each in checks if each["verdict"] == "warn"]
