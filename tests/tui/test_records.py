@@ -207,6 +207,44 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         assert asked[-1].filter == ""
 
 
+async def test_every_turn_of_a_long_record_is_reached_by_keys(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+
+    def told(args: Any) -> data.RecordStory:
+        found = long_story(args.after_turn, 250)
+        last = found.turns[-1]["index"]
+        return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=last < 249)
+
+    coordinator.answers["show_record"] = told
+    async with opened(coordinator.state_dir, (120, 24)) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("end", "enter")
+        await screen.shows("said 0")
+        screen.app.view.go_to_turn(98)  # type: ignore[attr-defined]
+        await screen.shows("said 99", "] or PgDn leads to them")
+        await screen.press("right_square_bracket")
+        await aeventually(lambda: "turn 100" in screen.lines[2])
+        await screen.press("left_square_bracket")
+        await aeventually(lambda: "turn 99" in screen.lines[2])
+        await screen.press("end")
+        await screen.shows("said 249")
+        await screen.press("pageup", "pageup", "pageup", "pageup")
+        await screen.shows("said 236")
+        await screen.press("home")
+        await screen.shows("answered (policy)", "said 0")
+        seen, before = set[str](), list[str]()
+        while before != screen.lines[2:]:
+            before = screen.lines[2:]
+            seen |= {line.strip() for line in before if line.strip().startswith("said ")}
+            await screen.press("pagedown")
+            await aeventually(lambda: not screen.app.view.is_asking("page"))
+            screen.app._round()
+        assert seen == {f"said {n}" for n in range(250)}
+        assert len(screen.app.view._answer.turns) <= 100  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("plain", [False, True], ids=["colours", "ascii without colours"])
 async def test_tokens_are_told_apart_by_signs_and_not_by_colours_alone(coordinator: Scripted, plain: bool) -> None:
     populate(coordinator)

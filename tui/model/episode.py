@@ -55,12 +55,12 @@ def of_record(story: RecordStory, width: int, look: Look, segments: Sequence[Tok
     made += [(), *_text("asked", str(story.task.get("query", "")), room, look.unfolded, Tone.PLAIN)]
     turns: dict[int, int] = {}
     if story.turns and int(story.turns[0].get("index", 0)) > 0:
-        made.append((Span("There are earlier turns; `agentrl records show` has all of them.", Tone.WARN),))
+        made.append((Span("There are earlier turns: [ or PgUp leads to them, Home to the first.", Tone.WARN),))
     for turn in story.turns:
         turns[int(turn.get("index", -1))] = len(made) + 1
         made += _turn(turn, room, look, tokens.of_turn(segments, int(turn.get("index", -1))))
     if story.more_turns:
-        made.append((Span("There are more turns; `agentrl records show` has all of them.", Tone.WARN),))
+        made.append((Span("There are more turns: ] or PgDn leads to them, End to the last.", Tone.WARN),))
     for call in story.under_way:
         made.append((span(f"not part of a turn: {call.get('id')} is {call.get('status')}", Tone.BUSY),))
     others = [attempt for attempt in story.attempts if attempt.get("id") != record["id"]]

@@ -171,6 +171,8 @@ class AskedPage(Page):
             self._answered_at = self.console_app.clock()
         except AgentrlError as error:
             self._said = str(error)
+            if self._answer is not None:
+                self.console_app.say(self._said, Tone.WARN)
         self.repaint()
 
     async def ask(self, client: Client) -> Any:

@@ -44,6 +44,11 @@ class Scroll(Painted):
         return self._top
 
     @property
+    def at_end(self) -> bool:
+        """Nothing is below what is seen."""
+        return self._top + self.size.height >= self._count
+
+    @property
     def width(self) -> int:
         """Cells that a line may take."""
         return self.size.width - 2

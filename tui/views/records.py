@@ -1,7 +1,8 @@
 """Trajectories: the list, one record turn by turn with its tokens, their tree, and attempts beside each other.
 
-Invariants: tokens are asked for only when they are looked at; a jump to a turn ends at that turn, or says that it is
-not there; what a person looks at stays where it is when answers come.
+Invariants: tokens are asked for only when they are looked at; of a long record some turns are here at a time, and keys
+lead on to all others; a jump to a turn ends at that turn, or says that it is not there; what a person looks at stays
+where it is when answers come.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MOST_TOKENS = 50_000
 TURNS = 100
 BEFORE = 10
 """Turns before the one that was jumped to, where not all are asked for."""
+BEGINNING = -1
+"""In the place of a turn: what stands above all of them."""
 MOST_ATTEMPTS = 64
 _ROUND = re.compile(r"#r(\d+)\.")
 
@@ -79,14 +82,21 @@ class RecordPage(AskedPage):
         self._wanted = turn
         """A turn to jump to when the answer is there."""
         self._after = -1 if turn is None or turn < TURNS else turn - BEFORE - 1
+        """The turn before those that are here."""
+        self._next: tuple[int, int] | None = None
+        """What is asked for in their place, and the turn to jump to then."""
         self._look = Look()
         self._tokens: Tokens | None = None
         self._drawn: tuple[object, episode.Told] | None = None
 
     async def ask(self, client: Client) -> Any:
-        story = await client.show_record(self._record, after_turn=self._after, limit=TURNS, deadline_s=ANSWER_S)
+        after, turn = self._next or (self._after, None)
+        self._next = None
+        story = await client.show_record(self._record, after_turn=after, limit=TURNS, deadline_s=ANSWER_S)
         if self._tokens is not None or self._look.colouring is not Colouring.NONE:
             self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+        self._after = after
+        self._wanted = self._wanted if turn is None else turn
         return story
 
     def told(self, width: int) -> list[Line]:
@@ -109,14 +119,50 @@ class RecordPage(AskedPage):
         return self._drawn[1]
 
     def _jumped(self, made: episode.Told, turn: int) -> bool:
-        if turn not in made.turns:
+        if turn != BEGINNING and turn not in made.turns:
             return False
-        self.scroll.go_to(made.turns[turn])
+        self.scroll.go_to(0 if turn == BEGINNING else made.turns[turn])
         return True
 
     def go_to_turn(self, turn: int) -> None:
-        self._wanted = turn
-        self.repaint()
+        first, last = self._here()
+        if first <= turn <= last:
+            self._wanted = turn
+            self.repaint()
+        elif not self.is_asking("page"):
+            # Most of what is asked for lies where one is going.
+            self._next = (max(-1, turn - 1 - (BEFORE if turn > last else TURNS // 2)), turn)
+            self.ask_in_rounds(self._ask, "page")
+
+    def _here(self) -> tuple[int, int]:
+        """The first and the last turn of those that are here; nothing lies between them before the answer."""
+        turns = self._answer.turns if self._answer is not None else ()
+        return (int(turns[0]["index"]), int(turns[-1]["index"])) if turns else (0, -1)
+
+    def _beyond(self, how: str) -> int | None:
+        """The turn that a move leads to, where it is not among those that are here."""
+        before, after = self._turn_before_these(), self._turn_after_these()
+        if how == "last" and after is not None:
+            return max(after, int(self._answer.record.get("turns") or 0) - 1)
+        if how == "first" and before is not None:
+            return BEGINNING
+        if how in ("down", "page-down") and self.scroll.at_end:
+            return after
+        return before if how in ("up", "page-up") and not self.scroll.top else None
+
+    def _turn_before_these(self) -> int | None:
+        first, _ = self._here()
+        return first - 1 if first > 0 else None
+
+    def _turn_after_these(self) -> int | None:
+        return self._here()[1] + 1 if self._answer is not None and self._answer.more_turns else None
+
+    def do_move(self, how: str) -> None:
+        turn = self._beyond(how)
+        if turn is None:
+            super().do_move(how)
+        else:
+            self.go_to_turn(turn)
 
     # ---- what keys do ----
 
@@ -125,7 +171,7 @@ class RecordPage(AskedPage):
         self.repaint()
 
     def do_record_again(self) -> None:
-        self.run_worker(self._ask(), name=self._record, group="page")
+        self.ask_in_rounds(self._ask, "page")
 
     def do_record_colour(self) -> None:
         turn = self._turn_at_top()
@@ -167,6 +213,10 @@ class RecordPage(AskedPage):
             found = next((turn for turn, at in starts.items() if at > top), None)
         else:
             found = next((turn for turn, at in reversed(starts.items()) if at < top), None)
+        if by > 0 and self.scroll.at_end:
+            found = self._turn_after_these() or found
+        elif found is None and by < 0:
+            found = self._turn_before_these()
         if found is not None:
             self.go_to_turn(found)
 
