@@ -315,6 +315,7 @@ class Console(App[int]):
 
     def do(self, action: Action) -> None:
         """What an action of the registry means in the view that is seen."""
+        self.notices.pass_by()
         if not self.may(action):
             why = f"this key is {self.mirror.permission}"
             if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
@@ -358,9 +359,9 @@ class Console(App[int]):
         if event.input.id == FILTER:
             self.navigation.filter_entered(event.value)
 
-    def say(self, text: str, tone: Tone = Tone.PLAIN) -> None:
-        """A sentence in the notice line."""
-        self.notices.say(text, self.clock(), tone)
+    def say(self, text: str, tone: Tone = Tone.PLAIN, *, fleeting: bool = False) -> None:
+        """A sentence in the notice line; a fleeting one is gone with the next act."""
+        self.notices.say(text, self.clock(), tone, fleeting=fleeting)
         self.paint_chrome()
 
     def perform(self, intent: Intent, seen_in: View | None = None) -> None:

@@ -47,11 +47,11 @@ class Asking:
 
     def do_palette(self) -> None:
         console = self._console
-        choices = [
-            Choice(a.id, a.title, actions.sign(a.keys[0]) if a.keys else "", a.help)
-            for a in console.possible()
-            if a.id not in ("palette", "back")
-        ]
+        here = [a for a in console.possible() if a.id not in ("palette", "back")]
+        # Lists without a digit are opened from anywhere, though their key is one view's.
+        lists = [a for a in console.registry if a.id.startswith("list.") and a not in here and console.may(a)]
+        choices = [Choice(a.id, a.title, actions.sign(a.keys[0]) if a.keys else "", a.help) for a in here]
+        choices += [Choice(a.id, a.title, "", a.help) for a in lists]
 
         def is_line(text: str) -> bool:
             try:

@@ -66,7 +66,7 @@ class Navigation:
         elif self.view.filter_text:
             self.end_filter(keep=False)
         else:
-            self._console.say("This is the first page; q leaves the console.")
+            self._console.say("This is the first page; q leaves the console.", fleeting=True)
 
     def look(self, look: Look) -> None:
         """Where a typed line or a suggestion leads."""

@@ -123,6 +123,21 @@ async def test_nothing_is_begun_on_a_list_that_was_not_answered_lately(
         await aeventually(lambda: len(screen.app.screen_stack) == 2 or run.sent("pin_checkpoint"))
 
 
+@pytest.mark.parametrize(("name", "shown"), [("tasks", "shop/train/0"), ("checkpoints", "step-9"), ("keys", "viewer")])
+async def test_lists_without_a_digit_are_found_in_the_palette_of_any_view(run: Scripted, name: str, shown: str) -> None:
+    async with opened(run.state_dir, (100, 24)) as screen:
+        await screen.press("escape")
+        await screen.shows("This is the first page")
+        await screen.press("2")
+        await aeventually(lambda: "This is the first page" not in screen.text)
+        await screen.press("colon")
+        await screen.type(name[:4])
+        await screen.shows(f"▸ {name} ")
+        await screen.press("enter")
+        await screen.shows(shown)
+        assert screen.app.view.name_in_registry == name
+
+
 async def test_nothing_is_sent_when_a_list_grew_old_behind_the_question(run: Scripted) -> None:
     may_answer = threading.Event()
     async with opened(run.state_dir, (120, 24)) as screen:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.errors import RefusedError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.data import StalenessReport
@@ -93,6 +94,21 @@ async def test_other_knobs_have_no_mark(coordinator: Scripted) -> None:
         await screen.press("down", "left")
         await screen.shows("what-if is for that knob")
         assert "under way" not in screen.text
+
+
+async def test_a_bound_that_nobody_answers_for_says_so_and_not_where_it_is(coordinator: Scripted) -> None:
+    with_a_bound(coordinator)
+
+    def nobody(_: Any) -> StalenessReport:
+        raise RefusedError("The run has no steward.")
+
+    coordinator.answers["staleness"] = nobody
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("5", "b")
+        await aeventually(lambda: coordinator.sent("staleness"))
+        await aeventually(lambda: not screen.app.view.is_asking("ages"))
+        await screen.press("left")
+        await screen.shows("What another bound would do is not known: The run has no steward.")
 
 
 async def test_the_changes_of_a_knob_stand_below_it_and_on_its_page(coordinator: Scripted) -> None:

@@ -29,10 +29,16 @@ class Notices:
     def __init__(self) -> None:
         self._text: Span | None = None
         self._till = 0.0
+        self._fleeting = False
         self._done: _Done | None = None
 
-    def say(self, text: str, clock: float, tone: Tone = Tone.PLAIN) -> None:
-        self._text, self._till = span(text, tone), clock + SHOWN_S
+    def say(self, text: str, clock: float, tone: Tone = Tone.PLAIN, *, fleeting: bool = False) -> None:
+        self._text, self._till, self._fleeting = span(text, tone), clock + SHOWN_S, fleeting
+
+    def pass_by(self) -> None:
+        """Somebody does something else."""
+        if self._fleeting:
+            self._text = None
 
     def accepted(self, what: str, operation: str, clock: float, undo: Intent | None) -> None:
         """A command was accepted; from now on its operation is told of."""

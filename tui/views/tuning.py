@@ -61,6 +61,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._ages: StalenessReport | None = None
+        self._unknown = "its answer is not there yet."
+        """Why the ages are not known."""
         self._mark: int | None = None
         self._would = ""
         """What the knob itself says of the mark."""
@@ -142,8 +144,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         async def ask() -> None:
             try:
                 self._ages = await self.console_app.connection.client.staleness(deadline_s=ANSWER_S)
-            except AgentrlError:
-                self._ages = None
+            except AgentrlError as error:
+                self._ages, self._unknown = None, str(error)
             self.repaint()
 
         row = self.knob()
@@ -171,8 +173,11 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
 
     def _try(self, by: int) -> None:
         row = self.knob()
-        if row is None or row.name != BOUND or self._ages is None:
+        if row is None or row.name != BOUND:
             self.console_app.say("b goes to the bound; what-if is for that knob.")
+            return
+        if self._ages is None:
+            self.console_app.say(f"What another bound would do is not known: {self._unknown}", Tone.WARN)
             return
         self._mark, self._would = max(0, self._mark_of(self._ages) + by), ""
         self.set_timer(ASK_AFTER_S, partial(self._ask_preview, row, self._mark))
