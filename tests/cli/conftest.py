@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import preloaded
 from tests.cli.scripted import Scripted
 
 
@@ -39,16 +40,7 @@ class Shell:
     env: dict[str, str]
 
     def __call__(self, *arguments: str, expect: int | None = 0, **env: str) -> Said:
-        done = subprocess.run(
-            [*PROGRAM, *arguments],
-            env={**self.env, **env},
-            cwd=self.home.parent,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = preloaded.run(arguments, env={**self.env, **env}, cwd=self.home.parent, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
         if expect is not None:
             assert done.returncode == expect, (done.stdout, done.stderr)

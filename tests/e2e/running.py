@@ -23,6 +23,7 @@ from agentrl.client.blocking import BlockingClient
 from agentrl.client.core import Client
 from agentrl.config.times import SupervisionTimes
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow
+from tests import preloaded
 from tests.waiting import eventually
 
 PYTHON = sys.executable
@@ -76,14 +77,7 @@ class Run:
         return done.returncode, document
 
     def raw(self, *args: str, within_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [PYTHON, "-m", "agentrl", *self._with_run(args)],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            cwd=self.file.parent,
-        )
+        return preloaded.run(self._with_run(args), env=self.environ, cwd=self.file.parent, timeout=within_s)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """A command that goes on beside the test."""

@@ -1,0 +1,169 @@
+"""The command line in forks of a process that has imported it already.
+
+Tests run hundreds of commands, and most of the time of each goes into imports. A server imports everything once; each
+command is a fork of it, with its own arguments, environment, directory and streams.
+
+Invariants: a command is a process of its own to its exit code, and shares nothing with the next; the
+server starts no thread and opens nothing before it forks; it ends with the process that started it. Who tests imports,
+signals or terminals starts a fresh interpreter instead.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LARGEST = 2**20
+ALSO = ("agentrl.client.core", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
+"""What commands import when they need it, beside the modules of the command line."""
+
+
+def run(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """`agentrl ARGUMENTS` to its end, like `subprocess.run` with nothing to read and what it says captured."""
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        open(os.devnull, "rb") as nothing,
+        _connected() as connection,
+    ):
+        order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)})
+        streams = array.array("i", [nothing.fileno(), out.fileno(), err.fileno()])
+        connection.sendmsg([order.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+        pid = int(connection.recv(64))
+        connection.settimeout(timeout)
+        try:
+            code = int(connection.recv(64))
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(list(arguments), timeout, _said(out), _said(err)) from None
+        return subprocess.CompletedProcess(["agentrl", *arguments], code, _said(out), _said(err))
+
+
+def _said(stream: Any) -> str:
+    stream.seek(0)
+    text: str = stream.read().decode()
+    return text
+
+
+# ---- the server, seen from the tests ----
+
+_server: subprocess.Popen[bytes] | None = None
+_address = ""
+
+
+def _connected() -> socket.socket:
+    """A server that was killed, as tests of host agents do with all that descends from them, is started again."""
+    global _server, _address
+    if _server is None or _server.poll() is not None:
+        _address = f"\0agentrl-tests-{os.getpid()}-{os.urandom(8).hex()}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener:
+            listener.bind(_address)
+            listener.listen()
+            _server = subprocess.Popen(
+                [sys.executable, "-m", "tests.preloaded", str(listener.fileno())],
+                cwd=ROOT,
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+        atexit.register(_end, _server)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(_address)
+    return connection
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.kill()
+    server.wait()
+    assert server.stdin is not None
+    server.stdin.close()
+
+
+# ---- the server ----
+
+
+def serve(listener: socket.socket) -> None:
+    _import_everything()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Those who wait for a command are nobody's concern when they end.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _carry_out(connection)
+        connection.close()
+
+
+def _import_everything() -> None:
+    package = importlib.import_module("agentrl.cli")
+    names = [f"agentrl.cli.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    for name in (*names, *ALSO):
+        importlib.import_module(name)
+
+
+def _carry_out(connection: socket.socket) -> None:
+    """Start one command, and wait for its end."""
+    order, ancillary, _, _ = connection.recvmsg(LARGEST, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+    streams = array.array("i")
+    streams.frombytes(ancillary[0][2])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        _become(json.loads(order), streams)
+    connection.send(str(pid).encode())
+    _, status = os.waitpid(pid, 0)
+    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _become(order: dict[str, Any], streams: Sequence[int]) -> None:
+    """What `python -m agentrl` does from here on."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor, stream in enumerate(streams):
+            os.dup2(stream, descriptor)
+        os.closerange(3, max(streams) + 1)
+        os.environ.clear()
+        os.environ.update(order["env"])
+        os.chdir(order["cwd"])
+        sys.argv = ["agentrl", *order["arguments"]]
+        code = importlib.import_module("agentrl.cli.app").run(order["arguments"])
+        # As an interpreter ends, which a fork would not do.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - a fork must never go on as the server
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
