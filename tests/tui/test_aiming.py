@@ -1,5 +1,5 @@
-"""Whatever happens to the rows between look and key, in every list with verbs that the feed fills: an act hits the row
-that was seen under the cursor, in the life that was seen, or nothing.
+"""Whatever happens to the rows between look and key, in every list with verbs, whether the feed or answers fill it: an
+act hits the row that was seen under the cursor, in the life that was seen, or nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from textual.widgets import Input
 
 from agentrl.client import Client
 from agentrl.protocol import rows
-from agentrl.protocol.rows import AnyRow, UnitState
+from agentrl.protocol.commands import KeyRow
+from agentrl.protocol.messages import Permission
+from agentrl.protocol.rows import UnitState
 from tests.tui.conftest import Screen
 from tests.tui.walking import press
 from tests.waiting import aeventually
@@ -26,13 +28,20 @@ from tui.model import actions
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror
 from tui.views.base import View
+from tui.views.lists import AskedList
 from tui.widgets.lines import Table
 
 NUMBERS = range(9)
-LISTS = {"fleet": "unit", "alerts": "alert", "tuning": "knob"}
+FED = {"fleet": "unit", "alerts": "alert", "tuning": "knob"}
 """Lists with verbs, and what their rows are."""
+ASKED = {"tasks": ("7", "T"), "checkpoints": ("8", "C"), "keys": ("9", "K")}
+"""Those that answers fill, and the keys that lead there."""
+LISTS = (*FED, *ASKED)
+AT_NOTHING = ("task.add", "key.new")
+"""Verbs that mean no row."""
 VERBS = {
-    view: [a.keys[0] for a in actions.ACTIONS if view in a.where and a.command and a.keys] for view in (*LISTS, "knob")
+    view: [a.keys[0] for a in actions.ACTIONS if view in a.where and a.command and a.keys and a.id not in AT_NOTHING]
+    for view in (*LISTS, "knob")
 }
 AIMS = st.tuples(st.just("aim"), st.sampled_from(["up", "down", "home", "end", "o", "greater_than_sign"]))
 CHANGES = st.tuples(st.sampled_from(["put", "drop", "replaced"]), st.sampled_from(NUMBERS))
@@ -66,15 +75,21 @@ class Noting(Console):
 class World:
     """The rows of a run, as they change."""
 
-    def __init__(self, mirror: Mirror, view: str) -> None:
-        self._mirror, self._view = mirror, view
+    def __init__(self, app: Noting, view: str) -> None:
+        self._app, self._mirror, self._view = app, app.mirror, view
         self._change = 0
+        self._told: dict[str, Any] = {}
+        """What the next answer has, in lists that are asked for."""
         self.snapshot(NUMBERS)
 
-    def row(self, number: int, *, life: int | None = None) -> AnyRow:
+    def row(self, number: int, *, life: int | None = None) -> Any:
         """In another place of every order than before."""
         self._change += 1
         weight = (number * 7 + self._change * 5) % 11
+        if self._view == "keys":
+            return KeyRow(f"key-{number}", "p" * 40, Permission.VIEWER, float(weight))
+        if self._view in ASKED:
+            return {"id": f"row-{number}", "status": f"s{weight}", "step": weight, "~order": weight}
         if self._view == "fleet":
             known = self._mirror.unit(f"web-{number}")
             life = life or (known.incarnation if known else 1)
@@ -92,22 +107,40 @@ class World:
 
     def key(self, number: int) -> str:
         names = {"fleet": f"web-{number}", "alerts": f"bad:web-{number}", "tuning": f"pool.k{number}"}
-        return f"{LISTS[self._view]}/{names[self._view]}"
+        return f"{FED[self._view]}/{names[self._view]}"
+
+    def answer(self) -> None:
+        """What was asked for comes while somebody looks."""
+        if isinstance(self._app.view, AskedList):
+            self._app.view.take_answer(dict(self._told))
+
+    def _tell(self, number: int, row: Any) -> None:
+        if self._view not in ASKED:
+            self._mirror.put(self.key(number), row)
+            return
+        name = f"{'key' if self._view == 'keys' else 'row'}-{number}"
+        self._told.pop(name, None)
+        self._told |= {name: row} if row is not None else {}
+        self.answer()
 
     def put(self, number: int) -> None:
-        self._mirror.put(self.key(number), self.row(number))
+        self._tell(number, self.row(number))
 
     def drop(self, number: int) -> None:
-        self._mirror.put(self.key(number), None)
+        self._tell(number, None)
 
     def replaced(self, number: int) -> None:
         """By another life, where there are lives."""
         known = self._mirror.unit(f"web-{number}")
-        self._mirror.put(self.key(number), self.row(number, life=known.incarnation + 1 if known else 1))
+        self._tell(number, self.row(number, life=known.incarnation + 1 if known else 1))
 
     def snapshot(self, numbers: Any) -> None:
-        mirror = self._mirror
-        coming = {self.key(number): self.row(number) for number in numbers}
+        mirror, asked = self._mirror, self._view in ASKED
+        if asked:
+            self._told = {}
+            for number in numbers:
+                self._tell(number, self.row(number))
+        coming = {} if asked else {self.key(number): self.row(number) for number in numbers}
         mirror.begin()
         mirror.put("run", rows.RunRow("demo", "u", "running"))
         mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=9, ready=9))
@@ -119,13 +152,15 @@ class World:
 class Person:
     """Looks at the screen, and remembers what was under the cursor."""
 
-    def __init__(self, app: Noting, screen: Screen, view: str) -> None:
-        self.app, self._screen, self._view = app, screen, view
-        self.seen: AnyRow | None = None
+    def __init__(self, app: Noting, screen: Screen, world: World, view: str) -> None:
+        self.app, self._screen, self._world, self._view = app, screen, world, view
+        self.seen: Any = None
 
     async def go(self) -> None:
-        await press(self._screen, actions.BY_ID[f"go.{self._view}"].keys[0])
-        await aeventually(lambda: self.app.view.name_in_registry == self._view)
+        for key in ASKED[self._view] if self._view in ASKED else (actions.BY_ID[f"go.{self._view}"].keys[0],):
+            await press(self._screen, key)
+        await aeventually(lambda: self.app.view.name_in_registry == self._view and self.app.view.query(Table))
+        self._world.answer()
         await aeventually(self.looks)
 
     def looks(self) -> bool:
@@ -164,6 +199,10 @@ class Person:
             case rows.KnobRow():
                 assert row.name in said, f"{intent.what}, and {row.name} was under the cursor"
                 assert getattr(intent.args, "revision", row.revision) == row.revision
+            case KeyRow():
+                assert said == {row.name}, f"{intent.what}, and {row.name} was under the cursor"
+            case dict():
+                assert said - {""} == {row["id"]}, f"{intent.what}, and {row['id']} was under the cursor"
             case _:
                 raise AssertionError(f"an act on {row}")
 
@@ -180,8 +219,8 @@ async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
     """How many acts were sent."""
     app, acts = Noting(), 0
     async with app.run_test(size=(100, 16)) as pilot:
-        world, screen = World(app.mirror, view), Screen(app, pilot)
-        person = Person(app, screen, view)
+        world, screen = World(app, view), Screen(app, pilot)
+        person = Person(app, screen, world, view)
         await person.go()
         for what, how in steps:
             match what:
@@ -205,7 +244,7 @@ async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
     return acts
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(view=st.sampled_from(sorted(LISTS)), steps=STEPS)
 def test_an_act_hits_what_was_seen_or_nothing(view: str, steps: list[tuple[str, Any]]) -> None:
     asyncio.run(_lived(view, steps))

@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.protocol import commands, data
-from agentrl.protocol.messages import Permission
+from agentrl.protocol import data
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, Screen, opened, populate
-from tests.tui.test_inventory import CHECKPOINTS, TASKS
 from tests.tui.test_records import RECORD, answers
 from tests.waiting import aeventually
 from tui.model import exports
@@ -71,9 +69,6 @@ async def test_rows_of_any_table_become_a_file_and_any_screen_a_picture(
     monkeypatch.chdir(tmp_path)
     populate(coordinator, long=HOSTILE)
     answers(coordinator, HOSTILE)
-    coordinator.answers["list_tasks"] = lambda _: data.Page(TASKS)
-    coordinator.answers["list_checkpoints"] = lambda _: data.Page(CHECKPOINTS)
-    coordinator.answers["list_keys"] = lambda _: [commands.KeyRow("ann", "p" * 40, Permission.VIEWER, 1e9)]
     async with opened(coordinator.state_dir, (120, 30)) as screen:
         for view, keys in OPENS.items():
             for key in keys:

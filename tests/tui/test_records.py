@@ -12,7 +12,8 @@ import pytest
 from agentrl.errors import RefusedError, UnavailableError
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.parser import parse
-from agentrl.protocol import data
+from agentrl.protocol import commands, data
+from agentrl.protocol.messages import Permission
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.test_screens import whole
@@ -108,7 +109,30 @@ def answers(coordinator: Scripted, text: str = "") -> list[data.ListRows]:
     sample = data.ToolErrorSample(RECORD, f"{RECORD}/t0.0", text)
     group = data.ToolErrorGroup("shop", "lookup", "malformed", "policy", f"no bracket {text}", 192, samples=(sample,))
     coordinator.answers["tool_errors"] = lambda _: [group]
+    _stored(coordinator, text)
     return asked
+
+
+def _stored(coordinator: Scripted, text: str) -> None:
+    """Tasks, checkpoints and keys."""
+    at = datetime(2030, 3, 17, 17, 0, tzinfo=UTC)
+    task = {"id": "shop/train/0/000012", "status": "dead", "purpose": text or "train", "round": 1, "admitted_at": at}
+    task |= {
+        "reason": f"stale {text}",
+        "query": f"what does it cost {text}",
+        "answer": text,
+        "n": 4,
+        "trained_count": 0,
+    }
+    saved = {"id": "step-9", "status": "complete", "step": 9, "version": 4, "at": at, "pinned": True}
+    saved |= {"path": f"checkpoints/9{text}"}
+    files = {f"model {text}": {"bytes": 9 << 20}}
+    coordinator.answers["list_tasks"] = lambda _: data.Page((task,))
+    coordinator.answers["list_checkpoints"] = lambda _: data.Page((saved,))
+    coordinator.answers["show_task"] = lambda _: data.Story(task, (row(RECORD, error=text),), 3)
+    coordinator.answers["show_checkpoint"] = lambda _: data.Story(saved | {"files": files})
+    key = commands.KeyRow(f"ann{text}", "p" * 40, Permission.VIEWER, at.timestamp())
+    coordinator.answers["list_keys"] = lambda _: [key]
 
 
 async def test_a_trajectory_is_seen_turn_by_turn(coordinator: Scripted) -> None:

@@ -51,6 +51,15 @@ PAGES = (
     Stop("tool errors", ("7", "e")),
     Stop("failed calls", ("7", "e", "c")),
     Stop("step page", ("8", "home", "enter")),
+    Stop("tasks", ("7", "T")),
+    Stop("task page", ("7", "T", "enter")),
+    Stop("tasks again", ("7", "T", "r")),
+    Stop("tasks of a file", ("7", "T", "a"), ("normal",)),
+    Stop("checkpoints", ("8", "C")),
+    Stop("checkpoint page", ("8", "C", "enter")),
+    Stop("keys", ("9", "K")),
+    Stop("key page", ("9", "K", "enter")),
+    Stop("new key", ("9", "K", "n"), ("normal",)),
     Stop("waits", ("1", "w"), TIMES),
     Stop("help", ("2", "question_mark"), ("normal",)),
     Stop("palette", ("2", "colon"), ("normal",)),
@@ -58,17 +67,22 @@ PAGES = (
 )
 
 
+OPEN_LISTS = ("T", "C", "K", "e", "w")
+"""Keys that are pressed on the way and need no row."""
+
+
 async def walk_to(screen: Screen, stop: Stop) -> None:
     """Press its keys, each when the one before has led somewhere."""
     await back(screen)
-    for key in stop.keys:
+    for key, following in zip(stop.keys, (*stop.keys[1:], ""), strict=True):
         if key in ("end", "enter"):
             await aeventually(lambda: _has_rows(screen), what=f"rows to point at, on the way to {stop.name}")
         if key == "enter":
             await _open(screen)
         else:
             await press(screen, key)
-        await answered(screen)
+        if following not in OPEN_LISTS:
+            await answered(screen)
 
 
 async def _open(screen: Screen) -> None:
@@ -112,30 +126,31 @@ async def answered(screen: Screen) -> None:
     await aeventually(whole, what="answers")
 
 
-def sound(screen: Screen, width: int, height: int) -> None:
-    """The picture has exactly the size of the terminal, nothing but text is in it, and the cursor is seen."""
+def sound(screen: Screen, width: int, height: int) -> str:
+    """What is seen has exactly the size of the terminal, nothing but text is in it, and the cursor is; the text."""
     lines = screen.lines
+    seen = "\n".join(lines)
     assert len(lines) == height
     for line in lines:
         assert cell_len(line) == width, f"{cell_len(line)} cells: {line!r}"
         for sign in line:
             assert unicodedata.category(sign) not in ("Cc", "Cf", "Cs", "Zl", "Zp"), f"{sign!r} in {line!r}"
     if isinstance(screen.app.screen, Form):
-        assert "esc leave" in screen.text, f"the keys of a question are not seen:\n{screen.text}"
+        assert "esc leave" in seen, f"the keys of a question are not seen:\n{seen}"
         fields = [field.region for field in screen.app.screen.query(Input)]
         assert all(field.bottom <= height for field in fields), f"a field is not seen:\n{screen.text}"
     for table in screen.app.view.query(Table):
         if table.model.cursor is not None and table.model.target is not None and len(screen.app.screen_stack) == 1:
             marks = [y for y, (_, ground) in enumerate(table._drawn) if ground == "cursor"]
             assert len(marks) == 1, f"the cursor is drawn on lines {marks}:\n{screen.text}"
+    return seen
 
 
-async def comes_to_be_sound(screen: Screen, width: int, height: int) -> None:
-    """A view that has just come into sight is drawn by the next round."""
+async def comes_to_be_sound(screen: Screen, width: int, height: int) -> str:
+    """A view that has just come into sight is drawn by the next round; its text."""
 
-    def is_sound() -> bool:
+    def is_sound() -> str:
         screen.app._round()
-        sound(screen, width, height)
-        return True
+        return sound(screen, width, height)
 
-    await aeventually(is_sound)
+    return await aeventually(is_sound)

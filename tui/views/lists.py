@@ -54,6 +54,9 @@ class AskedList(TableView):
         self._more = False
         self._answered_at: float | None = None
         """Clock of the last answer."""
+        self._answered_filter = ""
+        self._coming: tuple[dict[str, Any], str] | None = None
+        """An answer that is not painted yet, and its filter."""
 
     def columns(self) -> tuple[Column[Any], ...]:
         raise NotImplementedError
@@ -98,6 +101,7 @@ class AskedList(TableView):
     async def _ask_on(self) -> None:
         while True:
             self._ask_now.clear()
+            filter = self.filter_text
             try:
                 found = await self.answered()
             except AgentrlError as error:
@@ -105,16 +109,29 @@ class AskedList(TableView):
                     self.console_app.say(str(error), Tone.WARN)
                 self._said = self.table.empty = str(error)
             else:
-                self._said = ""
-                self.table.empty = f"no {self.what}"
-                self._answered_at = self.console_app.clock()
-                self.table.model.replace(found)
-                self.table.model.aim_first()
+                self.take_answer(found, filter)
             try:
                 async with asyncio.timeout(ASK_EVERY_S):
                     await self._ask_now.wait()
             except TimeoutError:
                 continue
+
+    def take_answer(self, found: dict[str, Any], filter: str = "") -> None:
+        """Rows in the place of those that were there, as soon as they are painted: keys mean what is seen."""
+        self._said, self.table.empty = "", f"no {self.what}"
+        self._answered_at = self.console_app.clock()
+        self._coming = (found, filter)
+
+    def update(self) -> None:
+        if self._coming is not None:
+            (found, filter), self._coming = self._coming, None
+            model = self.table.model
+            model.replace(found)
+            if model.cursor is None or filter != self._answered_filter:
+                # Else it stays where it was, though its row may be gone: nothing is aimed at then.
+                model.aim_first()
+            self._answered_filter = filter
+        super().update()
 
     def apply_filter(self, words: frozenset[str]) -> None:
         """The steward does it."""
