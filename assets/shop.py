@@ -19,6 +19,7 @@ import argparse
 import ast
 import asyncio
 import hashlib
+import importlib.util
 import json
 import math
 import operator
@@ -239,7 +240,7 @@ def serve_stdio(shop: Shop) -> None:
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
-    anyio.run(serve)
+    anyio.run(serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
 
 
 def serve_http(shop: Shop, port: int) -> None:
