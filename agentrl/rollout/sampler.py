@@ -34,6 +34,8 @@ IDLE_S = 0.05
 MOST_IDLE_S = 0.5
 """Between looks for work while there is none."""
 LOOK_S = 0.25
+FEW_WAIT_S = 0.1
+"""A few free seats wait for more; a claim of many costs as much as a claim of one."""
 AWAY_S = 1.0
 NO_ENGINE = "no engine serves"
 NO_TOOLBOX = "no toolbox serves what the environments need"
@@ -61,6 +63,7 @@ class Sampler:
         self._unscored: dict[str, _Waiting] = {}
         """By Record."""
         self._claiming = False
+        self._claimed_at = float("-inf")
         self._strays: set[str] = set()
         """Records that were this sampler's at the last look although nobody here works on them."""
         self._changed = asyncio.Event()
@@ -134,7 +137,7 @@ class Sampler:
             self.idle_because = self._obstacle()
             self._tell_wait()
             if self.idle_because:
-                await self._wait(LOOK_S)
+                await self._wait(FEW_WAIT_S)
                 continue
             if await self._claim(tasks):
                 idle_s = IDLE_S
@@ -147,7 +150,7 @@ class Sampler:
         """Why nothing may be claimed now."""
         if self.paused:
             return "paused"
-        if self.running >= self._concurrency:
+        if self._is_full():
             return "full"
         if not self._house.lease.valid:
             return "the lease could not be renewed"
@@ -156,6 +159,11 @@ class Sampler:
         if not self._environments():
             return NO_TOOLBOX
         return ""
+
+    def _is_full(self) -> bool:
+        """Also while few seats are free: they are filled together with those that are about to be."""
+        free = self._concurrency - self.running
+        return free <= 0 or (8 * free < self._concurrency and time.monotonic() < self._claimed_at + FEW_WAIT_S)
 
     def _tell_wait(self) -> None:
         """Nothing can be claimed without an engine or a toolbox: whoever asks why nothing happens has to know."""
@@ -181,9 +189,10 @@ class Sampler:
         self._claiming = True
         try:
             await self._house.lease.certain()
-            claim = await claims.claim(
+            claimed = await claims.claim_several(
                 self._house.database,
                 self._house.lease.incarnation,
+                self._concurrency - self.running,
                 environments=None if len(able) == len(config.environments) else able,
                 resumable=usual,
                 last=self._last_claims,
@@ -195,11 +204,11 @@ class Sampler:
             return False
         finally:
             self._claiming = False
-        if claim is None:
-            return False
-        attempt = Attempt(self._house, claim, self._settings())
-        self._attempts[attempt] = tasks.create_task(self._attempt(attempt), name=claim.record.id)
-        return True
+        self._claimed_at = time.monotonic()
+        for claim in claimed:
+            attempt = Attempt(self._house, claim, self._settings())
+            self._attempts[attempt] = tasks.create_task(self._attempt(attempt), name=claim.record.id)
+        return bool(claimed)
 
     async def _attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim

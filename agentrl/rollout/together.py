@@ -1,5 +1,7 @@
 """Many episodes, few round trips: what is asked for while an answer is under way is asked for together.
 
+What follows within a moment is waited for: a round trip costs more than what it carries.
+
 Invariants: each asker hears of its own item only; a failure that may be the fault of one item is tried for each alone,
 so nobody fails for another; what is cancelled by its asker is done nevertheless.
 """
@@ -14,6 +16,7 @@ from agentrl.store.database import StoreUnavailableError
 
 A = TypeVar("A")
 MOST_AT_ONCE = 100
+GATHER_S = 0.05
 
 
 class Together(Generic[A]):
@@ -34,6 +37,7 @@ class Together(Generic[A]):
 
     async def _work(self) -> None:
         while self._waiting:
+            await asyncio.sleep(GATHER_S)
             several, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             await self._do(several)
 

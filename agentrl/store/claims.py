@@ -1,6 +1,6 @@
 """Records in a sampler's hand: claimed, ended, scored, given back.
 
-Invariants: a claim takes one open Record, the first in the order of admission (but for what opened before it a moment
+Invariants: a claim takes open Records, the first in the order of admission (but for what opened before them a moment
 ago), and never the same one twice; every later write names the Record (which includes its attempt) and the owner, and
 False as an answer means that the claim is lost: the episode is dropped without another word; a Record is `finished`
 only after what it generated is stored, and `scored` only after its structure is.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ from pymongo import UpdateOne
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import RECORD, Actor, RecordStatus, check
-from agentrl.store.database import Database, Plain, Update, Write
+from agentrl.store.database import Database, Plain, Write
 from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
 from agentrl.store.updates import NOW, seconds_since, setting
 
@@ -43,15 +43,16 @@ class LastClaims:
     beginning is looked at once in a while: what opens there, such as a new attempt, waits no longer than that.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
+        self._clock = clock
         self._known: OrderedDict[str, Task] = OrderedDict()
         self._front: int | None = None
         self._looked_at = float("-inf")
 
     def begin(self) -> int | None:
         """Where the next claim may begin; None for the very beginning."""
-        now = time.monotonic()
+        now = self._clock()
         if self._front is None or now >= self._looked_at + BEGINNING_EVERY_S:
             self._looked_at = now
             return None
@@ -93,8 +94,26 @@ async def claim(
     resumable: bool = False,
     last: LastClaims | None = None,
 ) -> Claim | None:
-    """The open Record that was admitted first, evaluations before all others; None if there is none.
+    """The open Record that was admitted first, evaluations before all others; None if there is none."""
+    claimed = await claim_several(
+        database, owner, 1, environments=environments, purposes=purposes, resumable=resumable, last=last
+    )
+    return claimed[0] if claimed else None
 
+
+async def claim_several(
+    database: Database,
+    owner: str,
+    most: int,
+    *,
+    environments: Sequence[str] | None = None,
+    purposes: Sequence[str] | None = None,
+    resumable: bool = False,
+    last: LastClaims | None = None,
+) -> list[Claim]:
+    """The open Records that were admitted first, at most so many; none only if none is open.
+
+    An owner waits for the end of one claim before the next: what it finds in its own hands was taken by this one.
     `environments` leaves others out, such as those whose tools are broken. `resumable`: its loop can be continued by
     another sampler. A Record that was handed over has turns already. `last`: kept by who claims often.
     """
@@ -104,27 +123,42 @@ async def claim(
         wanted["environment"] = {"$in": list(environments)}
     if purposes is not None:
         wanted["purpose"] = {"$in": list(purposes)}
-    mine = setting(
-        {"status": S.RUNNING, "owner": owner, "resumable": resumable}, started_at={"$ifNull": ["$started_at", NOW]}
-    )
+    mine = {"status": S.RUNNING, "owner": owner, "resumable": resumable}
     last = last or LastClaims(database)
-    found = await _first_open(database, wanted, mine, last.begin())
-    last.found(None if found is None else found["order"])
-    if found is None:
-        return None
-    fresh = found.get("started_at") is None
-    record = load(Record, found | {"status": S.RUNNING, "owner": owner, "resumable": resumable})
-    return Claim(record, await last.task_of(record), fresh)
+    while found := await _first_open(database, wanted, most, last.begin()):
+        # Whether or not they became ours, none of them is open any more.
+        last.found(found[-1]["order"])
+        fresh = _is_fresh(found[0])
+        if taken := await _take([one for one in found if _is_fresh(one) == fresh], mine, database):
+            return [Claim(record := load(Record, one | mine), await last.task_of(record), fresh) for one in taken]
+    last.found(None)
+    return []
 
 
-async def _first_open(database: Database, wanted: Plain, mine: Update, begin: int | None) -> Plain | None:
-    """As it was before it was claimed. Nothing from `begin` on does not mean that nothing is open."""
+async def _first_open(database: Database, wanted: Plain, most: int, begin: int | None) -> list[Plain]:
+    """Nothing from `begin` on does not mean that nothing is open."""
     places = [wanted] if begin is None else [wanted | {"order": {"$gte": begin}}, wanted]
     for place in places:
-        found = await database.find_one_and_update("Record", place, mine, sort=[("order", 1), ("seat", 1)], before=True)
-        if found is not None:
+        if found := await database.find("Record", place, sort=[("order", 1), ("seat", 1)], limit=most):
             return found
-    return None
+    return []
+
+
+async def _take(found: Sequence[Plain], mine: Plain, database: Database) -> list[Plain]:
+    """Those that are still as they were found, and this owner's from now on."""
+    named: Plain = {"_id": {"$in": [one["_id"] for one in found]}}
+    # Somebody may have begun one and given it back since, and then something of it is stored.
+    untouched = {"status": S.OPEN} | ({"started_at": None} if _is_fresh(found[0]) else {})
+    update = setting(mine, started_at={"$ifNull": ["$started_at", NOW]})
+    if await database.update_many("Record", named | untouched, update) == len(found):
+        return list(found)
+    held = named | {"status": S.RUNNING, "owner": mine["owner"]}
+    names = {one["_id"] for one in await database.find("Record", held, projection=["_id"])}
+    return [one for one in found if one["_id"] in names]
+
+
+def _is_fresh(record: Plain) -> bool:
+    return record.get("started_at") is None
 
 
 async def mark_resumable(database: Database, record: str, owner: str, resumable: bool) -> bool:

@@ -36,6 +36,8 @@ from agentrl.tokens.binary import unpack_ids
 from agentrl.tokens.spans import StoredCall
 
 MOST_AT_ONCE = 500
+GATHER_S = 0.025
+"""What episodes write within this time goes out together: a command costs the server more than its documents do."""
 ORDER = ("DispatchedSamplingTask", "ToolCall", "Turn")
 """Of what goes out together the turn is last: whoever sees it sees all it is made of."""
 _RECORD = "Record"
@@ -151,6 +153,7 @@ class Writer:
 
     async def _flush(self) -> None:
         while self._waiting:
+            await asyncio.sleep(GATHER_S)
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             if (refusal := await self._refusal()) is not None:
                 _answer(batch, refusal)

@@ -76,17 +76,18 @@ class Sampler:
     async def run(self, concurrency: int) -> int:
         """Until nothing is open; how many Records it has ended."""
         await self._lease.open()
-        done = await asyncio.gather(*(self._work() for _ in range(concurrency)))
+        done, playing = 0, set[asyncio.Task[None]]()
+        while claimed := await claims.claim_several(
+            self._database, self._owner, concurrency - len(playing), resumable=True, last=self._last
+        ):
+            playing |= {asyncio.create_task(self._play(claim)) for claim in claimed}
+            if len(playing) == concurrency:
+                ended, playing = await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
+                done += len(ended)
+        await asyncio.gather(*playing)
         await self._writer.close()
         await owners.expire(self._database, self._owner, "it ended")
-        return sum(done)
-
-    async def _work(self) -> int:
-        count = 0
-        while (claim := await claims.claim(self._database, self._owner, resumable=True, last=self._last)) is not None:
-            await self._play(claim)
-            count += 1
-        return count
+        return done + len(playing)
 
     async def _play(self, claim: Claim) -> None:
         shape = self._shape
