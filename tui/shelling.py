@@ -1,7 +1,8 @@
 """What the console has the command line do: bring a run up, make it equal to a file, make a key.
 
-Invariants: a process of its own does it, which outlives the console, keeps secrets out of it and remembers what a later
-`up` has to know; before a run is changed by its file, its plan is looked at and agreed to as every act is.
+Invariants: a process in a session of its own does it, which outlives the console and hears no key of its terminal,
+keeps secrets out of it and remembers what a later `up` has to know; before a run is changed by its file, its plan is
+looked at and agreed to as every act is; a page has nothing read on this host but run files beside the run's own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from agentrl.client.living import read_json
+from agentrl.config import paths
 from agentrl.errors import AgentrlError, OperationFailedError
 from agentrl.protocol.commands import Accepted, Apply
 from agentrl.protocol.danger import Effect, Tier
@@ -39,6 +42,7 @@ async def agentrl(*words: str) -> Said:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "agentrl", *words,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
     out, told = await process.communicate()
     lines = told.decode(errors="replace").strip().splitlines() or out.decode(errors="replace").strip().splitlines()
@@ -80,7 +84,8 @@ class Shelling:
         console = self._console
 
         def wrong(values: Values) -> str:
-            return "" if _path(values[0]).is_file() else "Type the path of a run file."
+            file = _path(values[0])
+            return self._not_for_a_page(file) or ("" if file.is_file() else "Type the path of a run file.")
 
         async def preview(values: Values) -> str:
             plan = await self._plan(_path(values[0]))
@@ -101,6 +106,16 @@ class Shelling:
             console.say(f"✖ {intent.what}: {error}", Tone.BAD)
             return
         await self._do("up", str(file), "--yes", *console.settings.aim)
+
+    def _not_for_a_page(self, file: Path) -> str:
+        """What is wrong with a file that whoever looks at a page wants read; empty if nothing is."""
+        if not self._console.settings.in_browser:
+            return ""
+        own = read_json(paths.state_dir(self._console.mirror.name) / paths.LAST_UP).get("file")
+        if not isinstance(own, str):
+            return "A page takes run files beside the run's own, and which that is was not remembered."
+        home = Path(own).resolve().parent
+        return "" if file.resolve().parent == home else f"A page takes run files only from where its own is: {home}."
 
     async def _plan(self, file: Path) -> Accepted:
         """What the file would do to the run now."""

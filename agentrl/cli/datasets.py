@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, OperationFailedError
 
 if TYPE_CHECKING:
     from agentrl.config.load import Loaded
@@ -25,7 +25,13 @@ def look(loaded: Loaded, sets: Sequence[str]) -> list[str]:
     # Rows are read by a room that the command line does not know, so a program that does looks at them.
     command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
     done = subprocess.run([*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False)
-    checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
+    try:
+        checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
+    except msgspec.DecodeError:
+        raise OperationFailedError(
+            f"The datasets could not be looked at: the program that reads them ended with {done.returncode}.",
+            hint="What it wrote stands above; `agentrl doctor` looks for what is missing.",
+        ) from None
     for each in checks:
         if each["verdict"] == "fail":
             raise ConfigError(each["sentence"], hint=each["hint"])

@@ -24,7 +24,6 @@ from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorE
 
 START_WITHIN_S = 40.0
 _SIGN_IS_FRESH_S = 30.0
-_LAST_UP = "last_up.json"
 _LOG_LINES = 12
 
 
@@ -165,7 +164,7 @@ def remember(place: Place, file: Path | None, sets: tuple[str, ...]) -> None:
     """Which run file a run was last started with, for `agentrl up --run NAME`."""
     if file is None:
         return
-    target = place.state_dir / _LAST_UP
+    target = place.state_dir / paths.LAST_UP
     draft = target.with_suffix(f".{os.getpid()}")  # two `up` at once write one after the other, not into one draft
     draft.write_text(json.dumps({"file": str(file), "sets": list(sets)}))
     draft.replace(target)
@@ -173,7 +172,7 @@ def remember(place: Place, file: Path | None, sets: tuple[str, ...]) -> None:
 
 def remembered(state_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
     """The run file and settings of the last `up`; None if there was none."""
-    found = read_json(state_dir / _LAST_UP)
+    found = read_json(state_dir / paths.LAST_UP)
     file, sets = found.get("file"), found.get("sets", [])
     if not isinstance(file, str) or not isinstance(sets, list):
         return None

@@ -22,6 +22,8 @@ from agentrl.errors import ConfigError, ConflictError, DiskError
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 RUN_NAME_RULE = "a name of 1 to 40 small letters, digits and dashes that does not begin with a dash"
 RUN_FILE = "run.json"
+LAST_UP = "last_up.json"
+"""Which run file, with which settings, a run was last started with."""
 
 
 @dataclass(frozen=True, slots=True)

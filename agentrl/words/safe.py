@@ -1,12 +1,15 @@
 """Text of a run made fit for a terminal.
 
 Invariants: what a run says (names, sentences, log lines, output of models and tools) is hostile: it cannot move the
-cursor, colour anything, set a title, turn the direction of text or take no room; one line stays one line.
+cursor, colour anything, set a title, turn the direction of text, take no room or look like nothing; one line stays one
+line, and no sign carries more than a few marks.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from functools import cache
 
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: window titles, links, clipboard
@@ -19,9 +22,11 @@ _CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-# Marks over marks grow out of their line.
-_MARK = r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-_HEAPS = re.compile(f"({_MARK}{{4}}){_MARK}+")
+_FILLERS = re.compile("[\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
+"""Letters that look like nothing, so that a name may seem empty or equal to another."""
+_SHOWN = "\ufffd"
+_MOST_MARKS = 4
+_MAYBE_A_HEAP = re.compile(rf"[^\w\s\x00-\x7f]{{{_MOST_MARKS + 1}}}")
 _LINES = re.compile(r"[\t\n\u2028\u2029]+")
 
 
@@ -34,4 +39,15 @@ def sanitise_lines(text: str) -> str:
     """The same for text of several lines."""
     if text.isascii() and text.isprintable():
         return text
-    return _HEAPS.sub(r"\1", _CONTROLS.sub("", _ESCAPES.sub("", text)))
+    text = _FILLERS.sub(_SHOWN, _CONTROLS.sub("", _ESCAPES.sub("", text)))
+    return _heaps().sub(r"\1", text) if _MAYBE_A_HEAP.search(text) else text
+
+
+@cache
+def _heaps() -> re.Pattern[str]:
+    """Marks over marks, in any script: they grow out of their line. Looked up once, where a text may have some."""
+    marks = "".join(sign for sign in map(chr, _WITH_MARKS) if unicodedata.category(sign) in ("Mn", "Me"))
+    return re.compile(f"([{marks}]{{{_MOST_MARKS}}})[{marks}]+")
+
+
+_WITH_MARKS = (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from agentrl.errors import ExitCode
+from agentrl.cli import datasets
+from agentrl.config.load import load_config
+from agentrl.errors import ExitCode, OperationFailedError
 from tests.cli.conftest import Shell
 
 RUN_FILE = """
@@ -67,6 +72,19 @@ def test_a_dataset_that_cannot_be_trained_on_is_a_mistake_with_its_place(
     assert sentence in shell("config", "check", "learns.yaml", expect=ExitCode.CONFIG).err
     error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
     assert sentence in error["message"]
+
+
+def test_a_program_that_breaks_off_over_the_datasets_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, program = tmp_path / "learns.yaml", tmp_path / "program"
+    file.write_text(TRAINS)
+    program.write_text("#!/bin/sh\necho '[{'\nexit 3\n")
+    program.chmod(0o700)
+    loaded = load_config(file)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(OperationFailedError, match=r"the program that reads them ended with 3\."):
+        datasets.look(loaded, ())
 
 
 def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.messages import Permission
 from tui.acting import Acting
 from tui.app import SCREENS, Console
 from tui.asking import Asking
@@ -93,6 +94,12 @@ def test_every_question_of_the_table_is_asked_by_some_view() -> None:
     asked = {name for name in COMMANDS if re.search(rf"\.{name}\(|\"{name}\"", written)}
     questions = {name for name, spec in COMMANDS.items() if not spec.mutates}
     assert questions - asked == set(QUERIES) - asked, "whatever nobody asks has a reason"
+
+
+def test_nothing_that_changes_a_run_is_offered_to_who_only_reads() -> None:
+    changing = [action for action in ACTIONS if action.command or action.shells]
+    assert "run.up" in [action.id for action in changing]
+    assert not [action.id for action in changing if action.allowed(Permission.ADMIN, read_only=True)]
 
 
 def test_a_person_may_have_other_keys() -> None:

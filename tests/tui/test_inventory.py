@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
+from agentrl.config import paths
 from agentrl.protocol import commands, data
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.data import Page, Story
@@ -17,7 +21,9 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
+from tui.app import Settings
 from tui.model.notices import Notices
+from tui.shelling import agentrl
 
 AT = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 TASKS: tuple[dict[str, Any], ...] = tuple(
@@ -197,3 +203,40 @@ async def test_a_run_file_is_applied_after_a_look_at_its_plan(
         assert not run.sent("apply")
         await screen.press("escape")
         await screen.shows("up r.yaml: nothing was done.")
+
+
+async def test_a_page_has_no_file_read_but_those_beside_the_runs_own(
+    run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the address of a page is no user of the host that serves it."""
+    monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    for folder in (own, elsewhere):
+        folder.mkdir()
+        (folder / "r.yaml").write_text("name: demo\n")
+    (own / "link.yaml").symlink_to(elsewhere / "r.yaml")
+    (run.state_dir / paths.LAST_UP).write_text(json.dumps({"file": str(own / "first.yaml"), "sets": []}))
+    async with opened(run.state_dir, (120, 30), Settings(in_browser=True)) as screen:
+        screen.app.mirror.name = run.state_dir.name
+        await screen.press("colon")
+        await screen.type("up with")
+        await screen.press("enter")
+        await screen.shows("Make this run equal to a file")
+        for name in (elsewhere / "r.yaml", own / "link.yaml", "/etc/shadow", own / ".." / "elsewhere" / "r.yaml"):
+            screen.app.screen.query_one(Input).value = str(name)
+            await screen.shows("A page takes run files only from where its own is")
+        await screen.press("enter")
+        assert len(screen.app.screen_stack) == 2, "nothing was read"
+        screen.app.screen.query_one(Input).value = str(own / "r.yaml")
+        await aeventually(lambda: "A page takes run files" not in screen.text)
+
+
+async def test_what_the_console_starts_has_a_session_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of the terminal, such as Ctrl-C, are sent to a whole session's foreground."""
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\nimport os\nprint(os.getsid(0) == os.getpid())\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert (await agentrl("status")).last == "True"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,19 +144,17 @@ async def test_messages_of_a_page_reach_its_console() -> None:
 
 
 class Deaf:
-    """The pipe and the process of a console that has ended, or that is stopped."""
+    """The pipe and the process of a console that takes whatever is written."""
 
-    def __init__(self, *, reads: bool = True) -> None:
+    def __init__(self) -> None:
         self.stdin = self
         self.written = b""
-        self._reads = reads
 
     def write(self, data: bytes) -> None:
         self.written += data
 
     async def drain(self) -> None:
-        if not self._reads:
-            await asyncio.Event().wait()
+        pass
 
 
 async def test_half_a_pair_of_signs_is_typed_as_another_sign() -> None:
@@ -164,12 +164,28 @@ async def test_half_a_pair_of_signs_is_typed_as_another_sign() -> None:
     assert process.written == b"D\x00\x00\x00\x02a?"
 
 
-async def test_a_console_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_console_that_is_stopped_is_not_waited_for_and_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE_S", 0.05)
-    process: Any = Deaf(reads=False)
+    process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    process.send_signal(signal.SIGSTOP)
     page: Any = Told()
+    stopped = Child(process)
     with pytest.raises(TimeoutError):
-        await hear('["stdin", "a"]', Child(process), page)
+        # More than a pipe and the buffer before it hold.
+        await hear(json.dumps(["stdin", "a" * (1 << 20)]), stopped, page)
+    await stopped.end()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("host", "said"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
+async def test_a_wrong_name_is_not_said_again_in_any_header(host: str, said: str) -> None:
+    application = server.Server(GATE, ()).application()
+    async with TestClient(TestServer(application)) as browser:
+        answer = await browser.get("/", headers={"Host": host})
+        assert answer.status == 403
+        allowed = answer.headers["Content-Security-Policy"].rpartition("connect-src ")[2]
+        assert allowed == f"'self' {said}".strip()
+        assert "evil" not in f"{answer.headers}{await answer.text()}"
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,15 @@ class Action:
     footer: int = 0
     """The higher, the longer it stays in a narrow footer; 0 is never shown there."""
     when: When = When.ALWAYS
+    shells: bool = False
+    """It changes the run by the command line, without a coordinator that could refuse."""
 
     def allowed(self, permission: Permission, *, read_only: bool, replay: bool = False) -> bool:
         if self.when is (When.LIVE if replay else When.REPLAY):
             return False
-        if not self.command:
-            return True
-        return not read_only and permission.allows(COMMANDS[self.command].permission)
+        if read_only and (self.command or self.shells):
+            return False
+        return not self.command or permission.allows(COMMANDS[self.command].permission)
 
 
 def _go(number: int, view: str, help: str) -> Action:
@@ -188,7 +190,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("run.stacks", (), "stacks of all", "Stacks of all units, in one file.", command="stacks"),
     Action("run.test-alert", (), "test alert", "Sends a test through every sink.", command="test_alert"),
     Action("run.down", (), "take the run down", "Stops everything and proves it.", command="down"),
-    Action("run.up", (), "bring the run up", "Starts what is dead of its control plane.", when=When.LIVE),
+    Action("run.up", (), "bring the run up", "Starts what is dead of its control plane.", shells=True, when=When.LIVE),
     *RECORDING,
 )  # fmt: skip
 

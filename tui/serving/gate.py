@@ -1,7 +1,7 @@
 """Who may come in: pure.
 
-Invariants: nothing is told to whom does not show the token once, as part of the address that was printed, or the cookie
-that the token was changed for; a page of somebody else, or a name that was made to lead here, opens nothing; secrets
+Invariants: nothing is told to whom does not show the token, as part of the address that was printed, or the cookie that
+it is changed for; a page of somebody else, or a name that was made to lead here, opens nothing; secrets
 are compared in a time that tells nothing of them.
 """
 

@@ -78,8 +78,10 @@ class Server:
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         own = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'"
+        # A name that is not one of ours came from somebody else, and is not said again.
+        socket = f" ws://{request.host}" if request.host.lower() in self._gate.names else ""
         return {
-            "Content-Security-Policy": f"{own}; img-src 'self' data:; connect-src 'self' ws://{request.host}",
+            "Content-Security-Policy": f"{own}; img-src 'self' data:; connect-src 'self'{socket}",
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
             "Referrer-Policy": "no-referrer",
