@@ -19,7 +19,7 @@ from tui.model.ink import Line, Tone
 from tui.model.typed import Look
 from tui.views.base import View
 from tui.views.calls import ToolErrors
-from tui.views.inventory import Checkpoints, Keys, Tasks
+from tui.views.inventory import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.logs import Logs
 from tui.views.page import AlertPage, Page, RowPage, UnitPage
 from tui.views.tuning import Tuning
@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from tui.app import Console
 
 FIRST = "overview"
-PAGES: Mapping[str, Callable[[], View]] = {"tasks": Tasks, "checkpoints": Checkpoints, "keys": Keys}
-"""Lists that have no digit of their own."""
+PAGES: Mapping[str, Callable[[], View]] = {
+    "tasks": Tasks,
+    "checkpoints": Checkpoints,
+    "keys": Keys,
+    "accounting": AccountPage,
+}
+"""What has no digit of their own."""
 FILTER = "filter"
 
 
@@ -125,6 +130,9 @@ class Navigation:
 
     def do_list_tasks(self) -> None:
         self.open_page(Tasks())
+
+    def do_list_account(self) -> None:
+        self.open_page(AccountPage())
 
     def do_list_checkpoints(self) -> None:
         self.open_page(Checkpoints())

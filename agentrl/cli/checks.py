@@ -93,22 +93,14 @@ async def accounting(cli: Cli) -> ExitCode:
 
 def _tell_account(report: AccountReport) -> None:
     from agentrl.cli import output
+    from agentrl.words import sums
 
-    for name, by_purpose in (("tasks", report.tasks), ("records", report.records)):
-        for purpose, by_status in sorted(by_purpose.items()):
-            output.say(f"{name} ({purpose}): {sum(by_status.values())} = {_sum(by_status)}")
-    output.say(f"seats: {_sum(report.seats)}")
-    output.say(f"steps: {_sum(report.steps)}; {report.trained_records} records trained")
-    output.say(f"attempts that ended: {_sum(report.outcomes)}")
+    for line in sums.sums(report):
+        output.say(line)
     for problem in report.problems:
-        more = " …" if problem.count > len(problem.examples) else ""
-        output.note(f"does not agree: {problem.count} {problem.what}: {', '.join(problem.examples)}{more}")
+        output.note(sums.disagreement(problem))
     if report.balanced:
-        output.say("All sums agree.")
-
-
-def _sum(parts: dict[str, int]) -> str:
-    return " + ".join(f"{count} {name}" for name, count in sorted(parts.items())) or "none"
+        output.say(sums.ALL_AGREE)
 
 
 async def staleness(cli: Cli) -> ExitCode:

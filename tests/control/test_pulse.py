@@ -68,7 +68,7 @@ def test_utilisation_is_taken_from_intervals_by_unit_and_by_role() -> None:
     assert row.units == {"trainer-0": 0.59, "engine-0": 0.62, "sampler-0": 0.5, "toolbox-0": 0.1}
     assert (row.in_tools, row.in_model) == (0.2, 0.7)
     assert row.bottleneck == "engines"
-    assert row.sentence == "trainer waits 41% for batches; engines 62% busy; episodes stand 70% in model calls"
+    assert row.sentence == "trainer waits 41% for batches; engines 62% busy; episodes 70% in model calls"
 
 
 def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:
@@ -86,7 +86,7 @@ def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:
     assert changed_at <= row.tools[0].changed_at <= changed_at + 2 * EVERY_S
     assert row.since_at == row.tools[0].changed_at
     assert re.fullmatch(
-        r"trainer waits 41% for batches; engines 30% busy; episodes stand 94% in tools: "
+        r"trainer waits 41% for batches; engines 30% busy; episodes 94% in tools: "
         r"shop\.lookup p95 0\.8 → 6 s since \d\d:\d\d",
         row.sentence,
     )

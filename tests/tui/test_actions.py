@@ -48,7 +48,6 @@ QUERIES = {
     "show_operation": "operations are rows of the feed",
     "knobs": "knobs are rows of the feed",
     "alerts": "alerts are rows of the feed",
-    "accounting": "sums for a check after a test, which a shell asks for",
 }
 """Questions that no view asks, each with its reason."""
 

@@ -133,3 +133,22 @@ async def test_the_first_screen_asks_for_what_the_feed_does_not_carry(coordinato
             "step 39 of 50", "last publication", "last record", "3 steps since checkpoint 36", "reward 0.8"
         )
         whole(screen, 80, 24)
+
+
+def test_where_the_bottleneck_does_not_fit_on_a_line_its_culprit_is_seen_all_the_same() -> None:
+    slow, waits = "shop.lookup p95 0.87 → 3.2 s since 12:04", "trainer waits 98% for batches; engines 1% busy"
+    tools, model = f"episodes 93% in tools: {slow}", "episodes 81% in model calls"
+    called = "shop.lookup 2.0/s p95 3.2 s"
+
+    def shown(why: str, kind: str, width: int) -> list[str]:
+        mirror = Mirror()
+        lookup = rows.ToolPulse("shop.lookup", calls_per_s=2.0, p95_s=3.2)
+        mirror.put("pulse", rows.PulseRow(f"{waits}; {why}", kind, since_at=NOW - 60, tools=(lookup,)))
+        lines = ["".join(part.text for part in line) for line in overview.blocks(mirror, None, NOW, width, 21)]
+        at = next(place for place, line in enumerate(lines) if line.startswith("Bottleneck"))
+        return [line[12:].strip() for line in lines[at : at + 2]]
+
+    assert shown(tools, "tools", 80) == [waits, f"{tools}, fo…"]
+    assert shown(tools, "tools", 200) == [f"{waits}; {tools}, for 60 s", called]
+    assert shown(model, "engines", 80) == [f"{model}; {waits}"[:67] + "…", called]
+    assert shown(model, "engines", 200) == [f"{waits}; {model}, for 60 s", called]

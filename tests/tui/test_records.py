@@ -110,6 +110,11 @@ def answers(coordinator: Scripted, text: str = "") -> list[data.ListRows]:
     group = data.ToolErrorGroup("shop", "lookup", "malformed", "policy", f"no bracket {text}", 192, samples=(sample,))
     coordinator.answers["tool_errors"] = lambda _: [group]
     _stored(coordinator, text)
+    wrong = data.AccountProblem(f"records of no task {text}", 3, (RECORD,))
+    coordinator.answers["accounting"] = lambda _: data.AccountReport(
+        {"train": {"trained": 30, "dead": 2}}, {"train": {"scored": 240}}, {"taken": 256}, {"committed": 7}, 64,
+        {"policy": 240}, (wrong,) if text else (), not text,
+    )  # fmt: skip
     return asked
 
 
@@ -387,6 +392,36 @@ async def test_a_models_thinking_is_one_line_until_it_is_asked_for(coordinator: 
         assert "hm, flour" not in screen.text
         await screen.press("f")
         await screen.shows("thinks: hm, flour", "is dear", "It costs 7.")
+
+
+async def test_what_is_under_way_comes_oldest_first_and_all_of_it_again(coordinator: Scripted) -> None:
+    populate(coordinator)
+    asked = answers(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        assert (asked[-1].filter, asked[-1].sort) == ("", "-created_at")
+        await screen.press("s")
+        await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("status=running", "age"))
+        await screen.shows("/status=running", "tool call shop.lookup")
+        assert screen.app.view.cli_line() == ("records", "list", "--filter", "status=running", "--sort", "age")
+        await screen.press("s")
+        await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("", "-created_at"))
+
+
+async def test_the_account_says_what_agrees_and_what_does_not(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("7", "A")
+        await screen.shows("✓ All sums agree.", "tasks (train): 32 = 2 dead + 30 trained", "7 committed; 64 records")
+        answers(coordinator, "whatever")
+        await screen.press("7", "colon")
+        await screen.type("accounting")
+        await screen.press("enter")
+        await screen.shows("does not agree: 3 records of no task whatever", RECORD)
+        assert "All sums agree" not in screen.text
+        whole(screen, 80, 24)
 
 
 async def test_what_models_and_tools_said_breaks_no_screen(coordinator: Scripted) -> None:

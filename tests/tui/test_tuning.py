@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import RefusedError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import StalenessReport
+from agentrl.protocol.data import DurationShare, StalenessReport
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
@@ -46,6 +47,18 @@ def test_a_looser_bound_voids_nothing() -> None:
     assert (found.voids, found.voids_under_way, found.admits) == (0, 0, 0)
     assert what_if(REPORT, 4).admits == 1
     assert what_if(REPORT, 1).voids == 2
+
+
+async def test_whom_the_bound_hits_is_told_by_how_long_records_took(coordinator: Scripted) -> None:
+    with_a_bound(coordinator)
+    hit = (DurationShare(0.1, 0.4, 50, 0), DurationShare(0.4, 2.0, 50, 10), DurationShare(2.0, 9.5, 50, 25))
+    coordinator.answers["staleness"] = lambda _: msgspec.structs.replace(REPORT, dropped=hit)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("5", "b")
+        await screen.shows("too old when trained", "≤0.4 s 0% · ≤2 s 20% · ≤9.5")
+        whole(screen, 80, 24)
+        coordinator.answers["staleness"] = lambda _: REPORT
+        await aeventually(lambda: "too old when trained" not in screen.text)
 
 
 def with_a_bound(coordinator: Scripted) -> None:

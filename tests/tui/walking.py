@@ -41,6 +41,7 @@ VIEWS = tuple(_first_row(view) for view in actions.VIEWS)
 PAGES = (
     Stop("unit page", ("2", "home", "enter")),
     Stop("incident page", ("2", "home", "i")),
+    Stop("account", ("7", "A")),
     Stop("alert page", ("1", "a")),
     Stop("happening page", ("3", "home", "enter")),
     Stop("record page", ("7", "end", "enter")),

@@ -133,6 +133,9 @@ ACTIONS: tuple[Action, ...] = (
     # logs
     Action("logs.follow", ("f",), "follow", "Stays at the end, or not.", ("logs",), footer=58),
     Action("logs.unit", ("enter",), "unit", "Another unit.", ("logs",), footer=57),
+    Action("logs.mark", ("m",), "mark", "Marks a line, or takes its mark off.", ("logs",), footer=38),
+    Action("logs.next-mark", ("n",), "next mark", "The marked line after this one.", ("logs",), footer=37),
+    Action("logs.previous-mark", ("N",), "mark before", "The marked line before this one.", ("logs",)),
     Action("logs.older", ("left_square_bracket",), "older life", "The life before.", ("logs",), footer=40),
     Action("logs.newer", ("right_square_bracket",), "newer life", "The life after.", ("logs",), footer=39),
     # tables
@@ -151,6 +154,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("move.right", ("right",), "right", "More of long lines.", ("logs",)),
     # the data plane
     Action("records.errors", ("e",), "tool errors", "What tool calls did wrong, by kind.", ("records",), footer=58),
+    Action("records.under-way", ("s",), "under way", "What has not ended, the oldest first.", ("records",), footer=57),
     Action("records.calls", ("c",), "failed calls", "Every failed tool call, for itself.", ("tool-errors",), footer=58),
     Action("records.export", ("X",), "export whole", "Whole trajectories of this filter, into a file.", ("records",)),
     Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record", "group"), footer=58),
@@ -175,6 +179,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("runs.key", ("f",), "key file", "A run elsewhere, by the key file that opens it.", ("runs",), footer=58),
     # tasks, checkpoints, keys
     Action("list.tasks", ("T",), "tasks", "Rows of datasets and what became of them.", ("records",), when=When.LIVE),
+    Action("list.account", ("A",), "account", "Sums over everything, which must agree.", ("records",), when=When.LIVE),
     Action("task.requeue", ("r",), "requeue", "Samples it, or what is marked, again.", ("tasks",), "requeue_tasks", 58),
     Action("task.add", ("a",), "add", "Queues the rows of a file.", ("tasks",), "add_tasks", 57),
     Action("list.checkpoints", ("C",), "checkpoints", "What was saved.", ("training",), when=When.LIVE),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.messages import Wait
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, UnitRow
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow
 from agentrl.words.amounts import age, duration, moment, size
 from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
 from tui.model import wording
@@ -54,6 +54,8 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
     slope = f", {size(row.rss_slope_bytes_per_h)}/h" if row.rss_slope_bytes_per_h else ""
     due = f"{row.next_what} in {age(row.next_at - now)}" if row.next_at and row.next_what else ""
     deadline = f", at most {age(row.phase_deadline_at - now)} more" if row.phase_deadline_at else ""
+    pulse = mirror.get("pulse")
+    use = pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
     lines = page(
         (
             ("state", wording.state(row.state.value)),
@@ -70,6 +72,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
             ("weights", row.serving or (f"v{row.weights}" if row.weights is not None else "")),
             ("wanted", "" if row.desired else "no"),
             ("paused", "yes" if row.paused else ""),
+            ("busy", f"{use:.0%} of the last intervals" if use is not None else ""),
             ("cpu", f"{row.cpu_percent:.0f} %  {trend(seen.cpu, room, low=0.0) if seen else ''}" if row.pid else ""),
             ("memory", f"{memory}{slope}  {trend(row.rss_over_time, room, low=0.0)}" if memory else ""),
         ),

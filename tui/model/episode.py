@@ -47,7 +47,7 @@ def of_record(story: RecordStory, width: int, look: Look, segments: Sequence[Tok
     status = str(record.get("status"))
     made: list[Line] = [
         (span(record["id"], Tone.STRONG), Span("  "), span(status, status_tone(status))),
-        (span(str(story.ending.get("sentence", ""))),),
+        (span(str(story.ending.get("sentence", ""))), span(_made_by(record), Tone.DIM)),
         (span(_facts(story), Tone.DIM),),
     ]
     if look.colouring is not Colouring.NONE:
@@ -62,12 +62,17 @@ def of_record(story: RecordStory, width: int, look: Look, segments: Sequence[Tok
     if story.more_turns:
         made.append((Span("There are more turns: ] or PgDn leads to them, End to the last.", Tone.WARN),))
     for call in story.under_way:
-        made.append((span(f"not part of a turn: {call.get('id')} is {call.get('status')}", Tone.BUSY),))
+        what = f"{call['server']}.{call['tool']} " if call.get("server") else ""
+        made.append((span(f"not part of a turn: {what}{call.get('id')} is {call.get('status')}", Tone.BUSY),))
     others = [attempt for attempt in story.attempts if attempt.get("id") != record["id"]]
     if others:
         made += [(), (Span("other attempts at this seat", Tone.ACCENT),)]
         made += [(span(f"  {each.get('id')}  {each.get('outcome') or each.get('status')}"),) for each in others]
     return Told(made, turns)
+
+
+def _made_by(record: Row) -> str:
+    return f", on {record['owner']}" if record.get("owner") else ""
 
 
 def _facts(story: RecordStory) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentrl.protocol.rows import COMPLETED, PulseRow, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, HostRow, PulseRow, UnitRow, UnitState
 from agentrl.words.amounts import age
 from agentrl.words.rows import slot_order, story
 from tui.model import wording
@@ -19,6 +19,8 @@ _URGENCY = {
     )
 }
 HOT_CPU = 90.0
+_COMMAND = 40
+"""Signs of a command line that tell it from others."""
 
 
 def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
@@ -98,7 +100,11 @@ def _memory(row: UnitRow, now: float) -> Span:
 
 
 def _weights(row: UnitRow, now: float) -> Span:
-    return span(row.serving or ("" if row.weights is None else f"v{row.weights}"))
+    """What it serves, or with an arrow what it loads: `loading(v3→v4)` does not fit."""
+    doing, _, versions = row.serving.removesuffix(")").partition("(")
+    if not versions:
+        return span("" if row.weights is None else f"v{row.weights}")
+    return span(f"→{versions.rpartition('→')[2]}" if doing == "loading" else versions)
 
 
 def _what(row: UnitRow, now: float) -> Span:
@@ -114,19 +120,28 @@ def strengths(mirror: Mirror) -> Line:
 
 
 def hosts(mirror: Mirror) -> Line:
-    """All hosts on one line: state, load, memory, room on the disk."""
+    """All hosts on one line: state, what is wrong there, load, memory, room on the disk."""
     parts = list[Span]()
     for row in mirror.hosts:
         facts = row.facts
         memory = f" mem {wording.small_size(row.memory_used_bytes)}/{wording.small_size(facts.memory_bytes)}"
         disk = f" disk {wording.small_size(row.disk_free_bytes)} free" if row.disk_free_bytes else ""
         fills = f" full in {age(row.disk_full_in_s)}" if row.disk_full_in_s is not None else ""
-        strays = f" {len(row.strays)} strays" if row.strays else ""
-        well = row.state == "up" and not row.disk_full and not fills
         measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{disk}{fills}"
-        text = f"{row.host} {row.state} {measured}{strays}"
-        parts.append(span(f"{text} {row.disk_full}".strip(), Tone.PLAIN if well else Tone.BAD))
+        well = row.state == "up" and not row.disk_full and not fills
+        wrong = " ".join(part for part in (row.disk_full, _strays(row)) if part)
+        text = f"{row.host} {row.state} {f'{wrong} ' if wrong else ''}{measured}"
+        parts.append(span(text, Tone.PLAIN if well and not wrong else Tone.BAD))
     return _joined(parts)
+
+
+def _strays(row: HostRow) -> str:
+    """Who holds the host and belongs to no living unit: the first one with its name."""
+    if not row.strays:
+        return ""
+    first, more = row.strays[0], len(row.strays) - 1
+    others = f" and {more} more" if more else ""
+    return f"stray: pid {first.pid} {first.command[:_COMMAND]}{others} ({first.why})"
 
 
 def _joined(parts: Iterable[Span]) -> Line:

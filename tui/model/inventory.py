@@ -1,4 +1,4 @@
-"""Tasks, checkpoints and keys in columns, and the pages of the first two."""
+"""Tasks, checkpoints and keys in columns, the pages of the first two, and the account of all that is stored."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.protocol.commands import KeyRow
-from agentrl.protocol.data import Story
+from agentrl.protocol.data import AccountReport, Story
+from agentrl.words import sums
 from agentrl.words.amounts import moment, size
 from tui.model import wording
 from tui.model.curves import seconds
 from tui.model.details import page
-from tui.model.ink import Line, Span, Tone, span
+from tui.model.ink import Line, Span, Tone, span, wrapped
 from tui.model.table import Column
 from tui.model.trajectories import Row, doing
 
@@ -117,6 +118,13 @@ def of_key(row: KeyRow, width: int) -> list[Line]:
 
 def of_task(story: Story, width: int) -> list[Line]:
     return [*_of_document(story, ("query", "answer", "status", "reason", "round", "n"), width), *_records(story)]
+
+
+def of_account(report: AccountReport, width: int) -> list[Line]:
+    wrong = [(span(part, Tone.BAD),) for each in report.problems for part in wrapped(sums.disagreement(each), width)]
+    agrees: list[Line] = [(Span(f"✓ {sums.ALL_AGREE}", Tone.GOOD),)] if report.balanced else []
+    told = [(span(part),) for line in sums.sums(report) for part in wrapped(line, width)]
+    return [*agrees, *wrong, (), *told]
 
 
 def of_checkpoint(story: Story, width: int) -> list[Line]:

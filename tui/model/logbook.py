@@ -1,7 +1,7 @@
 """Lines of logs, of one unit or of several merged by time, searched and followed.
 
 Invariants: only the newest lines are kept, and how many were dropped is said; a line without a time stands behind the
-line before it; a search never hides lines, a filter does.
+line before it; what a filter hides comes back when it ends, and it hides no line that a person has marked.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Logbook:
         self._shown: list[Entry] = []
         self._seek: re.Pattern[str] | None = None
         self._number = 0
+        self._marked = set[int]()
+        """Numbers of lines."""
         self._last: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -77,6 +79,20 @@ class Logbook:
     def window(self, start: int, count: int) -> list[Entry]:
         return self._shown[max(0, start) : max(0, start) + count]
 
+    # ---- marks ----
+
+    def mark(self, place: int) -> bool:
+        """Mark the line at a place, or take its mark off; whether it is marked now."""
+        self._marked ^= {self._shown[place].number}
+        return self.is_marked(self._shown[place])
+
+    def is_marked(self, entry: Entry) -> bool:
+        return entry.number in self._marked
+
+    def marks(self) -> list[int]:
+        """The places of marked lines, from top to bottom."""
+        return [place for place, entry in enumerate(self._shown) if entry.number in self._marked]
+
     def matches_in(self, text: str) -> list[tuple[int, int]]:
         """Where the pattern stands in a line."""
         if self._seek is None:
@@ -90,12 +106,14 @@ class Logbook:
             lines.append(entry)
 
     def _passes(self, entry: Entry) -> bool:
-        return self._seek is None or entry.aside or self._seek.search(entry.text) is not None
+        told = entry.aside or self.is_marked(entry)
+        return self._seek is None or told or self._seek.search(entry.text) is not None
 
     def _shrink(self) -> None:
         over = len(self._lines) - MOST_LINES
         if over > MOST_LINES // 10:
-            gone = set(id(entry) for entry in self._lines[:over])
+            gone = {entry.number for entry in self._lines[:over]}
             del self._lines[:over]
-            self._shown = [entry for entry in self._shown if id(entry) not in gone]
+            self._shown = [entry for entry in self._shown if entry.number not in gone]
+            self._marked -= gone
             self.dropped += over

@@ -38,7 +38,7 @@ def blocks(
         ("Needs you", _needs_you(mirror, now)),
         ("Learning", outlook.learned(found, seen, now)),
         ("Moving", _moving(mirror, seen, now)),
-        ("Bottleneck", _bottleneck(mirror, why, now)),
+        ("Bottleneck", _bottleneck(mirror, why, now, width - _TITLE)),
         ("Data", outlook.data(found, seen, oldest)),
         ("Policy", outlook.policy(found)),
         ("Fleet", _fleet(mirror)),
@@ -105,11 +105,17 @@ def _moving(mirror: Mirror, seen: Outlook, now: float) -> list[Line]:
     return [*lines, tuple(units)]
 
 
-def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float) -> list[Line]:
+def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) -> list[Line]:
     """One sentence on what holds the others up; without a data plane, the chains of who waits for whom."""
     pulse = mirror.get("pulse")
     if isinstance(pulse, PulseRow) and pulse.sentence:
         since = f", for {age(now - pulse.since_at)}" if pulse.bottleneck and pulse.since_at else ""
+        waits, _, what_it_hangs_on = pulse.sentence.rpartition("; ")
+        if waits and len(pulse.sentence) > room:
+            # What matters most stands last in a sentence, where a narrow line is cut.
+            if pulse.bottleneck == "tools":
+                return [(span(waits),), (span(what_it_hangs_on), Span(since, Tone.DIM))]
+            return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(pulse)]
         return [(span(pulse.sentence), Span(since, Tone.DIM)), *_tools(pulse)]
     if why is None or not why.chains:
         return []

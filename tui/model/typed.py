@@ -35,6 +35,7 @@ _VIEWS = {
     "records": "records",
     "steps": "training",
     "runs": "runs",
+    "accounting": "accounting",
 }
 
 

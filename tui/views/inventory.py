@@ -1,4 +1,4 @@
-"""Tasks, checkpoints and keys: lists in which one points at what is meant.
+"""Tasks, checkpoints and keys: lists in which one points at what is meant; and the account of all that is stored.
 
 Invariant: an act names what was under the cursor, or what was marked, by its id at the key press.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.client import Client
 from agentrl.protocol.commands import KeyRow
-from agentrl.protocol.data import ListRows, Page, Story
+from agentrl.protocol.data import AccountReport, ListRows, Page, Story
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import intents, inventory
 from tui.model.ink import Line
@@ -165,3 +165,16 @@ class CheckpointPage(AskedPage):
 
     def told(self, width: int) -> list[Line]:
         return inventory.of_checkpoint(self._answer, width)
+
+
+class AccountPage(AskedPage):
+    """Whether anything was lost or counted twice."""
+
+    def __init__(self) -> None:
+        super().__init__("accounting", ("accounting",))
+
+    async def ask(self, client: Client) -> AccountReport:
+        return await client.accounting(deadline_s=ANSWER_S)
+
+    def told(self, width: int) -> list[Line]:
+        return inventory.of_account(self._answer, width)

@@ -34,16 +34,23 @@ class LogLines(Painted):
         self.follow = True
         self.top = 0
         self._left = 0
-        self._names: dict[str, Tone] = {}
+        self._at: Entry | None = None
+        """The mark that was gone to; none after any other move."""
 
     def take(self, book: Logbook) -> None:
-        self.book, self.top, self.follow, self._left = book, 0, True, 0
+        self.book, self.top, self.follow, self._left, self._at = book, 0, True, 0, None
 
     def drawing(self, width: int, height: int) -> list[Drawn]:
         most = max(0, len(self.book) - height)
         self.top = most if self.follow else max(0, min(self.top, most))
-        drawn: list[Drawn] = [(self._line(e, width), "") for e in self.book.window(self.top, height)]
+        drawn = [self._drawn_line(entry, width) for entry in self.book.window(self.top, height)]
         return drawn or [((Span(" nothing written yet", Tone.DIM),), "")]
+
+    def _drawn_line(self, entry: Entry, width: int) -> Drawn:
+        if not self.book.is_marked(entry):
+            return self._line(entry, width), ""
+        sign = Span("◆ ", Tone.ACCENT)
+        return (sign, *self._line(entry, max(1, width - 2))), "cursor" if entry is self._at else "match"
 
     def _line(self, entry: Entry, width: int) -> Line:
         if entry.aside:
@@ -75,9 +82,52 @@ class LogLines(Painted):
         self.repaint()
 
     def scroll_lines(self, by: int) -> None:
+        self._show(self.top + by)
+        self._at = None
+
+    def _show(self, top: int) -> None:
         most = max(0, len(self.book) - self.size.height)
-        self.top = max(0, min(most, self.top + by))
+        self.top = max(0, min(most, top))
         self.follow = self.top >= most
+
+    # ---- marks ----
+
+    def mark(self) -> str:
+        """On or off: of the mark that was gone to, else of the newest line while that is followed, else of the top one.
+        What is wrong, if nothing can be marked."""
+        if not len(self.book):
+            return "Nothing is written yet."
+        place = self._place_of_mark()
+        if place is None:
+            place = len(self.book) - 1 if self.follow else self.top
+        stays = self.book.mark(place) and not self.follow
+        self._at = self._entry(place) if stays else None
+        self.repaint()
+        return ""
+
+    def to_mark(self, by: int) -> str:
+        """Go to the next mark, or the one before; what is wrong, if there is none."""
+        marks, here = self.book.marks(), self._place_of_mark()
+        if here is None:
+            seen = self.top + self.size.height if self.follow else self.top
+            here = seen if by < 0 else self.top - 1
+        found = [place for place in marks if (place > here if by > 0 else place < here)]
+        if not found:
+            return f"There is no mark {'after' if by > 0 else 'before'} this." if marks else "m marks a line."
+        place = found[0] if by > 0 else found[-1]
+        self._show(place - self.size.height // 3)
+        self._at = self._entry(place)
+        self.repaint()
+        return ""
+
+    def _entry(self, place: int) -> Entry:
+        (entry,) = self.book.window(place, 1)
+        return entry
+
+    def _place_of_mark(self) -> int | None:
+        if self._at is None:
+            return None
+        return next((place for place in self.book.marks() if self._entry(place) is self._at), None)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         self.scroll_lines(WHEEL_ROWS)
@@ -173,6 +223,19 @@ class Logs(View):
     def do_logs_follow(self) -> None:
         self.lines.follow = not self.lines.follow
         self.repaint()
+
+    def do_logs_mark(self) -> None:
+        self._tell(self.lines.mark())
+
+    def do_logs_next_mark(self) -> None:
+        self._tell(self.lines.to_mark(1))
+
+    def do_logs_previous_mark(self) -> None:
+        self._tell(self.lines.to_mark(-1))
+
+    def _tell(self, wrong: str) -> None:
+        if wrong:
+            self.console_app.say(wrong)
 
     def do_logs_unit(self) -> None:
         self.console_app.asking.choose_unit(lambda unit: self.open([unit]))

@@ -28,6 +28,8 @@ from tui.widgets.lines import Table
 
 MOST_TOKENS = 50_000
 """What a person can look through; the command line has all of them."""
+UNDER_WAY = "status=running"
+NEWEST, OLDEST = "-created_at", "age"
 TURNS = 100
 BEFORE = 10
 """Turns before the one that was jumped to, where not all are asked for."""
@@ -38,7 +40,7 @@ _ROUND = re.compile(r"#r(\d+)\.")
 
 
 class Records(AskedList):
-    """Attempts, the newest first."""
+    """Attempts, the newest first; or those under way, of which the oldest is the one that is stuck."""
 
     name_in_registry = "records"
     what = "records"
@@ -48,13 +50,25 @@ class Records(AskedList):
 
     async def ask(self, client: Client) -> dict[str, Any]:
         page = await client.list_records(
-            filter=self.filter_text, sort="-created_at", limit=self._wanted, deadline_s=ANSWER_S
+            filter=self.filter_text, sort=self._sort_asked, limit=self._wanted, deadline_s=ANSWER_S
         )
         self._more = bool(page.after)
         return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
 
     def cli_line(self) -> tuple[str, ...]:
-        return ("records", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
+        filtered = ("--filter", self.filter_text) if self.filter_text else ()
+        return ("records", "list", *filtered, *(("--sort", OLDEST) if self.filter_text == UNDER_WAY else ()))
+
+    @property
+    def _sort_asked(self) -> str:
+        return OLDEST if self.filter_text == UNDER_WAY else NEWEST
+
+    def do_records_under_way(self) -> None:
+        # What was aimed at is not what one looks for now.
+        self.table.model.cursor = None
+        self.table.model.replace({})
+        self.take_filter("" if self.filter_text == UNDER_WAY else UNDER_WAY)
+        self.console_app.paint_chrome()
 
     def do_drill(self) -> None:
         if (row := self._target()) is not None:

@@ -106,6 +106,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             made.append((Span(said, Tone.STRONG),))
             if self._would:
                 made.append((span(self._would),))
+            if hit := staleness.dropped(self._ages):
+                made.append(hit)
         if self._told_of == (row.name, row.revision):
             made += [_change(each) for each in reversed(self._history)]
         return [cut((Span("  "), *line), width) for line in made[:height]]

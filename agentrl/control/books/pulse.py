@@ -188,8 +188,8 @@ def sentence(kind: str, busy: Mapping[str, float], in_tools: float, in_model: fl
     waits = f"trainer waits {1 - busy['trainer']:.0%} for batches" if "trainer" in busy else ""
     why = {
         "admission": "no episodes are under way: `agentrl why`",
-        "tools": f"episodes stand {in_tools:.0%} in tools{_named(slowest)}",
-        "engines": f"episodes stand {in_model:.0%} in model calls",
+        "tools": f"episodes {in_tools:.0%} in tools{_named(slowest)}",
+        "engines": f"episodes {in_model:.0%} in model calls",
     }.get(kind, "")
     return "; ".join(part for part in (waits, engines, why) if part)
 

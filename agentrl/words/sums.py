@@ -1,0 +1,30 @@
+"""The account of a run as people read it: what there is of everything, and what does not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentrl.protocol.data import AccountProblem, AccountReport
+
+ALL_AGREE = "All sums agree."
+
+
+def sums(report: AccountReport) -> list[str]:
+    """A line for each kind of thing."""
+    made = []
+    for name, by_purpose in (("tasks", report.tasks), ("records", report.records)):
+        for purpose, by_status in sorted(by_purpose.items()):
+            made.append(f"{name} ({purpose}): {sum(by_status.values())} = {_sum(by_status)}")
+    made.append(f"seats: {_sum(report.seats)}")
+    made.append(f"steps: {_sum(report.steps)}; {report.trained_records} records trained")
+    made.append(f"attempts that ended: {_sum(report.outcomes)}")
+    return made
+
+
+def disagreement(problem: AccountProblem) -> str:
+    more = " …" if problem.count > len(problem.examples) else ""
+    return f"does not agree: {problem.count} {problem.what}: {', '.join(problem.examples)}{more}"
+
+
+def _sum(parts: Mapping[str, int]) -> str:
+    return " + ".join(f"{count} {name}" for name, count in sorted(parts.items())) or "none"

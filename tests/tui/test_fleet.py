@@ -1,0 +1,48 @@
+"""The fleet in columns and lines: what is wrong stands where the narrowest terminal shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.protocol import rows
+from agentrl.protocol.messages import ProcessInfo
+from tui.model import fleet
+from tui.model.ink import cut
+from tui.model.mirror import Mirror
+
+
+def hosts(*strays: ProcessInfo, disk_full: str = "") -> str:
+    mirror = Mirror()
+    row = rows.HostRow("far", "up", cpu_percent=7, disk_free_bytes=1 << 40, strays=strays, disk_full=disk_full)
+    mirror.put("host/far", row)
+    return "".join(part.text for part in cut(fleet.hosts(mirror), 80)).strip()
+
+
+def stray(pid: int) -> ProcessInfo:
+    return ProcessInfo(pid=pid, command="sleep 3333", why="mark; its incarnation has ended")
+
+
+def test_who_still_holds_a_host_is_named_before_its_load() -> None:
+    assert hosts() == "far up cpu 7% disk 1T free"
+    assert hosts(stray(71)).startswith("far up stray: pid 71 sleep 3333 (mark; its incarnation has ended) cpu 7%")
+    assert hosts(stray(71), stray(72), stray(73)).startswith("far up stray: pid 71 sleep 3333 and 2 more (mark; ")
+    assert hosts(disk_full="/scratch is full").startswith("far up /scratch is full cpu 7%")
+
+
+@pytest.mark.parametrize(
+    ("serving", "weights", "shown"),
+    [
+        ("", None, ""),
+        ("", 3, "v3"),
+        ("serving(v412)", 412, "v412"),
+        ("loading(v4)", None, "→v4"),
+        ("loading(v3→v4)", 3, "→v4"),
+    ],
+)
+def test_which_weights_an_engine_has_or_loads_fits_its_column(serving: str, weights: int | None, shown: str) -> None:
+    mirror = Mirror()
+    row = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, serving=serving, weights=weights)
+    column = next(column for column in fleet.columns(mirror) if column.name == "weights")
+    told = column.show(row, 0.0).text
+    assert told == shown
+    assert len(told) <= column.width

@@ -1,0 +1,97 @@
+"""Marks in a log: what one came by is found again, while lines come and while a filter is on."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.protocol.messages import LogChunk
+from tests.cli.scripted import Scripted
+from tests.tui import still
+from tests.tui.conftest import Screen, opened, populate
+from tui.model.logbook import MOST_LINES, Logbook
+
+LINES = [f"line {number} of the log" for number in range(200)]
+
+
+def marked(screen: Screen) -> list[str]:
+    """The marked lines that are seen, without their signs."""
+    return [line.strip().removeprefix("◆ ") for line in screen.lines if line.strip().startswith("◆ ")]
+
+
+async def see(screen: Screen, *expected: str) -> None:
+    await screen.shows(*(f"◆ {line}" for line in expected))
+    assert marked(screen) == list(expected)
+
+
+async def test_lines_are_marked_found_again_and_let_go(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.answers["read_logs"] = still.log(LINES)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("6")
+        await screen.shows(LINES[-1], "following")
+        await screen.press("n")
+        await screen.shows("m marks a line.")
+        await screen.press("m")
+        await see(screen, LINES[-1])
+        # The first line is what is said of the log itself, so a line stands one further down than its number.
+        await screen.press("home", "down", "m")
+        await see(screen, LINES[0])
+        await screen.press("pagedown", "pagedown", "m")
+        (second,) = marked(screen)
+        await screen.press("n")
+        await see(screen, LINES[-1])
+        await screen.press("n")
+        await screen.shows("There is no mark after this.")
+        await screen.press("N")
+        await see(screen, second)
+        await screen.press("N")
+        await see(screen, LINES[0])
+        await screen.press("N")
+        await screen.shows("There is no mark before this.")
+
+        await screen.press("slash", "9", "9", "enter")
+        await screen.shows(LINES[99], LINES[199])
+        assert marked(screen) == [LINES[0], second, LINES[-1]], "a filter hides no line that is marked"
+        await screen.press("n", "m")
+        await screen.press("slash", "9", "9", "x", "enter")
+        await see(screen, LINES[0], LINES[-1])
+
+
+async def test_a_mark_stays_on_its_line_while_others_come(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.answers["read_logs"] = still.log(LINES[:100])
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("6")
+        await screen.shows(LINES[99])
+        await screen.press("m")
+        await see(screen, LINES[99])
+        coordinator.answers["read_logs"] = still.log(LINES)
+        await screen.shows(LINES[-1], "following")
+        assert marked(screen) == []
+        await screen.press("N")
+        await see(screen, LINES[99])
+        await screen.shows("standing", LINES[100])
+
+
+async def test_an_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 0, 0, b"", 0)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("6")
+        screen.app.views["logs"].lines.book = Logbook()
+        await screen.press("m")
+        await screen.shows("Nothing is written yet.")
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_marks_of_lines_that_were_dropped_are_gone_and_the_others_stay(merged: bool) -> None:
+    book = Logbook(merged=merged)
+    book.add("web-0", [f"line {number}" for number in range(MOST_LINES)])
+    assert book.mark(0)
+    assert book.mark(MOST_LINES - 1)
+    book.add("web-0", [f"more {number}" for number in range(MOST_LINES // 2)])
+    (place,) = book.marks()
+    (entry,) = book.window(place, 1)
+    assert (entry.text, book.is_marked(entry)) == (f"line {MOST_LINES - 1}", True)
+    assert not book.mark(place)
+    assert book.marks() == []
