@@ -56,13 +56,13 @@ def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None
     asyncio.run(look())
 
 
-def live(run: Run, keys: Sequence[str], *texts: str) -> None:
-    """The console that follows the run shows these texts after these keys."""
+def live(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None:
+    """The console that follows the run shows these texts after these keys; the last is for what `once` names."""
 
     def connect() -> Client:
         return Client.connect(run.name, state_dir=run.state_dir)
 
-    asyncio.run(_seen(Console(lambda mirror: Connection(mirror, connect)), keys, texts, lambda: None, ""))
+    asyncio.run(_seen(Console(lambda mirror: Connection(mirror, connect)), keys, texts, lambda: None, once))
 
 
 async def _seen(

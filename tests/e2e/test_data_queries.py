@@ -19,6 +19,7 @@ from agentrl.store.claims import Claim
 from agentrl.store.database import Database
 from agentrl.store.documents import (
     DispatchedSamplingTask,
+    ParsedCall,
     Record,
     ToolCall,
     Turn,
@@ -29,12 +30,14 @@ from agentrl.store.documents import (
 )
 from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary import pack_floats, pack_ids
+from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.store import flow
 from tests.waiting import eventually
 
 T = TypeVar("T")
 ROWS = 12
+UNREADABLE = 19
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,9 @@ def test_which_record_is_stuck_on_which_sampler_in_which_call(run: Run) -> None:
     assert row["age_s"] >= 0
     shown = run.raw("records", "list", "--filter", "status=running").stdout
     assert "tool call search.find" in shown
+    onscreen.live(run, ("7", "s"), claim.record.id, "running", "tool call search.find")
+    found = (f"{claim.record.id}  running", "it has not ended, on sampler-3.7", "search.find", "is requested")
+    onscreen.live(run, ("7", "s", "enter"), *found, once="tool call search.find")
 
 
 def test_pages_put_together_are_the_whole_list(run: Run) -> None:
@@ -155,6 +161,31 @@ async def hostile(database: Database) -> Claim:
     return claim
 
 
+def test_calls_that_cannot_be_read_are_one_line_with_their_count_and_lead_to_the_turn(run: Run) -> None:
+    claim = in_store(run, unreadable)
+    kinds = run.cli("tools", "errors", "--filter", "status=malformed")
+    (kind,) = kinds
+    assert (kind["count"], kind["status"], kind["error_class"]) == (UNREADABLE, "malformed", "policy")
+    assert kind["message"] == "failed to decode tool call: line # column #"
+    assert {sample["record"] for sample in kind["samples"]} == {claim.record.id}
+    onscreen.live(run, ("7", "e"), f"{UNREADABLE} ", "malformed", "failed to decode tool")
+    turn = ("turn 0", "cannot be read as a call: failed to decode tool call: line 0 ")
+    onscreen.live(run, ("7", "e", "enter"), *turn, once="malformed")
+
+
+async def unreadable(database: Database) -> Claim:
+    """A record whose model never closes the bracket of a call."""
+    owner = await flow.sampler(database, "sampler-5.1")
+    claim = await claims.claim(database, owner)
+    assert claim is not None
+    record, writer = claim.record.id, Writer(database)
+    for index in range(UNREADABLE):
+        wrong = ParsedCall(error=f"failed to decode tool call: line {index} column 17")
+        said = Turn(id=turn_id(record, index), record=record, owner=owner, index=index, text="find(", parsed=[wrong])
+        await writer.turn(said)
+    return claim
+
+
 def test_tasks_are_sampled_again_and_the_audit_says_who_wanted_that(run: Run) -> None:
     (row, *_) = run.cli("tasks", "list", "--filter", "status=admitted", "--sort", "-id")["rows"]
     would = run.cli("tasks", "requeue", row["id"], "--dry-run")
@@ -198,6 +229,7 @@ def test_rows_are_added_while_the_run_lives(run: Run) -> None:
 def test_an_account_that_does_not_balance_has_an_exit_code_of_its_own(run: Run) -> None:
     balanced = run.cli("accounting")
     assert balanced["balanced"]
+    onscreen.live(run, ("7", "A"), "All sums agree.", f"tasks (train): {sum(balanced['tasks']['train'].values())} = ")
     assert sum(balanced["tasks"]["train"].values()) == len(run.cli("tasks", "list", "--limit", "1000")["rows"])
     stray = to_bson(Record(id="nowhere#r1.s0.a1", task="nowhere"))
     in_store(run, lambda database: database.insert_many("Record", [stray]))
@@ -205,6 +237,7 @@ def test_an_account_that_does_not_balance_has_an_exit_code_of_its_own(run: Run) 
         code, document = run.cli("accounting", check=False)
         assert code == ExitCode.UNBALANCED, document
         assert any(problem["examples"] == ["nowhere#r1.s0.a1"] for problem in document["problems"])
+        onscreen.live(run, ("7", "A"), "does not agree: 1 ", "nowhere#r1.s0.a1")
     finally:
         in_store(run, lambda database: database.delete_many("Record", {"_id": stray["_id"]}))
 
