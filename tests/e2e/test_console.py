@@ -3,84 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from agentrl.errors import ExitCode
 from tests.e2e.running import PYTHON, Run, running
+from tests.e2e.terminal import Terminal, console, sane
 from tests.waiting import eventually
-
-ROOT = Path(__file__).parents[2]
-
-
-class Terminal:
-    """A shell in tmux."""
-
-    def __init__(self, run: Run, width: int = 100, height: int = 30) -> None:
-        self._socket = f"t{uuid.uuid4().hex[:8]}"
-        self._environ = {**run.environ, "PYTHONPATH": str(ROOT), "TERM": "screen-256color"}
-        self._environ.pop("NO_COLOR")
-        self._tmux("new-session", "-d", "-x", str(width), "-y", str(height), "-c", str(run.file.parent), "sh")
-
-    def run(self, *words: str) -> None:
-        """Type a command line, and what tells its end."""
-        # In two parts, so that the typed line is not taken for the end.
-        settings = "stty -a | grep -oE -- '[ -](echo|icanon) '"
-        self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded $?; {settings}", "Enter")
-
-    def keys(self, *keys: str) -> None:
-        self._tmux("send-keys", *keys)
-
-    def type(self, text: str) -> None:
-        self._tmux("send-keys", "-l", text)
-
-    def seen(self) -> str:
-        return self._tmux("capture-pane", "-p")
-
-    def shows(self, *texts: str, within_s: float = 60.0) -> str:
-        def there() -> str:
-            seen = self.seen()
-            missing = [text for text in texts if text not in seen]
-            assert not missing, f"{missing} not in:\n{seen}"
-            return seen
-
-        return eventually(there, within_s=within_s)
-
-    def pid(self, what: str) -> int:
-        """The process in the foreground whose command line has these words."""
-        shell = self._tmux("display-message", "-p", "#{pane_pid}").strip()
-        found = subprocess.run(
-            ["pgrep", "-P", shell, "-f", what], capture_output=True, text=True, check=True, timeout=60
-        )
-        return int(found.stdout.split()[0])
-
-    def copied(self) -> str:
-        """What was last put on the terminal's clipboard."""
-        return self._tmux("show-buffer")
-
-    def take_copies(self) -> None:
-        """Programs inside may write to the clipboard."""
-        self._tmux("set-option", "-s", "set-clipboard", "on")
-
-    def modes(self) -> dict[str, bool]:
-        """What a program has asked of the terminal, and not taken back."""
-        names = ("alternate_on", "mouse_any_flag", "mouse_all_flag", "bracket_paste_flag", "cursor_flag")
-        told = self._tmux("display-message", "-p", " ".join(f"{name}=#{{{name}}}" for name in names))
-        return {name: value == "1" for name, _, value in (word.partition("=") for word in told.split())}
-
-    def close(self) -> None:
-        self._tmux("kill-server")
-
-    def _tmux(self, *words: str) -> str:
-        command = ["tmux", "-L", self._socket, "-f", "/dev/null", *words]
-        done = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=True, timeout=60)
-        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -99,21 +31,6 @@ def terminal(run: Run) -> Iterator[Terminal]:
         yield made
     finally:
         made.close()
-
-
-def console(run: Run, *options: str) -> tuple[str, ...]:
-    return (PYTHON, "-m", "agentrl", "tui", "--run", run.name, *options)
-
-
-def sane(terminal: Terminal, code: int | None) -> None:
-    """Back in the shell: it echoes, and nothing that a console asks of a terminal is left."""
-    seen = terminal.shows(f"ended {code}" if code is not None else "ended", "\n echo", "\n icanon")
-    assert "-echo" not in seen
-    left = terminal.modes()
-    assert not left["alternate_on"]
-    assert not left["mouse_any_flag"]
-    assert not left["mouse_all_flag"]
-    assert left["cursor_flag"]
 
 
 def test_the_command_line_is_copied_by_the_terminal_and_the_mouse_is_optional(run: Run, terminal: Terminal) -> None:
@@ -227,6 +144,16 @@ def test_a_signal_leaves_the_terminal_as_it_was(run: Run, terminal: Terminal, ho
     terminal.shows("Needs you", "read-only", "+ running")
     os.kill(terminal.pid("tui"), getattr(signal, f"SIG{how}"))
     sane(terminal, 128 + signal.SIGTERM)
+
+
+def test_inside_screen_it_is_drawn_takes_keys_and_leaves_the_terminal_sane(run: Run, terminal: Terminal) -> None:
+    terminal.run("screen", "-c", "/dev/null", *console(run))
+    terminal.shows("Needs you", "● running", "web 2/2")
+    terminal.keys("2", "End")
+    terminal.shows("UNIT▲", "▸ web-1", "● ready")
+    terminal.keys("q")
+    terminal.shows("[screen is terminating]")
+    sane(terminal, 0)
 
 
 def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, terminal: Terminal) -> None:
