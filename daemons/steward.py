@@ -25,7 +25,8 @@ from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
 
-IDLE_S = 0.1
+PACE_S = 0.2
+"""Between rounds that found something to do: sooner, each would ask for all of it and find a seat or two."""
 MOST_IDLE_S = 0.5
 """Between looks while nothing is to be done. A batch that is trained frees capacity every few seconds at most."""
 TELL_WAITS_EVERY_S = 2.0
@@ -76,7 +77,7 @@ def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:
-    told_at, idle_s = float("-inf"), IDLE_S
+    told_at, pause_s = float("-inf"), PACE_S
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             steward.paused = unit.paused
@@ -98,9 +99,8 @@ async def _serve(unit: Unit, steward: Steward) -> None:
             counted = done.admitted.counts
             unit.metric("in_flight", counted.in_flight)
             unit.metric("ready", counted.ready)
-            idle_s = IDLE_S if done.anything else min(2 * idle_s, MOST_IDLE_S)
-            if not done.anything:
-                await unit.sleep_async(idle_s)
+            pause_s = PACE_S if done.anything else min(2 * pause_s, MOST_IDLE_S)
+            await unit.sleep_async(pause_s)
 
 
 if __name__ == "__main__":
