@@ -136,9 +136,10 @@ class Unit:
 
     def ready(self) -> None:
         """The unit does what it is for."""
-        # What was imported and read until now stays: to go through all of it again and again costs a unit that
-        # serves many short calls a twentieth of its time.
-        gc.freeze()
+        if not gc.get_freeze_count():
+            # What was imported until now stays: to go through all of it again and again costs a unit that serves many
+            # short calls a twentieth of its time.
+            gc.freeze()
         self._account.write(ready=True)
         self._report_soon()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
+import pytest
+
 from agentrl.errors import ExitCode
 from agentrl.protocol import messages
 from tests.unit.conftest import Start
@@ -398,3 +400,26 @@ def _raising(what: str) -> str:
             raise {what}
         run_unit(main)
     """
+
+
+@pytest.mark.parametrize("installed", [True, False])
+async def test_a_unit_has_the_loop_in_c_where_it_is_installed_and_asyncios_elsewhere(
+    installed: bool, counterpart: Counterpart, start: Start
+) -> None:
+    if installed:
+        pytest.importorskip("uvloop", reason="the extra `fast` is not installed")
+    unit = start(
+        f"""
+        import asyncio, gc, importlib.util
+        from agentrl.unit import run_unit
+        found = importlib.util.find_spec
+        importlib.util.find_spec = lambda name: found(name) if {installed} or name != "uvloop" else None
+        async def main(unit):
+            unit.ready()
+            loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+            print("the loop is of", loop, "and imports are left alone:", gc.get_freeze_count() > 10_000)
+        run_unit(main)
+        """
+    )
+    assert await unit.code() == 0
+    assert f"the loop is of {'uvloop' if installed else 'asyncio'} and imports are left alone: True" in unit.text()
