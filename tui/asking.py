@@ -6,9 +6,9 @@ the way of all intents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentrlError
 from agentrl.protocol.rows import AlertRow, KnobRow
@@ -21,6 +21,7 @@ from tui.model import actions, details, intents, knobs, typed
 from tui.model.consequences import in_a_sentence
 from tui.model.ink import Tone
 from tui.model.intents import Intent
+from tui.model.trajectories import told_of
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -91,6 +92,22 @@ class Asking:
     def choose_unit(self, then: Callable[[str], None]) -> None:
         choices = self._units("")
         self._console.push_screen(Palette(choices, hint="which unit"), lambda unit: then(unit) if unit else None)
+
+    # ---- which record ----
+
+    def choose_record(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Open the only one, or the one that is chosen."""
+        console = self._console
+        if not rows:
+            console.say("No record is named here.")
+        elif len(rows) == 1:
+            console.navigation.open_record(str(rows[0]["id"]))
+        else:
+            # The end of an id tells one from the other.
+            choices = [Choice(id := str(row["id"]), id.rpartition("/")[2], "", told_of(row)) for row in rows]
+            console.push_screen(
+                Palette(choices, hint="which record"), lambda id: console.navigation.open_record(id) if id else None
+            )
 
     def _units(self, prefix: str) -> list[Choice]:
         rows = self._console.mirror.units

@@ -22,6 +22,7 @@ from tui.views.calls import ToolErrors
 from tui.views.inventory import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.logs import Logs
 from tui.views.page import AlertPage, Page, RowPage, UnitPage
+from tui.views.records import RecordPage
 from tui.views.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -139,6 +140,9 @@ class Navigation:
 
     def do_list_keys(self) -> None:
         self.open_page(Keys())
+
+    def open_record(self, id: str) -> None:
+        self.open_page(RecordPage(id))
 
     def open_unit(self, name: str) -> None:
         self.open_page(UnitPage(name))

@@ -19,12 +19,15 @@ from tui.playing import Playing
 from tui.shelling import Shelling
 from tui.views.base import View
 from tui.views.calls import FailedCalls, ToolErrors
-from tui.views.inventory import Checkpoints, Keys, Tasks
+from tui.views.inventory import Checkpoints, Keys, TaskPage, Tasks
+from tui.views.lists import StepPage
 from tui.views.page import AlertPage, UnitPage
 from tui.views.records import GroupPage, RecordPage, TokenTree
 from tui.views.tuning import KnobPage
 
 PAGES = (
+    StepPage,
+    TaskPage,
     ToolErrors,
     FailedCalls,
     RecordPage,

@@ -189,6 +189,36 @@ async def test_errors_of_tools_lead_to_a_trajectory_and_steps_to_their_records(c
         await screen.shows("gradient_norm 1.5", "its records (1 of 64)", RECORD)
 
 
+async def test_enter_leads_from_steps_tasks_and_attempts_to_records(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    other = "shop/train/0/000012#r1.s3.a0"
+    both = (row(other, outcome="engine died"), row(RECORD))
+    coordinator.answers["show_record"] = lambda args: msgspec.structs.replace(
+        story(), record=row(args.id), attempts=both
+    )
+    coordinator.answers["show_task"] = lambda args: data.Story({"id": args.id}, both)
+    async with opened(coordinator.state_dir, (120, 40)) as screen:
+        await screen.press("8")
+        await screen.shows("trainer-0.1/000007")
+        await screen.press("enter")
+        await screen.shows("its records (1 of 64)")
+        await screen.press("enter")
+        await screen.shows(f"▸ {RECORD}", "answered (policy)")
+        await screen.press("enter")
+        await screen.shows(f"▸ {other}")
+        await screen.press("7", "T")
+        await aeventually(lambda: screen.app.view.query_one("Table").model.target)  # type: ignore[attr-defined]
+        await screen.press("enter")
+        await screen.shows("its attempts (2 of 2)")
+        await screen.press("enter")
+        await screen.shows("000012#r1.s3.a0", "engine died", "000012#r1.s3.a1")
+        await screen.press("down", "enter")
+        await screen.shows(f"▸ {RECORD}", "answered (policy)")
+        await screen.press("escape")
+        await screen.shows("its attempts (2 of 2)")
+
+
 def long_story(after: int = -1, of: int = 60) -> data.RecordStory:
     turns = tuple({"index": n, "text": f"said {n}\nand more", "parsed": (), "tool_calls": ()} for n in range(of))
     return msgspec.structs.replace(

@@ -18,6 +18,8 @@ TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
     *("tasks", "checkpoints", "keys", "tool-errors", "failed-calls", "token-tree"),
 )
+RECORDS_BEHIND = ("step", "task", "record")
+"""Pages that name records."""
 VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training", "runs")
 """The screens in the order of their digits."""
 
@@ -157,6 +159,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("records.under-way", ("s",), "under way", "What has not ended, the oldest first.", ("records",), footer=57),
     Action("records.calls", ("c",), "failed calls", "Every failed tool call, for itself.", ("tool-errors",), footer=58),
     Action("records.export", ("X",), "export whole", "Whole trajectories of this filter, into a file.", ("records",)),
+    Action("page.record", ("enter",), "a record", "One of its records, or another attempt.", RECORDS_BEHIND, footer=50),
     Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record", "group"), footer=58),
     Action("record.again", ("r",), "again", "Asks for it once more.", ("record", "group"), footer=53),
     Action("record.colour", ("c",), "tokens by", "By weights, log-prob or training.", ("record",), footer=57),

@@ -64,8 +64,7 @@ def of_record(story: RecordStory, width: int, look: Look, segments: Sequence[Tok
     for call in story.under_way:
         what = f"{call['server']}.{call['tool']} " if call.get("server") else ""
         made.append((span(f"not part of a turn: {what}{call.get('id')} is {call.get('status')}", Tone.BUSY),))
-    others = [attempt for attempt in story.attempts if attempt.get("id") != record["id"]]
-    if others:
+    if others := other_attempts(story):
         made += [(), (Span("other attempts at this seat", Tone.ACCENT),)]
         made += [(span(f"  {each.get('id')}  {each.get('outcome') or each.get('status')}"),) for each in others]
     return Told(made, turns)
@@ -73,6 +72,11 @@ def of_record(story: RecordStory, width: int, look: Look, segments: Sequence[Tok
 
 def _made_by(record: Row) -> str:
     return f", on {record['owner']}" if record.get("owner") else ""
+
+
+def other_attempts(story: RecordStory) -> list[Row]:
+    """At the same seat."""
+    return [attempt for attempt in story.attempts if attempt.get("id") != story.record["id"]]
 
 
 def _facts(story: RecordStory) -> str:

@@ -65,6 +65,11 @@ def doing(row: Row) -> str:
     return f"{outcome}: {error}" if outcome and error else str(outcome or error)
 
 
+def told_of(row: Row) -> str:
+    """A record in a few words, behind its id."""
+    return " ".join(part for part in (shown(row.get("score")), doing(row) or str(row.get("status", ""))) if part)
+
+
 def record_columns() -> tuple[Column[Row], ...]:
     return (
         Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),

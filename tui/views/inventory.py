@@ -5,8 +5,9 @@ Invariant: an act names what was under the cursor, or what was marked, by its id
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from agentrl.client import Client
 from agentrl.protocol.commands import KeyRow
@@ -15,7 +16,7 @@ from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import intents, inventory
 from tui.model.ink import Line
 from tui.model.table import Column
-from tui.views.lists import ANSWER_S, AskedList, AskedPage
+from tui.views.lists import ANSWER_S, AskedList, AskedPage, NamesRecords
 from tui.views.page import Page as PlainPage
 
 NEWEST = {"list_tasks": "-admitted_at", "list_checkpoints": "-at"}
@@ -143,7 +144,9 @@ class Keys(AskedList):
             self.perform(intents.revoke_key(row.name))
 
 
-class TaskPage(AskedPage):
+class TaskPage(NamesRecords):
+    name_in_registry = "task"
+
     def __init__(self, task: str) -> None:
         super().__init__(task, ("tasks", "show", task))
         self._named = task
@@ -153,6 +156,9 @@ class TaskPage(AskedPage):
 
     def told(self, width: int) -> list[Line]:
         return inventory.of_task(self._answer, width)
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        return cast(Story, self._answer).records
 
 
 class CheckpointPage(AskedPage):

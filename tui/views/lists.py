@@ -8,13 +8,15 @@ act on a row is refused when the list was not answered lately, however young the
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
+from agentrl.protocol.data import Story
 from agentrl.words.amounts import age
 from tui.model import steps as steps_model
 from tui.model import trajectories
@@ -202,8 +204,21 @@ class AskedPage(Page):
         raise NotImplementedError
 
 
-class StepPage(AskedPage):
+class NamesRecords(AskedPage):
+    """A page that names records, which enter leads to."""
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        raise NotImplementedError
+
+    def do_page_record(self) -> None:
+        if self._answer is not None:
+            self.console_app.asking.choose_record(self.records())
+
+
+class StepPage(NamesRecords):
     """One step, with its metrics and records."""
+
+    name_in_registry = "step"
 
     def __init__(self, step: str) -> None:
         super().__init__(step, ("steps", "show", step))
@@ -214,3 +229,6 @@ class StepPage(AskedPage):
 
     def told(self, width: int) -> list[Line]:
         return trajectories.of_step(self._answer, width)
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        return cast(Story, self._answer).records

@@ -8,7 +8,7 @@ where it is when answers come.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from textual.app import ComposeResult
@@ -23,7 +23,7 @@ from tui.model.ink import Line, Span, Tone, span
 from tui.model.table import Column, TableModel
 from tui.model.tokens import Colouring, Node
 from tui.views.base import TableView
-from tui.views.lists import ANSWER_S, AskedList, AskedPage
+from tui.views.lists import ANSWER_S, AskedList, AskedPage, NamesRecords
 from tui.widgets.lines import Table
 
 MOST_TOKENS = 50_000
@@ -85,7 +85,7 @@ class Records(AskedList):
             self.console_app.navigation.open_page(GroupPage(str(row["id"])))
 
 
-class RecordPage(AskedPage):
+class RecordPage(NamesRecords):
     """One attempt, turn by turn."""
 
     name_in_registry = "record"
@@ -177,6 +177,10 @@ class RecordPage(AskedPage):
             super().do_move(how)
         else:
             self.go_to_turn(turn)
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Other attempts at its seat."""
+        return episode.other_attempts(self._answer)
 
     # ---- what keys do ----
 
