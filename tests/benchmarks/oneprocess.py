@@ -59,6 +59,7 @@ from agentrl.training.takeover import settings_of
 from agentrl.training.trajectories import Batch, Segment, Trajectory
 from agentrl.training.warmup import warm_up
 from assets import shopdata
+from tests.engines import unverified
 
 LOOK_EVERY_S = 0.01
 DEADLINE_S = 60.0
@@ -241,7 +242,7 @@ class OneProcess:
         """The weights go to the engine through a file in memory, as they do in a run, but unverified."""
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             await asyncio.to_thread(self._learner.save, Path(folder))
-            await self._engine.begin_with(folder, self._version)
+            await unverified.serve(self._engine, Path(folder), self._version)
 
     # ---- sampling ----
 

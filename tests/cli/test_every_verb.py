@@ -102,7 +102,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(WORDS, max_size=6))
 @example(arguments=["--json"])
 @example(arguments=["logs", "\udcff"])

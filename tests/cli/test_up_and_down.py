@@ -60,7 +60,8 @@ def test_up_of_a_run_that_nobody_knows(a_run: Run) -> None:
 
 
 def test_what_is_left_by_an_up_that_does_not_come_to_its_end(a_run: Run) -> None:
-    a_run.sidecar("web", SLEEPER)
+    # Whatever the first one came to before it was interrupted, the second one has nothing to be ready with.
+    a_run.sidecar("web", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
     eventually(lambda: (a_run.state_dir / "run.json").exists(), what="the beginning of up")

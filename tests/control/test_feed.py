@@ -149,7 +149,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(STEPS, st.sets(st.integers(0, 80)), st.sets(st.integers(0, 80)))
 def test_any_subscriber_ends_with_the_publishers_rows(
     steps: list[tuple[object, ...]], dropped: set[int], delayed: set[int]

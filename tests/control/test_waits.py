@@ -322,7 +322,7 @@ def own_waits(facts: UnitFacts) -> list[Wait]:
     return [wait for wait in facts.waits if not wait.who]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(worlds())
 def test_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
     chains = explain(units)
@@ -336,7 +336,7 @@ def test_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
         assert chain.culprit in {name for link in chain.links for name in (link.who, link.on)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(worlds())
 def test_a_circle_is_one_and_everything_else_ends_at_somebody_who_can_be_named(units: dict[str, UnitFacts]) -> None:
     for chain in explain(units):

@@ -41,19 +41,19 @@ def _only_protocol_errors(frame: bytes) -> None:
             decode(frame)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes(frame: bytes) -> None:
     _only_protocol_errors(frame)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(tag=tags, fields=st.dictionaries(names, values, max_size=6))
 def test_right_tag_with_any_fields(tag: str, fields: dict[str, Any]) -> None:
     _only_protocol_errors(msgspec.msgpack.encode({"type": tag, **fields}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     name=st.sampled_from(sorted({**MESSAGES, **ROWS})),
     at=st.integers(0, 10_000),

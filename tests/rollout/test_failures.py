@@ -19,6 +19,7 @@ from agentrl.http.server import listening
 from agentrl.rollout.speech import Speech
 from agentrl.store import accounting, database, indexes
 from agentrl.store.embedded import Mongod
+from tests.engines import unverified
 from tests.rollout.actors import Heard
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools
 from tests.store.server import server_in
@@ -141,7 +142,7 @@ async def test_a_prompt_longer_than_the_context_of_an_engine_is_refused_once(
     engine = EmbeddedEngine(slots=4, context=64)
     engine.start()
     try:
-        await engine.begin_with(str(model_dir), 1)
+        await unverified.serve(engine, model_dir, 1)
         async with listening(build_app(engine, TOKEN)) as url:
             await stage.register("engine", "engine-0", url, version=1, slots=4)
             await stage.task("what costs a pear? " * 100, n=1)

@@ -28,6 +28,7 @@ from agentrl.tokens.tree import TokenTree
 from agentrl.unit.environment import read_environment
 from agentrl.unit.unit import Unit
 from assets import shop
+from tests.engines import unverified
 from tests.rollout.conftest import TOKEN, Stage, configuration
 from tests.store.server import NAME
 from tests.unit.counterpart import Counterpart, Process
@@ -38,7 +39,7 @@ from tests.waiting import aeventually
 async def embedded(model_dir: Path) -> AsyncIterator[EmbeddedEngine]:
     engine = EmbeddedEngine(slots=16, context=1024)
     engine.start()
-    await engine.begin_with(str(model_dir), 1)
+    await unverified.serve(engine, model_dir, 1)
     yield engine
     await engine.close()
 
@@ -69,7 +70,7 @@ async def test_what_a_real_engine_generated_is_stored_token_by_token(
     async with stage.sampler():
         records = await stage.ended(count=16)
         # A new version in the middle changes nothing about what is stored of the old one.
-        await embedded.begin_with(str(model_dir), 2)
+        await unverified.serve(embedded, model_dir, 2)
     assert {record.status for record in records} == {"scored"}
     assert {record.outcome for record in records} <= {"token_limit", "no_answer", "answered", "turn_limit"}
     by_record = await trajectories.calls_of(stage.db, [record.id for record in records])

@@ -21,7 +21,7 @@ async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpa
 
 
 async def test_a_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.blocker", "--for", "4", "--at-most", "60", "--hold-gil")
+    start("-m", "assets.units.blocker", "--for", "2", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
     announced = counterpart.times_of(messages.UnitReport)[-1]
     await aeventually(lambda: counterpart.heard[-1][0] > announced + 1.0)
@@ -75,7 +75,7 @@ async def test_the_lag_of_a_blocked_async_loop_is_told(counterpart: Counterpart,
             unit.ready()
             await unit.sleep_async(0.5)
             with unit.phase("blocked", at_most_s=60):
-                time.sleep(4)
+                time.sleep(2.5)
             await unit.sleep_async(60)
         run_unit(main)
         """

@@ -24,7 +24,7 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.embedded.model import Model, score
 from agentrl.engines.embedded.requests import Request
 from agentrl.engines.embedded.slots import SlotEngine
-from agentrl.engines.embedded.weights import load_unverified, load_verified
+from agentrl.engines.embedded.weights import load_verified
 from agentrl.engines.manifest import Agreement, Manifest
 from agentrl.engines.protocol import (
     CallRefusedError,
@@ -203,12 +203,6 @@ class EmbeddedEngine:
             model, agreement = await asyncio.to_thread(_load, directory, version, manifest)
             await self._order(lambda: self._slots.switch(model))
             self.agreement = agreement
-
-    async def begin_with(self, path: str, version: int) -> None:
-        """Serve a model that has no manifest, such as the one a run begins with."""
-        async with self._updating:
-            model = await asyncio.to_thread(load_unverified, Path(path), version)
-            await self._order(lambda: self._slots.switch(model))
 
     async def pin(self, version: int, path: str = "") -> None:
         """Hold a version beside the current one, for calls that name it. It is loaded unless it is held already."""
