@@ -60,6 +60,7 @@ MOST_EVENTS = 500
 SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training, Runs)
 NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new"})
 """Who was given an address may see its run, and not reach others or write files where the console runs."""
+HELD = "alt+"
 CRASH_FILE = "console-crash.txt"
 TERMINATED = 128 + signal.SIGTERM
 
@@ -300,6 +301,14 @@ class Console(App[int]):
 
     def take_key(self, key: str) -> bool:
         """Do what it means here and now. False if it is for a dialog or a field, or means nothing."""
+        plain = key.removeprefix(HELD)
+        if plain == key or any(key in action.keys for action in self.registry):
+            return self._take(key)
+        # Terminals, tmux among them, take an escape and a key soon after it for one key with alt held.
+        escaped = self._take("escape")
+        return self._take(plain) or escaped
+
+    def _take(self, key: str) -> bool:
         if len(self.screen_stack) != 1 or self._leaving:
             return False
         if isinstance(self.focused, Input):

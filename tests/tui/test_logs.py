@@ -73,6 +73,22 @@ async def test_a_mark_stays_on_its_line_while_others_come(coordinator: Scripted)
         await screen.shows("standing", LINES[100])
 
 
+async def test_a_key_soon_after_escape_is_both_though_terminals_take_it_for_one(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.answers["read_logs"] = still.log(LINES)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("6", "slash", "9", "9", "enter")
+        await screen.shows("/99", LINES[199])
+        await screen.press("alt+1")
+        await screen.shows("Needs you")
+        await screen.press("6")
+        await screen.shows(LINES[198])
+        await screen.press("slash", "9", "alt+2")
+        await screen.shows("UNIT▲")
+        await screen.press("6")
+        await screen.shows(LINES[198])
+
+
 async def test_an_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 0, 0, b"", 0)
