@@ -175,13 +175,11 @@ class Database:
         *,
         sort: Sort | None = None,
         projection: Projection | None = None,
-        before: bool = False,
     ) -> Plain | None:
         """The document as it is after the update; None if none matched."""
-        returned = ReturnDocument.BEFORE if before else ReturnDocument.AFTER
         with _our_errors(collection):
             found: Plain | None = await self._database[collection].find_one_and_update(
-                filter, update, sort=sort, projection=projection, return_document=returned
+                filter, update, sort=sort, projection=projection, return_document=ReturnDocument.AFTER
             )
         return found
 
