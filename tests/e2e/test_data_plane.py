@@ -17,6 +17,7 @@ import pytest
 from agentrl.config.tokenfile import TOKEN_FILE
 from agentrl.store import access, accounting
 from agentrl.store.database import Database
+from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.engines.contract import servers
 from tests.small_run import data_plane, write_data
@@ -83,6 +84,8 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     assert nobody_is_too_old(second)
     assert not second["problems"]
     after = counted(run)
+    onscreen.live(run, ("7", "A"), "All sums agree.", f"steps: {STEPS + 2} committed")
+    onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "age_max ", once="committed")
     assert after["tasks"]["train"].keys() >= {"trained"}
     assert after["steps"] == {"committed": STEPS + 2}, "no step was lost or repeated"
     assert after["trained_records"] >= before["trained_records"]
@@ -191,6 +194,8 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
     assert (len(trajectories) > 1, first.stdout.splitlines()) == (True, exported.stdout.splitlines()[:1])
     ended = run.cli("records", "list", "--filter", "finished_at!=null", "--limit", "1000")["rows"]
     assert all(row["outcome"] and row["outcome_class"] for row in ended), "each has one reason why it ended"
+    onscreen.live(run, ("7",), "scored", ended[0]["outcome"])
+    onscreen.live(run, ("7", "enter"), "turn 0  v", "×", " at engine-0", "on sampler-0.1", once="scored")
     return True
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ExitCode
+from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.e2e.test_data_plane import UP_WITHIN_S, up
 from tests.small_run import data_plane, write_data
@@ -27,7 +28,7 @@ from tests.waiting import eventually
 
 WITHIN_S = 180.0
 BOUND, CHECKPOINT_EVERY = 2, 2
-LOAD_S = 20.0
+LOAD_S = 30.0
 WEIGHTS = "model.safetensors"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -98,7 +99,7 @@ def knob(run: Run, name: str) -> Any:
     return run.cli("tune", name)["knob"]
 
 
-def in_force(run: Run, name: str, value: float) -> None:
+def in_force(run: Run, name: str, value: float | str) -> None:
     eventually(lambda: knob(run, name)["in_force"] == value or None, within_s=WITHIN_S, what=f"{name} = {value}")
 
 
@@ -122,6 +123,7 @@ def test_what_is_added_in_mid_run_gets_its_share(run: Run) -> None:
         within_s=WITHIN_S,
         what="episodes of the new sampler at the new engine",
     )
+    onscreen.recorded(run, (), "engine 2/2", "sampler 2/2")
     goes_on(run)
     assert {row["unit"]: row.get("restarts", 0) for row in run.cli("status")["units"] if row.get("restarts")} == {}
 
@@ -143,6 +145,7 @@ def test_an_engine_that_hangs_in_loading_is_named_gets_no_calls_and_is_replaced(
     assert row.incarnation == 3
     (incident,) = [one for one in run.cli("events", "--kind", "incident") if one["unit"] == "engine-1"]
     assert f"Version {stuck} was not loaded within {LOAD_S:g} s" in str(incident)
+    onscreen.recorded(run, ("2", "down", "i", "end"), "incident engine-1.2", f"Version {stuck} was not loaded")
     assert serves_newest(run, "engine-1", 3) > stuck
 
 
@@ -171,6 +174,8 @@ def hangs_and_is_named(run: Run, stuck: int) -> None:
     (waits,) = (one for one in run.cli("why")["chains"] if one["links"][0]["who"] == "engine-1")
     assert waits["culprit"] == f"version {stuck}"
     assert versions(run)[-1]["engines"] == {"engine-0.1": "serving"}
+    onscreen.recorded(run, ("2", "down", "enter"), "engine-1.2", f"loading(v{stuck})")
+    onscreen.live(run, ("w",), f"engine-1 ← version {stuck}", f"culprit: version {stuck}")
 
 
 def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) -> None:
@@ -183,6 +188,7 @@ def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) 
         return row.reason
 
     assert "engine-1" in eventually(degraded, within_s=WITHIN_S, what="a run that says so")
+    onscreen.recorded(run, ("2", "down", "i"), f"engine-1.{before.incarnation}", "signal 9")
     goes_on(run)
     life = run.wait_incarnation("engine-1", above=before.incarnation).incarnation
     serves_newest(run, "engine-1", life)
@@ -205,7 +211,11 @@ def test_what_is_removed_in_mid_run_is_drained_and_no_record_is_lost(run: Run) -
     goes_on(run)
     assert run.cli(*of_the_removed, "outcome_class = infrastructure")["rows"] == [], "every call was made elsewhere"
     assert [one["unit"] for one in run.cli("events", "--kind", "incident") if "sampler" in one["unit"]] == []
+    never_made = "finished_at != null and generated_tokens = 0 and score != null"
+    assert run.cli("records", "list", "--filter", never_made)["rows"] == [], "an answer that nobody gave has no score"
     run.cli("accounting")
+    onscreen.recorded(run, (), "engine 1/1", "sampler 1/1")
+    onscreen.recorded(run, ("3", "t", "enter"), "drains and stops sampler-1", "✓ succeeded", once="scale: drains")
 
 
 # ---- the trainer dies ----
@@ -234,6 +244,7 @@ def test_after_the_trainers_death_no_version_is_used_twice_and_ages_go_over_both
     assert told["version"] == newest["id"]
     assert told["ready"] == {str(age): count for age, count in ages_of_ready(run, parents, newest["id"]).items()}
     assert all(int(age) > 0 for age in told["ready"]), "what was sampled before is older than what it begins with"
+    onscreen.live(run, ("5", "b"), "│", "← → try another bound", *(f" {count}" for count in told["ready"].values()))
 
 
 def ages_of_ready(run: Run, parents: dict[int, int | None], newest: int) -> Counter[int]:
@@ -276,6 +287,9 @@ def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
         f"the bound goes from {BOUND} to 0 with the next step and voids {voids[0] - voids[BOUND]} ready records"
         in (preview["effect"]["loses"])
     )
+    tighter = voids[BOUND - 1] - voids[BOUND]
+    would = f"voids {tighter} ready" if tighter else "voids and admits no ready record"
+    onscreen.live(run, ("5", "b", "left"), f"at {BOUND - 1}: {would}", once="try another bound")
     assert knob(run, "bound")["value"] == BOUND, "a preview changes nothing"
     code, _ = run.cli("tune", "bound", "0", check=False)
     assert code == ExitCode.REFUSED, "nobody said yes to what would be lost"
@@ -293,10 +307,25 @@ def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
     assert trained
     assert not trained & old, "every one of them was void"
 
+    the_strategy_can_be_another(run)
     run.cli("tune", "bound", "--undo")
     in_force(run, "bound", BOUND)
     goes_on(run)
     run.cli("accounting")
+
+
+def the_strategy_can_be_another(run: Run) -> None:
+    """Whom the bound hits is counted by how long the records took; where it starves the long ones, they are waited
+    for."""
+    hit = run.cli("staleness")["dropped"]
+    assert [part["from_s"] for part in hit] == sorted(part["from_s"] for part in hit)
+    assert sum(part["records"] for part in hit) >= 4
+    run.cli("tune", "strategy", "wait", "--note", "long tasks are starved")
+    in_force(run, "strategy", "wait")
+    onscreen.recorded(run, (), "strategy = wait by ")
+    goes_on(run)
+    run.cli("tune", "strategy", "--undo")
+    in_force(run, "strategy", "drop")
 
 
 def test_what_was_tuned_outlives_the_steward_and_the_coordinator_and_is_taken_back(run: Run) -> None:

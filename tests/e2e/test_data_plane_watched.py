@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.telemetry import learning
+from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.e2e.test_data_plane import UP_WITHIN_S, up
 from tests.small_run import data_plane, write_data
@@ -90,6 +91,8 @@ def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
     said = re.compile(r"(trainer waits \d+% for batches|the trainer is \d+% busy)")
     assert said.match(told["sentence"])
     assert said.search(run.raw("status").stdout)
+    onscreen.recorded(run, (), "Bottleneck", "trainer ")
+    onscreen.recorded(run, ("2", "home", "enter"), "engine-0", "of the last intervals")
 
 
 def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the_time_of_the_change(run: Run) -> None:
@@ -120,6 +123,7 @@ def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the
     at = time.strftime("%H:%M", time.localtime(lookup["changed_at"]))
     changed = f"shop.lookup p95 {lookup['before_s']:g} → {lookup['p95_s']:g} s since {at}"
     assert told["sentence"].endswith(f"% in tools: {changed}")
+    onscreen.recorded(run, (), "% in tools: shop.lookup p95 ", f" s since {at}")
     mood(run).unlink()
 
 
@@ -136,6 +140,7 @@ def test_a_tool_that_does_not_answer_is_at_the_end_of_the_chain(run: Run) -> Non
     assert " on sampler-0 ← tool shop.lookup, " in found["sentence"]
     assert found["because"].startswith("has not answered the call shop/train/")
     assert [link["who"].partition(" ")[0] for link in found["links"][:4]] == ["trainer-0", "batch", "task", "record"]
+    onscreen.live(run, ("w",), "trainer-0 ← batch", "culprit: tool shop.lookup", "has not answered the call")
     assert run.cli("status")["units"], "and the run can be asked for everything else meanwhile"
 
 
@@ -148,9 +153,27 @@ def test_its_server_is_left_alone_nothing_is_lost_and_it_goes_on_by_itself(run: 
         lambda: "shop needs toolbox-0: shop" in run.unit_row("steward-0").status or None,
         what="no admission",
     )
+    onscreen.recorded(run, (), "toolbox-0 leaves the tool server shop alone")
+    onscreen.recorded(run, ("4",), "tool-server-left-alone")
+    what_failed_is_no_answer(run)
     before = steps(run)
     mood(run).unlink()
     eventually(lambda: steps(run) >= before + 2 or None, within_s=WITHIN_S, what="steps go on")
     eventually(lambda: left_alone not in alerts(run) or None, within_s=WITHIN_S, what="the alert ends")
     assert run.cli("tasks", "list", "--filter", "status = dead").get("rows", []) == []
     assert set(run.incarnations().values()) == {1}, "nothing died for it"
+
+
+def what_failed_is_no_answer(run: Run) -> None:
+    """Each attempt that ended for it says so, has neither score nor reward of 0, and is counted with its kind."""
+    failed = run.cli("records", "list", "--filter", "outcome = tool_timeout", "--sort", "-finished_at")["rows"]
+    assert failed
+    assert {(row["status"], row["outcome_class"], row.get("score")) for row in failed} == {
+        ("failed", "infrastructure", None)
+    }
+    ended = run.cli("records", "list", "--filter", "finished_at != null", "--limit", "1000")["rows"]
+    assert all(row["outcome"] and row["outcome_class"] for row in ended)
+    (kind, *_) = run.cli("tools", "errors", "--filter", "status = timeout")
+    assert (kind["server"], kind["tool"], kind["error_class"]) == ("shop", "lookup", "infrastructure")
+    onscreen.live(run, ("7", "e"), "shop.lookup", "timeout", "lookup did not answer")
+    onscreen.live(run, ("7", "e", "enter"), "failed calls", "shop.lookup", "timeout", once="timeout")
