@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401 # else each life imports it anew
 
 from agentrl.store import access, database
 from agentrl.training.trainer import Trainer
