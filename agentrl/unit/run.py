@@ -77,7 +77,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     import uvloop
 
-    return uvloop.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 async def _run_in_own_loop(main: AsyncMain, term_deadline_s: float) -> int:
