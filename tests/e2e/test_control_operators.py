@@ -139,7 +139,8 @@ def test_an_error_of_a_tool_server_is_an_incident_with_its_last_lines(run: Run) 
     assert incident["done"] == "started again at once"
     assert incident["host"] == run.host().host
     assert run.wait_incarnation("tools-0", above=1).incarnation == 2
-    onscreen.recorded(run, ("2", "end", "i"), "tools-0")
+    onscreen.recorded(run, (), "tools-0.1 [exit 7]")
+    onscreen.recorded(run, ("2", "end", "up", "i"), "incident tools-0.1", "IndexError: the index is corrupt")
 
 
 def test_a_unit_that_cannot_be_placed_says_what_is_missing(run: Run) -> None:
@@ -260,7 +261,7 @@ def test_what_still_holds_the_node_is_named_while_the_run_is_up(run: Run, stray:
     assert found["command"] == "sleep 3333"
     assert found["incarnation"] == "trainer-3.2"
     assert found["why"] == "mark; its incarnation has ended"
-    onscreen.recorded(run, ("2",), "1 strays")
+    onscreen.recorded(run, ("2",), f"stray: pid {stray.pid} sleep 3333 (mark;")
 
 
 def test_what_still_holds_the_node_after_the_end_is_named_and_removed(
