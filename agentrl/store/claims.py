@@ -130,7 +130,7 @@ async def claim_several(
         last.found(found[-1]["order"])
         fresh = _is_fresh(found[0])
         if taken := await _take([one for one in found if _is_fresh(one) == fresh], mine, database):
-            return [Claim(record := load(Record, one | mine), await last.task_of(record), fresh) for one in taken]
+            return [Claim(record := load(Record, one), await last.task_of(record), fresh) for one in taken]
     last.found(None)
     return []
 
@@ -145,16 +145,17 @@ async def _first_open(database: Database, wanted: Plain, most: int, begin: int |
 
 
 async def _take(found: Sequence[Plain], mine: Plain, database: Database) -> list[Plain]:
-    """Those that are still as they were found, and this owner's from now on."""
+    """Those that are this owner's from now on, as they are then."""
     named: Plain = {"_id": {"$in": [one["_id"] for one in found]}}
+    fresh = _is_fresh(found[0])
     # Somebody may have begun one and given it back since, and then something of it is stored.
-    untouched = {"status": S.OPEN} | ({"started_at": None} if _is_fresh(found[0]) else {})
+    untouched = {"status": S.OPEN} | ({"started_at": None} if fresh else {})
     update = setting(mine, started_at={"$ifNull": ["$started_at", NOW]})
-    if await database.update_many("Record", named | untouched, update) == len(found):
-        return list(found)
+    taken = await database.update_many("Record", named | untouched, update)
+    if taken == len(found) and fresh:
+        return [one | mine for one in found]
     held = named | {"status": S.RUNNING, "owner": mine["owner"]}
-    names = {one["_id"] for one in await database.find("Record", held, projection=["_id"])}
-    return [one for one in found if one["_id"] in names]
+    return await database.find("Record", held, sort=[("order", 1), ("seat", 1)])
 
 
 def _is_fresh(record: Plain) -> bool:

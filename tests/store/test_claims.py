@@ -104,6 +104,22 @@ async def test_what_somebody_began_and_gave_back_meanwhile_is_not_taken_for_new(
     assert sorted((one.record.seat, one.fresh) for one in claimed) == [(0, False), (1, True)]
 
 
+async def test_what_somebody_went_on_with_meanwhile_is_taken_as_it_is_then(db: Database) -> None:
+    [task] = await queue(db, 1)
+    await admit(db, task, n=1)
+    begun = await claims.claim(db, OTHER)
+    assert begun is not None
+    await claims.hand_back(db, begun.record.id, OTHER)
+
+    async def go_on() -> None:
+        assert await claims.claim(db, OTHER)
+        await db.update_many("Record", {"_id": begun.record.id}, {"$set": {"turns": 3}})
+        await claims.hand_back(db, begun.record.id, OTHER)
+
+    [claimed] = await claims.claim_several(Interrupted(db, go_on), MINE, 2)
+    assert (claimed.fresh, claimed.record.turns, claimed.record.owner) == (False, 3, MINE)
+
+
 async def test_a_claim_whose_answer_was_lost_is_still_a_claim(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=3)
