@@ -101,6 +101,14 @@ async def test_nobody_is_asked_who_is_not_ready(change: dict[str, Any], says: st
     assert not room.asked
 
 
+async def test_before_the_first_unit_is_known_nobody_says_that_the_run_has_no_steward() -> None:
+    room = Room()
+    room.serving._context.state.slots.clear()
+    with pytest.raises(UnavailableError, match="no unit is here yet") as caught:
+        await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
+    assert "run file" not in caught.value.hint
+
+
 async def test_one_that_starts_is_told_with_what_it_does_now() -> None:
     room = Room()
     room.slot.state = UnitState.STARTING

@@ -87,6 +87,11 @@ def test_the_policy_tells_every_number_with_the_band_of_a_healthy_run() -> None:
     assert all(width_of(line) <= 66 for line in outlook.policy(outlook.report([trainer], Outlook())))
 
 
+def test_a_band_of_a_ratio_is_not_told_beside_a_number_without_that_ratio() -> None:
+    told = text(outlook.policy(outlook.report([reported(entropy=0.05, weight_mean=1.0)], Outlook())))
+    assert told.split() == ["entropy", "0.05", "drift", "1", "0.5–2"]
+
+
 def test_the_numbers_of_a_step_without_anything_to_train_are_those_before_it() -> None:
     points = steps(5, entropy=lambda n: 0.5 + n)
     empty = Point("e", 6, NOW, {"reward_mean": 1.0})

@@ -228,7 +228,11 @@ async def test_the_same_screens_with_the_time_of_then_and_no_verbs(directory: Pa
         screen = Screen(app, pilot)
         await screen.shows("recording · 2030-01-31 14:02", "shop")
         await screen.press("P", "2")
-        await screen.shows("stands", "web-0", "calm")
+        await screen.shows("stands, ×0.25", "web-0", "calm")
+        await screen.press("right_parenthesis")
+        await screen.shows("stands, ×0.5")
+        await screen.press("left_parenthesis")
+        await screen.shows("stands, ×0.25")
         assert "restart" not in screen.lines[-1]
         await screen.press("r")
         await screen.shows("not possible: this is a recording")

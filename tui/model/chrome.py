@@ -83,7 +83,9 @@ def _freshness(mirror: Mirror, at: Circumstances) -> Line:
 
 def played(playback: Playback) -> str:
     """Where a recording stands, and how fast it goes."""
-    how = "at its end" if playback.over else f"×{playback.speed:g}" if playback.playing else "stands"
+    speed = f"×{playback.speed:g}"
+    # It is chosen while the recording stands, too.
+    how = "at its end" if playback.over else speed if playback.playing else f"stands, {speed}"
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(playback.position))} · {how}"
 
 

@@ -213,7 +213,8 @@ def policy(found: Report) -> list[Line]:
 
 def _measured(metric: Metric, title: str, shown: str, value: float | None) -> list[Span]:
     well = value is None or metric.is_normal(value)
-    band = _band(metric)
+    # Beside a number without the ratio that the band is of, it would be read as the number's own.
+    band = _band(metric) if value is not None else ""
     return [
         Span(f"{title} ", Tone.DIM),
         span(f"{shown}{'' if well else ' !'}", _well(well)),

@@ -106,6 +106,8 @@ class Serving:
             if slot.state is UnitState.READY and self._context.peers.is_heard(slot.unit):
                 return slot
         verb = f"`agentrl {spec.cli}` is served by the {spec.served_by}"
+        if not self._context.state.slots:
+            raise UnavailableError(f"{verb}, and no unit is here yet.", hint="`agentrl status` shows how it goes on.")
         if not slots:
             raise UnavailableError(f"{verb}, and this run has none.", hint="A run file with `environments:` makes one.")
         raise UnavailableError(
