@@ -61,17 +61,23 @@ async def since(database: Database, then: datetime | None) -> dict[str, float]:
 
 
 async def of_tools(database: Database, records: Sequence[str]) -> dict[str, ToolShare]:
-    """By `server/tool`."""
+    """By `server/tool`. All that nobody offers are one, `unknown`: policies invent names without end, and not every
+    one may name a field."""
     broken = {"$sum": {"$cond": [{"$eq": ["$error_class", "infrastructure"]}, 1, 0]}}
+    offered = {"$cond": [{"$eq": ["$server", ""]}, "", "$tool"]}
     groups = await database.aggregate(
         "ToolCall",
         [
             {"$match": {"record": {"$in": list(records)}}},
-            {"$group": {"_id": {"server": "$server", "tool": "$tool"}, "calls": {"$sum": 1}, "broken": broken}},
+            {"$group": {"_id": {"server": "$server", "tool": offered}, "calls": {"$sum": 1}, "broken": broken}},
         ],
     )
-    named = {f"{one['_id']['server']}/{one['_id']['tool']}".replace(".", "/"): one for one in groups}
+    named = {_name(one["_id"]["server"], one["_id"]["tool"]): one for one in groups}
     return {name: ToolShare(int(one["calls"]), int(one["broken"])) for name, one in sorted(named.items())}
+
+
+def _name(server: str, tool: str) -> str:
+    return f"{server}/{tool}".replace(".", "/") if server else "unknown"
 
 
 async def metrics_of_steps(database: Database, count: int) -> list[dict[str, float]]:

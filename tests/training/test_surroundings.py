@@ -12,7 +12,7 @@ import msgspec
 from agentrl.policies.states import Actor
 from agentrl.store import census, claims, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import Record, to_bson
+from agentrl.store.documents import Record, ToolCall, to_bson
 from agentrl.training import retention, selection
 from tests.store.flow import RULE, admit, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
@@ -119,6 +119,17 @@ async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:
     assert await selection.validity(db) == (1.0, "")
     told = await census.since(db, None)
     assert (told["attempts"], told["infrastructure_share"]) == (60, 0)
+
+
+async def test_tools_that_a_policy_invented_are_told_under_one_name(db: Database) -> None:
+    names = [("shop", "lookup"), ("", "lookuplookup"), ("", "no\0name"), ("", "a.b")]
+    calls = [
+        ToolCall(id=f"r/t{at}.0", record="r", task="t", turn=at, owner="sampler-0.1", server=server, tool=tool)
+        for at, (server, tool) in enumerate(names)
+    ]
+    await db.insert_many("ToolCall", to_bson(calls))
+    told = await census.of_tools(db, ["r"])
+    assert {name: share.calls for name, share in told.items()} == {"shop/lookup": 1, "unknown": 3}
 
 
 async def test_weights_that_an_evaluation_waits_for_stay_also_when_they_were_overtaken(

@@ -31,6 +31,16 @@ def test_colours_of_a_theme_are_a_persons_own_and_the_others_stay(tmp_path: Path
     assert themes(own)[0].success == "#123456"
 
 
+def test_the_file_in_the_documents_is_taken_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
+    [text] = [part.split("```")[0] for part in page.split("```yaml\n")[1:] if "unit.restart" in part]
+    file = tmp_path / "console.yaml"
+    file.write_text(text)
+    made = preferences.load(file)
+    assert made.theme == "light"
+    assert "f5" in made.keys["unit.restart"]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
