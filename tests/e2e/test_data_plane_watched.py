@@ -80,12 +80,13 @@ def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
         told = run.cli("status").get("pulse", {})
         assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= told.get("units", {}).keys(), told
         assert told["tools"], told
+        # In a short interval of a busy machine an engine may have had nothing to do.
+        assert told["units"]["engine-0"] > 0.0, told
+        assert told["in_tools"] + told["in_model"] > 0.0, told
         return told
 
     told = eventually(pulse, what="a pulse")
     assert all(0.0 <= share <= 1.0 for share in told["units"].values())
-    assert told["units"]["engine-0"] > 0.0
-    assert told["in_tools"] + told["in_model"] > 0.0
     (lookup,) = (tool for tool in told["tools"] if tool["name"] == "shop.lookup")
     assert 0.0 < lookup["p95_s"] < 10.0
     said = re.compile(r"(trainer waits \d+% for batches|the trainer is \d+% busy)")

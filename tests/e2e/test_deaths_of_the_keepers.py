@@ -98,7 +98,8 @@ def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_no
     run.sidecar("web", ["sleep", "1000"], count=2)
     run.config["supervision"]["coordinator_silent_s"] = 60.0
     run.up()
-    before, pid, silent_s = run.units(), run.coordinator_pid(), 5.0
+    # Long enough for a command to begin on a busy machine.
+    before, pid, silent_s = run.units(), run.coordinator_pid(), 15.0
     run.cli("tune", "supervision.coordinator_silent_s", str(silent_s))
 
     run.kill(pid, signal.SIGSTOP)
