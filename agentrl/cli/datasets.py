@@ -24,7 +24,10 @@ def look(loaded: Loaded, sets: Sequence[str]) -> list[str]:
         return []
     # Rows are read by a room that the command line does not know, so a program that does looks at them.
     command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
-    done = subprocess.run([*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False)
+    # In a session of its own: Ctrl-C is for this command, which ends that program with itself.
+    done = subprocess.run(
+        [*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False, start_new_session=True
+    )
     try:
         checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
     except msgspec.DecodeError:

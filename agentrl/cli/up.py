@@ -54,7 +54,7 @@ async def up(
     if launch.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
     launch.refuse_if_in_use(place)
-    _tell_of_datasets(loaded, chosen_sets)
+    _tell_of_datasets(loaded, chosen_sets, place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     paths.create_run(
@@ -98,11 +98,21 @@ def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, t
     return loaded, chosen_sets
 
 
-def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...]) -> None:
-    """Before anything is started; raises ConfigError for one that the steward would refuse."""
-    from agentrl.cli import datasets, output
+def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
+    """Before anything is started; raises ConfigError for one that the steward would refuse.
 
-    for sentence in datasets.look(loaded, sets):
+    A run that was not taken down has read them already, and whoever brings it up again is not refused for them.
+    """
+    from agentrl.cli import datasets, output
+    from agentrl.client.living import left_up
+
+    try:
+        told = datasets.look(loaded, sets)
+    except ConfigError as wrong:
+        if not left_up(place.state_dir):
+            raise
+        told = [str(wrong)]
+    for sentence in told:
         output.note(sentence)
 
 

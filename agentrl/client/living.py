@@ -69,6 +69,11 @@ def coordinator_of(state_dir: Path) -> Living | None:
     return _living("coordinator", state_dir / "coordinator.json")
 
 
+def left_up(state_dir: Path) -> bool:
+    """Whether a run was brought up and not taken down since, whoever of it lives."""
+    return (state_dir / "coordinator.json").exists()
+
+
 def keepers_of(state_dir: Path) -> list[Living]:
     """Coordinator and host agents of this host that live."""
     found = [coordinator_of(state_dir)]

@@ -33,6 +33,8 @@ SHIPPED = (single_turn.SingleTurnAgent, tool_agent.ToolAgent)
 IDLE_S = 0.05
 MOST_IDLE_S = 0.5
 """Between looks for work while there is none."""
+MOST_AT_ONCE = 16
+"""Seats of one claim: samplers that claim side by side shall share what is open."""
 LOOK_S = 0.25
 FEW_WAIT_S = 0.1
 """A few free seats wait for more; a claim of many costs as much as a claim of one."""
@@ -192,7 +194,7 @@ class Sampler:
             claimed = await claims.claim_several(
                 self._house.database,
                 self._house.lease.incarnation,
-                self._concurrency - self.running,
+                min(self._concurrency - self.running, MOST_AT_ONCE),
                 environments=None if len(able) == len(config.environments) else able,
                 resumable=usual,
                 last=self._last_claims,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -126,11 +127,15 @@ async def claim_several(
     mine = {"status": S.RUNNING, "owner": owner, "resumable": resumable}
     last = last or LastClaims(database)
     while found := await _first_open(database, wanted, most, last.begin()):
+        fresh, first = next(groupby(found, _is_fresh))
+        alike = list(first)
+        # Known before they are taken, so that nothing can fail between that and whoever works on them.
+        tasks = {one["_id"]: await last.task_of(load(Record, one)) for one in alike}
+        taken = await _take(alike, mine, database)
         # Whether or not they became ours, none of them is open any more.
-        last.found(found[-1]["order"])
-        fresh = _is_fresh(found[0])
-        if taken := await _take([one for one in found if _is_fresh(one) == fresh], mine, database):
-            return [Claim(record := load(Record, one), await last.task_of(record), fresh) for one in taken]
+        last.found(alike[-1]["order"])
+        if taken:
+            return [Claim(load(Record, one), tasks[one["_id"]], fresh) for one in taken]
     last.found(None)
     return []
 

@@ -38,6 +38,8 @@ INSERTED_AT_ONCE = 1000
 
 _DUPLICATE_KEY = 11000
 _OTHER_INDEX = frozenset({85, 86})
+KEYS_NOT_READ = 211
+"""A server that has just begun refuses the times that clients had from its former life, until it has read its keys."""
 _DISK_IS_FULL = frozenset({14031, 24})
 _LOGIN_FAILED = frozenset({13, 18})
 
@@ -298,7 +300,8 @@ def _translated(foreign: pymongo.errors.PyMongoError, where: str) -> AgentrlErro
     if codes & _LOGIN_FAILED:
         return ConfigError(f"MongoDB does not let this user in ({where}).", hint="Check the URL's user and password.")
     # A cursor that is not known any more was open when the server was killed.
-    if foreign.timeout or isinstance(foreign, pymongo.errors.ConnectionFailure | pymongo.errors.CursorNotFound):
+    away = isinstance(foreign, pymongo.errors.ConnectionFailure | pymongo.errors.CursorNotFound)
+    if foreign.timeout or away or KEYS_NOT_READ in codes:
         return StoreUnavailableError(f"MongoDB did not answer ({where}): {_shortly(foreign)}.")
     return StoreError(f"MongoDB refused an operation on {where}: {_shortly(foreign)}.")
 

@@ -139,6 +139,7 @@ class Unit:
         if not gc.get_freeze_count():
             # What was imported until now stays: to go through all of it again and again costs a unit that serves many
             # short calls a twentieth of its time.
+            gc.collect()
             gc.freeze()
         self._account.write(ready=True)
         self._report_soon()

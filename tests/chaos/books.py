@@ -16,6 +16,7 @@ import pymongo
 import pymongo.errors
 from pymongo.database import Database
 
+from agentrl.store.database import KEYS_NOT_READ
 from tests.waiting import eventually
 
 Plain = dict[str, Any]
@@ -126,7 +127,7 @@ class Witness:
             except pymongo.errors.ConnectionFailure:
                 self._over.wait(0.2)
             except pymongo.errors.OperationFailure as refused:
-                if not refused.has_error_label("ResumableChangeStreamError"):
+                if refused.code != KEYS_NOT_READ and not refused.has_error_label("ResumableChangeStreamError"):
                     self.failure = f"the change stream cannot be resumed: {refused}"
                     return
                 self._over.wait(0.2)

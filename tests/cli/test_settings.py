@@ -74,6 +74,17 @@ def test_a_dataset_that_cannot_be_trained_on_is_a_mistake_with_its_place(
     assert sentence in error["message"]
 
 
+def test_a_run_that_was_not_taken_down_is_not_refused_for_rows_that_went_wrong_since(shell: Shell) -> None:
+    (shell.home.parent / "learns.yaml").write_text(TRAINS)
+    assert "There is no dataset" in shell("up", "learns.yaml", "--dry-run", expect=ExitCode.CONFIG).err
+    state = shell.home / "learns"
+    state.mkdir(parents=True)
+    (state / "coordinator.json").write_text("{}")
+    said = shell("up", "learns.yaml", "--dry-run")
+    assert "There is no dataset" in said.err
+    assert "steward-0" in said.out
+
+
 def test_a_program_that_breaks_off_over_the_datasets_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,17 @@ async def test_what_somebody_went_on_with_meanwhile_is_taken_as_it_is_then(db: D
     assert (claimed.fresh, claimed.record.turns, claimed.record.owner) == (False, 3, MINE)
 
 
+async def test_those_begun_and_those_that_are_new_are_taken_in_one_order(db: Database) -> None:
+    for task in await queue(db, 4):
+        await admit(db, task, n=1)
+    begun = await claims.claim(db, OTHER)
+    assert begun is not None
+    await claims.hand_back(db, begun.record.id, OTHER)
+    last = LastClaims(db, clock=lambda: 0.0)
+    rounds = [places(await claims.claim_several(db, MINE, 2, last=last)) for _ in range(3)]
+    assert rounds == [[(0, 0)], [(1, 0), (2, 0)], [(3, 0)]]
+
+
 async def test_a_claim_whose_answer_was_lost_is_still_a_claim(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=3)

@@ -8,10 +8,19 @@ from datetime import UTC, datetime
 
 import pytest
 from pymongo import IndexModel, InsertOne, UpdateOne
+from pymongo.errors import OperationFailure
 
 from agentrl.errors import ConfigError
 from agentrl.store import database, updates
-from agentrl.store.database import AlreadyThereError, Database, Driver, StoreError, StoreUnavailableError
+from agentrl.store.database import (
+    KEYS_NOT_READ,
+    AlreadyThereError,
+    Database,
+    Driver,
+    StoreError,
+    StoreUnavailableError,
+    _our_errors,
+)
 from tests.store.server import empty_database
 
 
@@ -114,3 +123,9 @@ async def test_a_wrong_password_and_a_wrong_url_are_configuration_errors(mongo_u
     await stranger.close()
     with pytest.raises(ConfigError, match="cannot be used"):
         database.connect("http://somewhere", "x")
+
+
+def test_a_server_that_has_not_read_its_keys_again_is_one_that_does_not_answer_yet() -> None:
+    refused = OperationFailure("No keys found for HMAC that is valid for time", KEYS_NOT_READ)
+    with pytest.raises(StoreUnavailableError), _our_errors("Record"):
+        raise refused
