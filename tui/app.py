@@ -304,11 +304,12 @@ class Console(App[int]):
         plain = key.removeprefix(HELD)
         if plain == key or any(key in action.keys for action in self.registry):
             return self._take(key)
-        # Terminals, tmux among them, take an escape and a key soon after it for one key with alt held.
+        # Terminals, tmux among them, take an escape and a key soon after it for one key with alt held. Alt may also
+        # have been held, to edit what is typed, so the key does not act on what the escape leads to.
         escaped = self._take("escape")
-        return self._take(plain) or escaped
+        return self._take(plain, acts=False) or escaped
 
-    def _take(self, key: str) -> bool:
+    def _take(self, key: str, *, acts: bool = True) -> bool:
         if len(self.screen_stack) != 1 or self._leaving:
             return False
         if isinstance(self.focused, Input):
@@ -318,9 +319,10 @@ class Console(App[int]):
         own = actions.of_view(self.view.name_in_registry, self.registry)
         moves = actions.of_view("table", self.registry)
         action = next((each for each in (*own, *moves) if key in each.keys), None)
-        if action is not None:
-            self.do(action)
-        return action is not None
+        if action is None or (action.changes_the_run and not acts):
+            return False
+        self.do(action)
+        return True
 
     def do(self, action: Action) -> None:
         """What an action of the registry means in the view that is seen."""

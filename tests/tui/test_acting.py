@@ -191,6 +191,35 @@ async def test_what_the_coordinator_refuses_is_told_with_its_cure(coordinator: S
         await screen.shows("✖ drain web-1.7: web-1.7 was replaced by web-1.8. Look again.")
 
 
+async def test_a_key_with_alt_leaves_a_filter_and_does_not_act_on_the_row_beneath(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["scale"] = REVERSIBLE
+    async with opened(coordinator.state_dir) as screen:
+        await aimed_at(screen, "web-1")
+        await screen.press("plus")
+        await screen.shows("✓ scale web to 4: done", "u takes it back")
+        for key in ("alt+d", "alt+u"):
+            await screen.press("slash", "w", key)
+            await screen.shows("judge-0", "web-1")
+            assert not screen.app.view.filter_text
+        await screen.press("alt+d", "alt+2", "down", "d")
+        await aeventually(lambda: coordinator.sent("drain") == [commands.DrainUnits("web-2", incarnation=7)])
+        assert len(coordinator.sent("scale")) == 1, "nothing is taken back"
+
+
+async def test_a_key_with_alt_leaves_a_page_and_does_not_act_on_the_row_beneath(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("4")
+        await screen.shows("bad:judge-0")
+        await screen.press("enter")
+        await screen.shows("evidence")
+        await screen.press("alt+a")
+        await screen.shows("bad:judge-1")
+        await screen.press("down", "a")
+        await aeventually(lambda: coordinator.sent("acknowledge") == [commands.Acknowledge("bad:judge-1")])
+
+
 async def test_a_question_is_answered_once_however_fast_one_types(coordinator: Scripted) -> None:
     """The key behind the answer used to find the question still there, and to end the console."""
     populate(coordinator)

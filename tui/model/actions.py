@@ -14,6 +14,7 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import Permission
 
 EVERYWHERE = ""
+UNDO = "undo"
 TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
     *("tasks", "checkpoints", "keys", "tool-errors", "failed-calls", "token-tree"),
@@ -49,6 +50,11 @@ class Action:
     when: When = When.ALWAYS
     shells: bool = False
     """It changes the run by the command line, without a coordinator that could refuse."""
+
+    @property
+    def changes_the_run(self) -> bool:
+        """Itself, or by what it takes back."""
+        return bool(self.command) or self.shells or self.id == UNDO
 
     def allowed(self, permission: Permission, *, read_only: bool, replay: bool = False) -> bool:
         if self.when is (When.LIVE if replay else When.REPLAY):
@@ -93,7 +99,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("back", ("escape",), "back", "One step back: closes, or ends a filter."),
     Action("quit", ("q",), "quit", "Leaves the console. The run goes on.", footer=46),
     Action("filter", ("slash",), "filter", "Only rows with these words.", (*TABLES, "logs"), footer=51),
-    Action("undo", ("u",), "undo", "Takes the last act back, within 10 s.", when=When.LIVE),
+    Action(UNDO, ("u",), "undo", "Takes the last act back, within 10 s.", when=When.LIVE),
     Action("why", ("w",), "why", "Who waits for whom, and who is the culprit.", footer=20, when=When.LIVE),
     Action("freeze", ("z",), "freeze", "Stops and resumes repainting; the data goes on."),
     Action("copy-line", ("Y",), "copy", "Copies the command line that does or shows the same."),
