@@ -112,7 +112,7 @@ class World:
     def answer(self) -> None:
         """What was asked for comes while somebody looks."""
         if isinstance(self._app.view, AskedList):
-            self._app.view.take_answer(dict(self._told))
+            self._app.view.take_answer(dict(self._told), self._app.view.filter_text)
 
     def _tell(self, number: int, row: Any) -> None:
         if self._view not in ASKED:
@@ -248,6 +248,31 @@ async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
 @given(view=st.sampled_from(sorted(LISTS)), steps=STEPS)
 def test_an_act_hits_what_was_seen_or_nothing(view: str, steps: list[tuple[str, Any]]) -> None:
     asyncio.run(_lived(view, steps))
+
+
+async def test_the_answer_to_a_filter_leaves_the_cursor_where_somebody_put_it_meanwhile() -> None:
+    app = Noting()
+    async with app.run_test(size=(100, 16)) as pilot:
+        world, screen = World(app, "tasks"), Screen(app, pilot)
+        person = Person(app, screen, world, "tasks")
+        await person.go()
+        model = app.view.query_one(Table).model
+        for gone in (False, True):
+            app.view.take_filter(f"n>{gone:d}")
+            person.looks()
+            assert model.target is None, "what another filter found is not aimed at"
+            app.take_key("end")
+            person.looks()
+            assert person.seen is not None
+            seen = int(person.seen["id"].partition("-")[2])
+            world.snapshot({*NUMBERS} - ({seen} if gone else set()))
+            app._round()
+            await person.act(0)
+            assert bool(app.taken) is not gone
+        app.view.take_filter("")
+        world.answer()
+        person.looks()
+        assert person.seen is not None, "who has not moved it finds it on the first row"
 
 
 def test_acts_do_hit_something() -> None:

@@ -56,7 +56,6 @@ class AskedList(TableView):
         self._more = False
         self._answered_at: float | None = None
         """Clock of the last answer."""
-        self._answered_filter = ""
         self._coming: tuple[dict[str, Any], str] | None = None
         """An answer that is not painted yet, and its filter."""
 
@@ -129,11 +128,19 @@ class AskedList(TableView):
             (found, filter), self._coming = self._coming, None
             model = self.table.model
             model.replace(found)
-            if model.cursor is None or filter != self._answered_filter:
+            if model.cursor is None and filter == self.filter_text:
                 # Else it stays where it was, though its row may be gone: nothing is aimed at then.
                 model.aim_first()
-            self._answered_filter = filter
         super().update()
+
+    def take_filter(self, text: str) -> str:
+        """Rows that another filter found are not aimed at, unless by a person, until this one is answered."""
+        asks = not self.filters_at_once and text != self._filter
+        wrong = super().take_filter(text)
+        if asks:
+            self.table.model.cursor = None
+            self.table.repaint()
+        return wrong
 
     def apply_filter(self, words: frozenset[str]) -> None:
         """The steward does it."""
