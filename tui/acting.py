@@ -27,6 +27,9 @@ from tui.views.base import View
 if TYPE_CHECKING:
     from tui.app import Console
 
+NOT_FROM_A_PAGE = frozenset({"add_tasks"})
+"""Who was given an address may not name files of a host."""
+
 
 class Acting:
     """The one way in which the console changes something."""
@@ -96,6 +99,8 @@ class Acting:
         console, needed = self._console, intent.spec.permission
         if console.read_only:
             raise RefusedError("this console was opened read-only.", hint="Open it without --read-only.")
+        if console.settings.in_browser and intent.command in NOT_FROM_A_PAGE:
+            raise RefusedError("a page shall not have files of the steward's host read.", hint="A shell may.")
         if not console.mirror.permission.allows(needed):
             raise RefusedError(f"it needs {needed}, and this key is {console.mirror.permission}.")
         self._check_age(seen_in)

@@ -58,7 +58,7 @@ PAINTS_PER_S = 4
 WHY_EVERY_S = 5.0
 MOST_EVENTS = 500
 SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training, Runs)
-NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new"})
+NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new", "task.add"})
 """Who was given an address may see its run, and not reach others or write files where the console runs."""
 HELD = "alt+"
 CRASH_FILE = "console-crash.txt"
@@ -330,7 +330,10 @@ class Console(App[int]):
         if not self.may(action):
             why = f"this key is {self.mirror.permission}"
             if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
-                self.say(f"{action.title} is not possible: a page shows one run and writes no files.", Tone.WARN)
+                self.say(
+                    f"{action.title} is not possible: a page has one run and no files.",
+                    Tone.WARN,
+                )
                 return
             if self.read_only:
                 why = "this is a recording" if self.replay else "this console is read-only"

@@ -231,6 +231,14 @@ async def test_a_page_has_no_file_read_but_those_beside_the_runs_own(
         await aeventually(lambda: "A page takes run files" not in screen.text)
 
 
+async def test_a_page_names_no_file_for_the_steward_to_read(run: Scripted) -> None:
+    async with opened(run.state_dir, (120, 30), Settings(in_browser=True)) as screen:
+        await screen.press("colon")
+        await screen.type("tasks add /etc/shadow --environment shop")
+        await screen.press("enter")
+        await screen.shows("a page shall not have files of the steward's host read")
+
+
 async def test_what_the_console_starts_has_a_session_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
