@@ -350,6 +350,30 @@ async def test_the_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> 
         assert "turn 1" in screen.lines[2]
 
 
+async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    far = data.TokenStretch(0, -1, "model", f"{RECORD}/c150", 150, True, ids=(8,), texts=("fine",), log_probs=(-0.1,))
+    coordinator.answers["record_tokens"] = lambda _: data.TokenPart((far,), None, 1)
+
+    def told(args: Any) -> data.RecordStory:
+        found = long_story(args.after_turn, 250)
+        more = int(str(found.turns[-1]["index"])) < 249
+        return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=more)
+
+    coordinator.answers["show_record"] = told
+    async with opened(coordinator.state_dir, (120, 24)) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("end", "enter")
+        await screen.shows("said 0")
+        await screen.press("b")
+        await screen.shows("turn 150 says")
+        await screen.press("enter")
+        await screen.shows("said 150")
+        await aeventually(lambda: "turn 150" in screen.lines[2])
+
+
 async def test_who_has_gone_on_is_not_led_back_by_a_late_answer(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)

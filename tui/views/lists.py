@@ -189,7 +189,7 @@ class AskedPage(Page):
 
     def shown(self) -> None:
         super().shown()
-        self.run_worker(self._ask(), name=self.heading(), group="page")
+        self.ask_in_rounds(self._ask, "page")
 
     async def _ask(self) -> None:
         try:

@@ -98,17 +98,28 @@ class RecordPage(NamesRecords):
         self._after = -1 if turn is None or turn < TURNS else turn - BEFORE - 1
         """The turn before those that are here."""
         self._next: tuple[int, int] | None = None
-        """What is asked for in their place, and the turn to jump to then."""
+        """What is to be asked for in their place, and the turn to jump to then."""
+        self._under_way: int | None = None
+        """The turn that the question under way leads to."""
         self._look = Look()
         self._tokens: Tokens | None = None
         self._drawn: tuple[object, episode.Told] | None = None
 
+    async def _ask(self) -> None:
+        """Once more for a jump that was wanted while another question waited for its answer."""
+        await super()._ask()
+        while self._next is not None:
+            await super()._ask()
+
     async def ask(self, client: Client) -> Any:
         after, turn = self._next or (self._after, None)
-        self._next = None
-        story = await client.show_record(self._record, after_turn=after, limit=TURNS, deadline_s=ANSWER_S)
-        if self._tokens is not None or self._look.colouring is not Colouring.NONE:
-            self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+        self._next, self._under_way = None, turn
+        try:
+            story = await client.show_record(self._record, after_turn=after, limit=TURNS, deadline_s=ANSWER_S)
+            if self._tokens is not None or self._look.colouring is not Colouring.NONE:
+                self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+        finally:
+            self._under_way = None
         self._after = after
         self._wanted = self._wanted if turn is None else turn
         return story
@@ -141,9 +152,9 @@ class RecordPage(NamesRecords):
     def go_to_turn(self, turn: int) -> None:
         first, last = self._here()
         if first <= turn <= last:
-            self._wanted = turn
+            self._next, self._wanted = None, turn
             self.repaint()
-        elif not self.is_asking("page"):
+        elif turn != self._under_way:
             # Most of what is asked for lies where one is going.
             self._next = (max(-1, turn - 1 - (BEFORE if turn > last else TURNS // 2)), turn)
             self.ask_in_rounds(self._ask, "page")
