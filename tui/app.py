@@ -331,7 +331,7 @@ class Console(App[int]):
             why = f"this key is {self.mirror.permission}"
             if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
                 self.say(
-                    f"{action.title} is not possible: a page has one run and no files.",
+                    f"{action.title} is not possible: a page shows one run and no files.",
                     Tone.WARN,
                 )
                 return
