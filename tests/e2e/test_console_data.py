@@ -56,6 +56,8 @@ def test_a_trajectory_of_a_live_run_is_read_turn_by_turn(run: Run, terminal: Ter
     terminal.type(SCORED)
     terminal.keys("Enter")
     terminal.shows(f"/{SCORED}", "scored", "answered")
+    # The rows of before the filter stand until its answer; then only the run itself is running.
+    eventually(lambda: terminal.seen().count("running") == 1, what="the answer to the filter")
     terminal.keys("Home", "Enter")
     terminal.shows("asked: bake", "turn 0  v", " at engine-0", "→ shop.lookup(item='bake')", "on sampler-0.1")
     terminal.keys("]")
@@ -66,7 +68,8 @@ def test_a_trajectory_of_a_live_run_is_read_turn_by_turn(run: Run, terminal: Ter
     terminal.shows("tokens, ", " trained", "WEIGHTS")
     terminal.keys("Escape", "Escape")
     terminal.shows(f"/{SCORED}", "RECORD")
-    terminal.keys("a")
+    # Meanwhile the row may have left the page, and then nothing is aimed at before one moves.
+    terminal.keys("Home", "a")
     terminal.shows("attempts ", " at shop/train/", "turn 0")
     terminal.keys("q")
     sane(terminal, 0)
