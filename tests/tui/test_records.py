@@ -266,16 +266,17 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         assert asked[-1].filter == ""
 
 
+def of_250_turns(args: Any) -> data.RecordStory:
+    found = long_story(args.after_turn, 250)
+    more = int(str(found.turns[-1]["index"])) < 249
+    return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=more)
+
+
 async def test_every_turn_of_a_long_record_is_reached_by_keys(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
 
-    def told(args: Any) -> data.RecordStory:
-        found = long_story(args.after_turn, 250)
-        last = found.turns[-1]["index"]
-        return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=last < 249)
-
-    coordinator.answers["show_record"] = told
+    coordinator.answers["show_record"] = of_250_turns
     async with opened(coordinator.state_dir, (120, 24)) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
@@ -356,12 +357,7 @@ async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordin
     far = data.TokenStretch(0, -1, "model", f"{RECORD}/c150", 150, True, ids=(8,), texts=("fine",), log_probs=(-0.1,))
     coordinator.answers["record_tokens"] = lambda _: data.TokenPart((far,), None, 1)
 
-    def told(args: Any) -> data.RecordStory:
-        found = long_story(args.after_turn, 250)
-        more = int(str(found.turns[-1]["index"])) < 249
-        return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=more)
-
-    coordinator.answers["show_record"] = told
+    coordinator.answers["show_record"] = of_250_turns
     async with opened(coordinator.state_dir, (120, 24)) as screen:
         await screen.press("7")
         await screen.shows(RECORD)

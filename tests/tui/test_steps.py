@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from agentrl.protocol.data import ListRows, Page
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.waiting import aeventually
-from tui.model import steps as steps_model
 from tui.model.outlook import Outlook, learned, report
 from tui.model.steps import Steps
 
@@ -78,26 +76,25 @@ class Store:
 
 def look(steps: Steps, store: Store) -> None:
     asked = steps.question()
-    page = store.answer(ListRows(filter=asked, limit=steps_model.MOST))
+    page = store.answer(ListRows(filter=asked, limit=steps.most))
     steps.take(asked, page.rows, more=bool(page.after))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(THINGS, max_size=60))
 def test_the_newest_steps_are_known_without_a_hole_and_as_they_are(happened: list[str]) -> None:
-    store, steps = Store(), Steps()
-    with patch.object(steps_model, "MOST", FEW):
-        for what in [*happened, "look"]:
-            if what == "look":
-                look(steps, store)
-                if not steps.question():
-                    look(steps, store)  # A lineage has begun; the next round asks for all.
-                assert list(steps.rows) == store.rows[::-1][:FEW]
-                assert steps.more == (len(store.rows) > FEW)
-                committed = [row["id"] for row in store.rows[-FEW:] if row["status"] == "committed"]
-                assert [point.id for point in steps.points] == committed
-            else:
-                getattr(store, what)()
+    store, steps = Store(), Steps(FEW)
+    for what in [*happened, "look"]:
+        if what == "look":
+            look(steps, store)
+            if not steps.question():
+                look(steps, store)  # A lineage has begun; the next round asks for all.
+            assert list(steps.rows) == store.rows[::-1][:FEW]
+            assert steps.more == (len(store.rows) > FEW)
+            committed = [row["id"] for row in store.rows[-FEW:] if row["status"] == "committed"]
+            assert [point.id for point in steps.points] == committed
+        else:
+            getattr(store, what)()
 
 
 def test_what_is_known_is_not_asked_for_again() -> None:

@@ -1,7 +1,7 @@
 """The newest Steps of a run, for curves and figures: what is known of them, and what has to be asked for.
 
 Invariants: between the oldest and the newest Step that is known none is missing, however long nobody looked; there are
-at most `MOST`; a Step that may still change is asked for again, and all of them at the first one of a lineage, which
+at most `most`; a Step that may still change is asked for again, and all of them at the first one of a lineage, which
 may have rolled back what was known as committed.
 """
 
@@ -22,7 +22,8 @@ _LEASED = "leased"
 
 
 class Steps:
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
         self.rows: list[Row] = []
         """The newest first."""
         self.points: list[Point] = []
@@ -37,7 +38,7 @@ class Steps:
         return f"leased_at>={_spelled(at)}" if at is not None else ""
 
     def take(self, question: str, rows: Iterable[Row], *, more: bool) -> None:
-        """The answer to a question, the newest first; `more` if it was cut off after `MOST`."""
+        """The answer to a question, the newest first; `more` if it was cut off after `most`."""
         told = list(rows)
         unseen = {row.get("lineage") for row in told} - {row.get("lineage") for row in self.rows}
         # What is cut off ends somewhere behind what is known, and nobody knows how far.
@@ -48,9 +49,9 @@ class Steps:
         else:
             new = {row["id"] for row in told}
             merged = [*told, *(row for row in self.rows if row["id"] not in new)]
-        self.more |= len(merged) > MOST
-        if merged[:MOST] != self.rows:
-            self.rows = merged[:MOST]
+        self.more |= len(merged) > self.most
+        if merged[: self.most] != self.rows:
+            self.rows = merged[: self.most]
             self.points = points(self.rows)
 
     def _settled_until(self) -> datetime | None:

@@ -18,7 +18,6 @@ from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.protocol.data import Story
 from agentrl.words.amounts import age
-from tui.model import steps as steps_model
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
 from tui.model.intents import Intent
@@ -165,7 +164,7 @@ class AskedList(TableView):
 async def catch_up(steps: Steps, client: Client) -> None:
     """Ask for the Steps that are not known yet, or not as they are now."""
     asked = steps.question()
-    page = await client.list_steps(filter=asked, sort=NEWEST_FIRST, limit=steps_model.MOST, deadline_s=ANSWER_S)
+    page = await client.list_steps(filter=asked, sort=NEWEST_FIRST, limit=steps.most, deadline_s=ANSWER_S)
     steps.take(asked, page.rows, more=bool(page.after))
 
 
