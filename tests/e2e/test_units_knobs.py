@@ -24,6 +24,8 @@ def _begin(run: Run) -> None:
     # One version is long enough to be looked at while it lasts.
     run.unit("fake", "faketrainer", "--every", "1.0")
     run.up()
+    # What was declared when it said hello is told first, the rest as soon as its work loop has declared it.
+    eventually(lambda: len([row for row in run.client.knobs() if row.owner == "fake"]) == 4, what="all its knobs")
     eventually(lambda: _in_force(run, "fake.bound", 4), what="the first report of the trainer")
 
 
