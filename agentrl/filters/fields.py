@@ -101,7 +101,7 @@ TASKS = fields(
     age="admitted_at",
 )
 RECORDS = fields(
-    text="task environment purpose status owner outcome outcome_class error",
+    text="task environment purpose status owner outcome outcome_class error reason",
     number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
     time="created_at started_at finished_at",
     age="started_at",

@@ -214,13 +214,13 @@ class BoundPreview(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DurationShare(msgspec.Struct, frozen=True):
-    """A quarter of the records that recent steps could have trained, by how long they took."""
+    """A quarter of the records that recent steps trained or could have, by how long they took."""
 
     from_s: float
     to_s: float
     records: int
     dropped: int
-    """Those that were too old when their batch was made."""
+    """Those that were too old when their group could have been trained."""
 
 
 class StalenessReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -137,6 +137,8 @@ class Record(Named):
     """It failed, and what follows from that (another attempt, or none) has been done."""
     late: bool = False
     """It was not there when its group closed."""
+    reason: str = ""
+    """Of one that is superseded: why its round was over."""
     outcome: str = ""
     outcome_class: str = ""
     error: str = ""

@@ -18,6 +18,8 @@ from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS, Record, Task, load, load_if, record_id, to_bson
 from agentrl.store.updates import NOW, from_now, setting
 
+STALE = "stale"
+"""The reason of a round whose records were all too old to train once its group was closed."""
 _SWEPT = sorted(status.value for status in HOLDS_SEAT)
 
 
@@ -112,7 +114,8 @@ async def open_records(database: Database, task: Task, seats: Sequence[tuple[int
     # Looked at after the insert: a round that was raised before it could not sweep what was not there yet.
     still = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
     if await database.find_one("Task", still, projection=["_id"]) is None:
-        await _supersede(database, {"_id": {"$in": [record.id for record in records]}, "status": RecordStatus.OPEN})
+        opened = {"_id": {"$in": [record.id for record in records]}, "status": RecordStatus.OPEN}
+        await _supersede(database, opened, "its task had gone on")
     return new
 
 
@@ -190,13 +193,14 @@ async def sweep(database: Database, task_id: str, actor: Actor = Actor.STEWARD) 
         return
     check(RECORD, RecordStatus.OPEN, RecordStatus.SUPERSEDED, actor)
     over = task.round if task.status == TaskStatus.DEAD else task.round - 1
-    await _supersede(database, {"task": task.id, "round": {"$lte": over}, "status": {"$in": _SWEPT}})
+    seated = {"task": task.id, "round": {"$lte": over}, "status": {"$in": _SWEPT}}
+    await _supersede(database, seated, task.reason)
     same = {"_id": task.id, "round": task.round, "status": task.status}
     await database.update_one("Task", same, {"$set": {"sweeping": False}})
 
 
-async def _supersede(database: Database, filter: Plain) -> int:
-    return await database.update_many("Record", filter, {"$set": {"status": RecordStatus.SUPERSEDED}})
+async def _supersede(database: Database, filter: Plain, reason: str) -> None:
+    await database.update_many("Record", filter, {"$set": {"status": RecordStatus.SUPERSEDED, "reason": reason}})
 
 
 async def repair(database: Database) -> int:

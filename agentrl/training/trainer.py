@@ -157,7 +157,8 @@ class Trainer:
         await self._ask_for_a_hold()
         look = await self._look(plan)
         for name in look.decision.stale_groups:
-            await tasks.next_round(self._database, look.ready[name].task, Actor.TRAINER, "stale", final_reason="stale")
+            task = look.ready[name].task
+            await tasks.next_round(self._database, task, Actor.TRAINER, tasks.STALE, final_reason=tasks.STALE)
         match look.decision.act:
             case "end":
                 return look.decision.why

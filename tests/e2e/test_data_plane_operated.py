@@ -309,19 +309,21 @@ def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
     trained = eventually(trained_since, within_s=WITHIN_S, what="records that trained since")
     assert not trained & old, "every one of them was void"
 
-    the_strategy_can_be_another(run)
+    the_strategy_can_be_another(run, at_least=len(old))
     run.cli("tune", "bound", "--undo")
     in_force(run, "bound", BOUND)
     goes_on(run)
     run.cli("accounting")
 
 
-def the_strategy_can_be_another(run: Run) -> None:
+def the_strategy_can_be_another(run: Run, *, at_least: int) -> None:
     """Whom the bound hits is counted by how long the records took; where it starves the long ones, they are waited
     for."""
     hit = run.cli("staleness")["dropped"]
     assert [part["from_s"] for part in hit] == sorted(part["from_s"] for part in hit)
-    assert sum(part["records"] for part in hit) >= 4
+    assert sum(part["dropped"] for part in hit) >= at_least > 0
+    assert all(part["dropped"] <= part["records"] for part in hit)
+    onscreen.live(run, ("5", "b"), "too old to train, by how long they took: ≤")
     run.cli("tune", "strategy", "wait", "--note", "long tasks are starved")
     in_force(run, "strategy", "wait")
     onscreen.recorded(run, (), "strategy = wait by ")

@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.filters.sorting import parse_sort, to_mongo_sort
 from agentrl.policies.outcomes import Outcome
+from agentrl.policies.states import Actor
 from agentrl.protocol import wire
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS
@@ -48,6 +50,7 @@ from agentrl.store.datasets import Row
 from agentrl.store.documents import (
     DBRecordData,
     DispatchedSamplingTask,
+    Task,
     ToolCall,
     Turn,
     call_id,
@@ -454,3 +457,35 @@ async def test_ages_and_what_other_bounds_would_void(db: Database) -> None:
     report = await asked(db, "staleness", Staleness())
     assert report.ready == {}
     assert (sum(part.records for part in report.dropped), sum(part.dropped for part in report.dropped)) == (3, 1)
+
+
+async def test_long_records_whose_whole_group_was_too_old_are_counted_as_dropped(db: Database) -> None:
+    """Of such a group no Step says anything: where the bound starves long tasks, that is how it does."""
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    short, flat, long, thrown_out = await flow.ready_tasks(db, 4, scores=(0.0, 1.0))
+    await took(db, short, 1.0)
+    for task, seconds in ((flat, 2.0), (long, 90.0), (thrown_out, 80.0)):
+        await took(db, task, seconds)
+    # One whose advantages say that it would not have trained.
+    members = {"_id": {"$in": [share.record for share in flat.shares]}}
+    await db.update_many("DBRecordData", members, {"$set": {"advantage": None}})
+    for task in (flat, long):
+        await tasks.next_round(db, task, Actor.TRAINER, tasks.STALE)
+    await tasks.requeue(db, thrown_out.id, "wrong tool")
+    assert await dropped(db) == [(90.0, 1), (90.0, 1)], "also while nothing was trained yet"
+
+    await flow.commit(db, lineage.id, 1, [short])
+    assert await dropped(db) == [(1.0, 0), (1.0, 0)], "what ended before these steps is none of their time"
+    ended = {"$set": {"finished_at": await db.now() + timedelta(seconds=5)}}
+    await db.update_many("Record", {"task": long.id}, ended)
+    assert await dropped(db) == [(1.0, 0), (1.0, 0), (90.0, 1), (90.0, 1)]
+
+
+async def took(db: Database, task: Task, seconds: float) -> None:
+    await db.update_many("Record", {"task": task.id}, {"$set": {"duration_s": seconds}})
+
+
+async def dropped(db: Database) -> list[tuple[float, int]]:
+    report = await asked(db, "staleness", Staleness())
+    assert all(part.records == 1 for part in report.dropped)
+    return [(part.to_s, part.dropped) for part in report.dropped]

@@ -271,6 +271,7 @@ async def test_an_operator_requeues_and_nothing_of_the_former_round_counts(db: D
     again = await tasks.requeue(db, task.id, "looked wrong")
     assert (again.status, again.round, again.shares, again.signal) == (TaskStatus.QUEUED, 2, [], False)
     assert await statuses(db, task.id) == ["superseded"] * 2
+    assert await db.distinct("Record", "reason", {"task": task.id}) == ["looked wrong"], "each says why it is over"
     unsampled = await tasks.requeue(db, task.id, "twice")
     assert unsampled.round == 2, "a round that was never sampled is not left behind"
     assert await admit(db, unsampled, n=2)
@@ -288,9 +289,11 @@ async def test_a_sweep_that_was_cut_off_is_finished(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
     # As if whoever raised the round had died right after it.
-    await db.update_one("Task", {"_id": task.id}, {"$set": {"status": "queued", "round": 2, "sweeping": True}})
+    left = {"status": "queued", "round": 2, "sweeping": True, "reason": tasks.STALE}
+    await db.update_one("Task", {"_id": task.id}, {"$set": left})
     assert await tasks.repair(db) == 1
     assert await statuses(db, task.id) == ["superseded"] * 2
+    assert await db.distinct("Record", "reason", {"task": task.id}) == [tasks.STALE]
     assert await tasks.repair(db) == 0
 
 

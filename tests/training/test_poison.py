@@ -93,7 +93,7 @@ async def test_what_was_trained_since_and_rolled_back_stays_cleared(db: Database
 
 async def test_another_round_has_other_records_and_is_not_accused(db: Database, died_twice: list[str]) -> None:
     for name in died_twice[:3]:
-        await tasks.next_round(db, await tasks.get(db, name), Actor.TRAINER, "stale", final_reason="stale")
+        await tasks.next_round(db, await tasks.get(db, name), Actor.TRAINER, tasks.STALE, final_reason=tasks.STALE)
     assert await accused(db) == (died_twice[3],)
 
 

@@ -55,10 +55,10 @@ async def test_whom_the_bound_hits_is_told_by_how_long_records_took(coordinator:
     coordinator.answers["staleness"] = lambda _: msgspec.structs.replace(REPORT, dropped=hit)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("5", "b")
-        await screen.shows("too old when trained", "≤0.4 s 0% · ≤2 s 20% · ≤9.5")
+        await screen.shows("too old to train", "≤0.4 s 0% · ≤2 s 20% · ≤9.5")
         whole(screen, 80, 24)
         coordinator.answers["staleness"] = lambda _: REPORT
-        await aeventually(lambda: "too old when trained" not in screen.text)
+        await aeventually(lambda: "too old to train" not in screen.text)
 
 
 def with_a_bound(coordinator: Scripted) -> None:

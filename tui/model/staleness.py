@@ -51,12 +51,12 @@ def what_if(report: StalenessReport, mark: int) -> WhatIf:
 
 
 def dropped(report: StalenessReport) -> Line:
-    """Whom the bound hits: of the records that recent steps could have trained, which share of the short and of the
-    long ones was too old; nothing where none was."""
+    """Whom the bound hits: of the records that recent steps trained or could have, which share of the short and of
+    the long ones was too old; nothing where none was."""
     if not any(part.dropped for part in report.dropped):
         return ()
     shares = " · ".join(f"≤{part.to_s:.2g} s {part.dropped / part.records:.0%}" for part in report.dropped)
-    return (Span("too old when trained, by how long they took: ", Tone.DIM), Span(shares, Tone.WARN))
+    return (Span("too old to train, by how long they took: ", Tone.DIM), Span(shares, Tone.WARN))
 
 
 def histogram(report: StalenessReport, mark: int, width: int) -> list[Line]:

@@ -56,7 +56,7 @@ def ending_of(record: Mapping[str, Any], task: Mapping[str, Any]) -> Plain:
     elif outcome:
         sentence = f"{outcome} ({kind})" + (f": {error}" if error else "")
     elif status == RecordStatus.SUPERSEDED:
-        sentence = f"its task was sampled again before it ended: {task.get('reason') or 'another round'}"
+        sentence = f"its task was sampled again before it ended: {record.get('reason') or 'another round'}"
     else:
         sentence = str(status)
     return {"outcome": outcome, "class": kind, "error": error, "sentence": sentence}

@@ -1,24 +1,28 @@
 """How old what is ready and under way would train, what another bound would void, and whom the bound has hit.
 
 Invariants: ages are those to the newest version, as the trainer counts them; whether long episodes are dropped more
-than short ones is told from the Steps that were committed, by quarters of their durations.
+than short ones is told, by quarters of their durations, from the Steps that were committed and from the groups of that
+time of which nothing was fresh enough for any Step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import pairwise
 
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.states import RecordStatus, StepStatus, TaskStatus
 from agentrl.protocol.data import BoundPreview, DurationShare, StalenessReport
 from agentrl.steward.rules import Rules
-from agentrl.store import lineages, publications, steps
+from agentrl.store import lineages, publications, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS
 
 RECENT_STEPS = 200
+MOST_STARVED = 20_000
+"""Records of groups that were too old as a whole, the last to end first."""
 PARTS = 4
 
 
@@ -90,14 +94,28 @@ async def _under_way(database: Database) -> list[set[int]]:
 async def _durations(database: Database) -> list[tuple[float, bool]]:
     """Of all records that recent Steps could have trained: how long they took, and whether they were left out as too
     old."""
-    committed = {"status": StepStatus.COMMITTED}
     found = await database.find(
-        "Step", committed, sort=[("step", -1)], limit=RECENT_STEPS, projection=["tasks", "records"]
+        "Step",
+        {"status": StepStatus.COMMITTED},
+        sort=[("step", -1)],
+        limit=RECENT_STEPS,
+        projection=["tasks", "records", "leased_at"],
     )
     trained = {record for step in found for record in step["records"]}
-    tasks = [task for step in found for task in step["tasks"]]
-    consumed = {"_id": {"$in": tasks}, "status": TaskStatus.TRAINED}
-    closed = await database.find("Task", consumed, projection=["shares"]) if tasks else []
+    tasks_of_steps = [task for step in found for task in step["tasks"]]
+    consumed = {"_id": {"$in": tasks_of_steps}, "status": TaskStatus.TRAINED}
+    closed = await database.find("Task", consumed, projection=["shares"]) if tasks_of_steps else []
     members = [share["record"] for task in closed for share in task["shares"] if share["advantage"] is not None]
+    members += await _starved(database, since=found[-1]["leased_at"] if found else None)
     records = await database.find("Record", {"_id": {"$in": members}}, projection=["duration_s"]) if members else []
     return [(float(record["duration_s"]), record["_id"] not in trained) for record in records]
+
+
+async def _starved(database: Database, *, since: datetime | None) -> list[str]:
+    """Records that would have trained, of groups that no Step took because all of it was too old."""
+    ended = {"$type": "date"} if since is None else {"$gte": since}
+    stale = {"finished_at": ended, "status": RecordStatus.SUPERSEDED, "reason": tasks.STALE}
+    found = await database.find("Record", stale, sort=[("finished_at", -1)], limit=MOST_STARVED, projection=["_id"])
+    trains = {"_id": {"$in": [record["_id"] for record in found]}, "advantage": {"$ne": None}}
+    data = await database.find("DBRecordData", trains, projection=["_id"]) if found else []
+    return [one["_id"] for one in data]
