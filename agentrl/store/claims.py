@@ -86,33 +86,17 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-async def claim(
-    database: Database,
-    owner: str,
-    *,
-    environments: Sequence[str] | None = None,
-    purposes: Sequence[str] | None = None,
-    resumable: bool = False,
-    last: LastClaims | None = None,
-) -> Claim | None:
-    """The open Record that was admitted first, evaluations before all others; None if there is none."""
-    claimed = await claim_several(
-        database, owner, 1, environments=environments, purposes=purposes, resumable=resumable, last=last
-    )
-    return claimed[0] if claimed else None
-
-
 async def claim_several(
     database: Database,
     owner: str,
     most: int,
     *,
     environments: Sequence[str] | None = None,
-    purposes: Sequence[str] | None = None,
     resumable: bool = False,
     last: LastClaims | None = None,
 ) -> list[Claim]:
-    """The open Records that were admitted first, at most so many; none only if none is open.
+    """The open Records that were admitted first, evaluations before all others, at most so many; none only if none is
+    open.
 
     An owner waits for the end of one claim before the next: what it finds in its own hands was taken by this one.
     `environments` leaves others out, such as those whose tools are broken. `resumable`: its loop can be continued by
@@ -122,8 +106,6 @@ async def claim_several(
     wanted: Plain = {"status": S.OPEN}
     if environments is not None:
         wanted["environment"] = {"$in": list(environments)}
-    if purposes is not None:
-        wanted["purpose"] = {"$in": list(purposes)}
     mine = {"status": S.RUNNING, "owner": owner, "resumable": resumable}
     last = last or LastClaims(database)
     while found := await _first_open(database, wanted, most, last.begin()):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from agentrl.errors import ExitCode
-from agentrl.store import access, claims
+from agentrl.store import access
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
 from agentrl.store.documents import (
@@ -75,7 +75,7 @@ def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
 async def stuck(database: Database) -> Claim:
     """A record that is claimed and waits for a tool."""
     owner = await flow.sampler(database, "sampler-3.7")
-    claim = await claims.claim(database, owner, resumable=True)
+    claim = await flow.claim_one(database, owner, resumable=True)
     assert claim is not None
     record = claim.record.id
     call = ToolCall(id=tool_call_id(record, 0, 0), record=record, owner=owner, server="search", tool="find")
@@ -148,7 +148,7 @@ def test_what_a_model_said_does_not_reach_the_terminal_as_it_is(run: Run) -> Non
 
 async def hostile(database: Database) -> Claim:
     owner = await flow.sampler(database, "sampler-9.1")
-    claim = await claims.claim(database, owner)
+    claim = await flow.claim_one(database, owner)
     assert claim is not None
     record, writer = claim.record.id, Writer(database)
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=owner, prompt=pack_ids([5]))
@@ -176,7 +176,7 @@ def test_calls_that_cannot_be_read_are_one_line_with_their_count_and_lead_to_the
 async def unreadable(database: Database) -> Claim:
     """A record whose model never closes the bracket of a call."""
     owner = await flow.sampler(database, "sampler-5.1")
-    claim = await claims.claim(database, owner)
+    claim = await flow.claim_one(database, owner)
     assert claim is not None
     record, writer = claim.record.id, Writer(database)
     for index in range(UNREADABLE):
@@ -260,7 +260,7 @@ def test_what_a_killed_process_held_is_free_before_its_lease_is_past(run: Run) -
 
 
 async def held_by(database: Database, life: str) -> Claim:
-    claim = await claims.claim(database, await flow.sampler(database, life), resumable=True)
+    claim = await flow.claim_one(database, await flow.sampler(database, life), resumable=True)
     assert claim is not None
     return claim
 

@@ -9,7 +9,6 @@ import pytest
 from agentrl.engines.protocol import Generated, Sampling
 from agentrl.rollout import recording
 from agentrl.rollout.recording import Recorder
-from agentrl.store import claims
 from agentrl.store.database import Database
 from agentrl.store.trajectories import Writer
 from tests.store import flow
@@ -24,7 +23,7 @@ async def test_a_call_that_ends_while_it_is_being_shown_has_its_beginning_and_it
     (task,) = await flow.queue(db, 1)
     assert await flow.admit(db, task, n=1)
     owner = await flow.sampler(db)
-    claim = await claims.claim(db, owner)
+    claim = await flow.claim_one(db, owner)
     assert claim is not None
     recorder = await Recorder.begin(db, Writer(db), claim, owner)
     call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")

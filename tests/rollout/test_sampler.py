@@ -22,6 +22,7 @@ from agentrl.store.owners import OwnerLostError
 from agentrl.tokens.binary import unpack_ids
 from tests.rollout.actors import Heard, Spoken
 from tests.rollout.conftest import Stage, configuration, unruly_tools
+from tests.store.flow import claim_one
 from tests.waiting import PATIENCE_S, aeventually
 
 
@@ -186,8 +187,8 @@ async def test_what_is_its_own_in_the_store_and_nobody_works_on_is_taken_up_agai
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
     await stage.engine(lambda heard: "<answer>3</answer>")
     await stage.task(n=2)
-    claimed = await claims.claim(stage.db, "sampler-0.1", resumable=True)
-    ended = await claims.claim(stage.db, "sampler-0.1", resumable=True)
+    claimed = await claim_one(stage.db, "sampler-0.1", resumable=True)
+    ended = await claim_one(stage.db, "sampler-0.1", resumable=True)
     assert claimed is not None
     assert ended is not None
     assert await claims.finish(stage.db, ended.record.id, "sampler-0.1", Ending(outcome=Outcome.NO_ANSWER))

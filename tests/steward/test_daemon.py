@@ -12,9 +12,10 @@ import pytest
 
 from agentrl.errors import ExitCode
 from agentrl.protocol import messages
-from agentrl.store import claims, owners
+from agentrl.store import owners
 from agentrl.store.database import Database
 from agentrl.telemetry.services import HELD_OUT_TRAINED
+from tests.store.flow import claim_one
 from tests.store.server import NAME
 from tests.unit.counterpart import Counterpart, Process
 from tests.waiting import aeventually
@@ -90,7 +91,7 @@ async def test_a_steward_admits_is_killed_and_replaced_and_drains(stewards: Stew
     first.signal(signal.SIGKILL)
     await first.code()
     await owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler").open()
-    claim = await claims.claim(db, "sampler-0.1")
+    claim = await claim_one(db, "sampler-0.1")
     assert claim is not None
     await owners.expire(db, "sampler-0.1", "killed")
 

@@ -89,7 +89,7 @@ def test_the_desk_serves_what_the_table_gives_to_the_steward(db: Database) -> No
 async def episode(db: Database, *, text: str = "calls it", tool_result: str = "42", score: float = 1.0) -> str:
     """Two turns of a record, a tool call in the first, as a sampler writes them."""
     owner = await flow.sampler(db)
-    claim = await claims.claim(db, owner)
+    claim = await flow.claim_one(db, owner)
     assert claim is not None
     record, task = claim.record.id, claim.task.id
     writer = Writer(db)
@@ -167,7 +167,7 @@ async def test_a_record_is_told_turn_by_turn(db: Database) -> None:
 async def test_attempts_of_a_seat_each_have_one_reason_for_their_end(db: Database) -> None:
     (task,) = await admitted(db)
     owner = await flow.sampler(db)
-    claim = await claims.claim(db, owner)
+    claim = await flow.claim_one(db, owner)
     assert claim is not None
     await claims.fail(db, claim.record.id, owner, Outcome.EPISODE_TIMEOUT, error="it took 300 s")
     await tasks.open_records(db, await tasks.get(db, task), [(claim.record.seat, 2)])
@@ -429,7 +429,7 @@ async def test_after_a_return_to_a_checkpoint_the_smallest_version_is_not_the_ol
     await db.insert_many("Publication", [{"_id": version, "parent": parent} for version, parent in parents.items()])
     await admitted(db, n=1)
     owner = await flow.sampler(db)
-    claim = await claims.claim(db, owner)
+    claim = await flow.claim_one(db, owner)
     assert claim is not None
     record = claim.record.id
     await Writer(db).progress(

@@ -36,7 +36,7 @@ from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Row
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, tool_call_id
 from agentrl.store.trajectories import Writer
-from tests.store.flow import commit, end, ready_tasks, run_group, sampler, step_of
+from tests.store.flow import claim_one, commit, end, ready_tasks, run_group, sampler, step_of
 
 
 def rows(count: int, *, prefix: str = "item") -> list[Row]:
@@ -159,7 +159,7 @@ async def test_stewards_that_are_killed_between_any_two_writes_leave_nothing_hal
 async def play(db: Database, owner: str, dice: random.Random) -> None:
     """Claim some records and end them in one way or another."""
     for _ in range(dice.randrange(12)):
-        claim = await claims.claim(db, owner)
+        claim = await claim_one(db, owner)
         if claim is None:
             return
         if dice.random() < 0.2:
@@ -188,7 +188,7 @@ async def test_failed_attempts_are_drawn_again_twice_and_then_the_seat_stays_emp
     await made.round()
     owner = await sampler(db)
     for attempt in (1, 2, 3):
-        claimed = [await claims.claim(db, owner) for _ in range(4 if attempt == 1 else 1)]
+        claimed = [await claim_one(db, owner) for _ in range(4 if attempt == 1 else 1)]
         for claim in claimed:
             assert claim is not None
             if claim.record.seat == 0:
@@ -198,7 +198,7 @@ async def test_failed_attempts_are_drawn_again_twice_and_then_the_seat_stays_emp
                 await end(db, claim, float(claim.record.seat % 2))
         await asyncio.gather(attempts.follow(db), attempts.follow(db))
         assert await db.count("Record", {"status": "open"}) == (attempt < 3)
-    assert await claims.claim(db, owner) is None
+    assert await claim_one(db, owner) is None
     assert (await closing.close(db, made.rules)) == {"ready": 1}
     [task] = await db.find("Task", {"status": "ready"})
     assert task["baseline"]["valid"] == 3
@@ -210,9 +210,9 @@ async def test_attempts_on_an_open_breaker_cost_nothing(db: Database) -> None:
     await made.round()
     owner = await sampler(db)
     for attempt in range(1, 7):
-        claim = await claims.claim(db, owner)
+        claim = await claim_one(db, owner)
         assert claim is not None
-        others = [await claims.claim(db, owner) for _ in range(3)] if attempt == 1 else []
+        others = [await claim_one(db, owner) for _ in range(3)] if attempt == 1 else []
         assert claim.record.attempt == attempt
         await claims.fail(db, claim.record.id, owner, Outcome.TOOL_SERVER_FAILED, free=True)
         assert await attempts.follow(db) == 1
@@ -224,9 +224,9 @@ async def test_records_of_a_dead_sampler_are_handed_over_or_abandoned(db: Databa
     await made.start()
     await made.round()
     dying = await sampler(db, "sampler-0.1")
-    resumable = await claims.claim(db, dying, resumable=True)
-    lost = await claims.claim(db, dying)
-    ended = await claims.claim(db, dying)
+    resumable = await claim_one(db, dying, resumable=True)
+    lost = await claim_one(db, dying)
+    ended = await claim_one(db, dying)
     assert resumable
     assert lost
     assert ended
@@ -241,7 +241,7 @@ async def test_records_of_a_dead_sampler_are_handed_over_or_abandoned(db: Databa
     assert (done.expired, done.freed, done.redrawn) == ([dying], 2, 1)
 
     assert not await claims.finish(db, lost.record.id, dying, Ending(outcome=Outcome.ANSWERED))
-    again = await claims.claim(db, await sampler(db, "sampler-1.1"))
+    again = await claim_one(db, await sampler(db, "sampler-1.1"))
     assert again is not None
     assert again.record.id == resumable.record.id
     [abandoned] = await db.find("Record", {"status": "abandoned"})
@@ -258,7 +258,7 @@ async def test_a_new_incarnation_frees_what_the_one_before_it_held(db: Database)
     await made.start()
     await made.round()
     await sampler(db, "sampler-0.1")
-    assert await claims.claim(db, "sampler-0.1")
+    assert await claim_one(db, "sampler-0.1")
     await sampler(db, "sampler-0.2")
     assert (await expiry.expire(db)).abandoned == 1
     assert await attempts.follow(db) == 1
@@ -422,7 +422,7 @@ async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database
     assert (await counts.of_admission(db)).in_flight == 16
     for _ in range(3):
         for score in (1.0, 0.0):
-            claim = await claims.claim(db, "sampler-0.1", purposes=["eval"])
+            claim = await claim_one(db, "sampler-0.1")
             assert claim is not None
             assert claim.task.version == version
             assert claim.task.sampling["temperature"] == 0.0

@@ -15,7 +15,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import DispatchedSamplingTask, Service, ToolCall, call_id, tool_call_id
 from agentrl.store.trajectories import Writer
 from tests.steward.test_rounds import full_round, rules, steward
-from tests.store.flow import admit, end, queue, run_group, sampler
+from tests.store.flow import admit, claim_one, end, queue, run_group, sampler
 
 NOTHING = Admitted(0, 0, Counts(), "there is no room")
 
@@ -41,7 +41,7 @@ async def older(db: Database, kind: str, id: str, field: str, seconds: float) ->
 async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) -> None:
     task = await admitted(db)
     owner, writer = await sampler(db, "sampler-1.3"), Writer(db)
-    first, second = [await claims.claim(db, owner) for _ in range(2)]
+    first, second = [await claim_one(db, owner) for _ in range(2)]
     assert first is not None
     assert second is not None
     await older(db, "Record", second.record.id, "started_at", 40.0)
@@ -89,10 +89,10 @@ async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_
 
     owner = await sampler(db)
     for score in (0.0, 1.0, 0.0):
-        claim = await claims.claim(db, owner)
+        claim = await claim_one(db, owner)
         assert claim is not None
         assert await end(db, claim, score)
-    claim = await claims.claim(db, owner)
+    claim = await claim_one(db, owner)
     assert claim is not None
     assert await claims.finish(db, claim.record.id, owner, claims.Ending(outcome=Outcome.ANSWERED))
     assert await claims.leave_unscored(db, claim.record.id, owner, "the judge is away")

@@ -8,7 +8,7 @@ from agentrl.policies.groups import GroupRule
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor
 from agentrl.store import claims, documents, groups, owners, steps, tasks
-from agentrl.store.claims import Claim, Ending
+from agentrl.store.claims import Claim, Ending, LastClaims
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, Step, Task
 from agentrl.tokens.spans import Span
@@ -44,6 +44,19 @@ async def sampler(db: Database, name: str = "sampler-0.1") -> str:
     return name
 
 
+async def claim_one(
+    db: Database,
+    owner: str,
+    *,
+    environments: Sequence[str] | None = None,
+    resumable: bool = False,
+    last: LastClaims | None = None,
+) -> Claim | None:
+    """What a sampler with room for one episode gets; None if nothing is open."""
+    claimed = await claims.claim_several(db, owner, 1, environments=environments, resumable=resumable, last=last)
+    return claimed[0] if claimed else None
+
+
 async def end(db: Database, claim: Claim, score: float, *, version: int = 1, tokens: int = 5) -> bool:
     """Finish and score what was claimed."""
     record, owner = claim.record.id, claim.record.owner
@@ -72,7 +85,7 @@ async def run_group(db: Database, scores: Sequence[float], *, owner: str = "samp
     """Claim, end and score as many records as there are scores, then close the group of the last one."""
     task = ""
     for score in scores:
-        claim = await claims.claim(db, owner)
+        claim = await claim_one(db, owner)
         assert claim is not None
         assert await end(db, claim, score, version=version)
         task = claim.task.id

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.policies.groups import GroupRule
 from agentrl.policies.states import Actor, CallStatus
-from agentrl.store import accounting, claims, groups, indexes, lineages, publications, tasks
+from agentrl.store import accounting, groups, indexes, lineages, publications, tasks
 from agentrl.store.audit.problems import SHOWN, Problem
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import (
@@ -23,7 +23,7 @@ from agentrl.store.documents import (
     tool_call_id,
 )
 from agentrl.tokens.binary import pack_floats, pack_ids
-from tests.store.flow import admit, commit, end, queue, ready_tasks, row, sampler
+from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, row, sampler
 
 TOKENS = 5
 GONE = {"$delete": True}
@@ -203,7 +203,7 @@ async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> No
     (task,) = await queue(db, 1)
     assert await admit(db, task, n=4)
     for turns, score in ((1, 1.0), (2, 1.0), (3, 0.0), (4, 0.0)):
-        claim = await claims.claim(db, "sampler-0.1")
+        claim = await claim_one(db, "sampler-0.1")
         assert claim is not None
         assert await end(db, claim, score)
         await db.update_one("Record", {"_id": claim.record.id}, {"$set": {"turns": turns}})

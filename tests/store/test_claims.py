@@ -10,7 +10,7 @@ from agentrl.store.claims import BEGINNING_EVERY_S, Claim, LastClaims
 from agentrl.store.database import Database, Filter, Update
 from agentrl.store.documents import Turn, turn_id
 from agentrl.store.trajectories import OwnershipError, Writer
-from tests.store.flow import admit, queue, sampler
+from tests.store.flow import admit, claim_one, queue, sampler
 
 MINE, OTHER = "sampler-0.1", "sampler-1.1"
 
@@ -94,7 +94,7 @@ async def test_what_somebody_began_and_gave_back_meanwhile_is_not_taken_for_new(
     await admit(db, task, n=2)
 
     async def begin_and_give_back() -> None:
-        begun = await claims.claim(db, OTHER)
+        begun = await claim_one(db, OTHER)
         assert begun is not None
         assert await claims.hand_back(db, begun.record.id, OTHER)
 
@@ -107,12 +107,12 @@ async def test_what_somebody_began_and_gave_back_meanwhile_is_not_taken_for_new(
 async def test_what_somebody_went_on_with_meanwhile_is_taken_as_it_is_then(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
-    begun = await claims.claim(db, OTHER)
+    begun = await claim_one(db, OTHER)
     assert begun is not None
     await claims.hand_back(db, begun.record.id, OTHER)
 
     async def go_on() -> None:
-        assert await claims.claim(db, OTHER)
+        assert await claim_one(db, OTHER)
         await db.update_many("Record", {"_id": begun.record.id}, {"$set": {"turns": 3}})
         await claims.hand_back(db, begun.record.id, OTHER)
 
@@ -123,7 +123,7 @@ async def test_what_somebody_went_on_with_meanwhile_is_taken_as_it_is_then(db: D
 async def test_those_begun_and_those_that_are_new_are_taken_in_one_order(db: Database) -> None:
     for task in await queue(db, 4):
         await admit(db, task, n=1)
-    begun = await claims.claim(db, OTHER)
+    begun = await claim_one(db, OTHER)
     assert begun is not None
     await claims.hand_back(db, begun.record.id, OTHER)
     last = LastClaims(db, clock=lambda: 0.0)
@@ -141,11 +141,11 @@ async def test_a_record_that_is_open_again_is_seen_by_claims_that_went_beyond_it
     for task in await queue(db, 2):
         await admit(db, task, n=1)
     last = LastClaims(db, clock=lambda: 0.0)
-    first = await claims.claim(db, MINE, last=last)
-    assert places([first, await claims.claim(db, MINE, last=last)]) == [(0, 0), (1, 0)]
+    first = await claim_one(db, MINE, last=last)
+    assert places([first, await claim_one(db, MINE, last=last)]) == [(0, 0), (1, 0)]
     assert first is not None
     assert await claims.hand_back(db, first.record.id, MINE)
-    again = await claims.claim(db, MINE, last=last)
+    again = await claim_one(db, MINE, last=last)
     assert again is not None
     assert (again.record.id, again.fresh) == (first.record.id, False)
 
@@ -155,13 +155,13 @@ async def test_what_opens_behind_the_front_waits_for_the_next_look_at_the_beginn
         await admit(db, task, n=1)
     now = 0.0
     last = LastClaims(db, clock=lambda: now)
-    first = await claims.claim(db, MINE, last=last)
+    first = await claim_one(db, MINE, last=last)
     assert first is not None
-    await claims.claim(db, MINE, last=last)
+    await claim_one(db, MINE, last=last)
     assert await claims.hand_back(db, first.record.id, MINE)
-    assert places([await claims.claim(db, MINE, last=last)]) == [(2, 0)], "it goes on where it was"
+    assert places([await claim_one(db, MINE, last=last)]) == [(2, 0)], "it goes on where it was"
     now = BEGINNING_EVERY_S
-    assert places([await claims.claim(db, MINE, last=last)]) == [(0, 0)]
+    assert places([await claim_one(db, MINE, last=last)]) == [(0, 0)]
 
 
 async def test_a_repeat_of_what_another_owner_wrote_is_refused_as_often_as_it_is_asked_for(db: Database) -> None:

@@ -16,7 +16,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
 from agentrl.store.owners import OwnerLostError
 from agentrl.store.trajectories import OwnershipError, Writer
-from tests.store.flow import RULE, admit, end, queue, run_group, sampler
+from tests.store.flow import RULE, admit, claim_one, end, queue, run_group, sampler
 
 
 async def statuses(db: Database, task: str) -> list[str]:
@@ -76,20 +76,20 @@ async def test_records_are_claimed_in_the_order_of_admission(db: Database) -> No
     for task in reversed(rows):
         await admit(db, task, n=2)
     owner = await sampler(db)
-    claimed = [await claims.claim(db, owner) for _ in range(6)]
+    claimed = [await claim_one(db, owner) for _ in range(6)]
     assert [claim.task.row for claim in claimed if claim] == [2, 2, 1, 1, 0, 0]
     assert [claim.record.seat for claim in claimed if claim] == [0, 1, 0, 1, 0, 1]
-    assert await claims.claim(db, owner) is None
+    assert await claim_one(db, owner) is None
 
 
 async def test_claims_leave_out_what_they_are_told_to(db: Database) -> None:
     for environment in ("broken", "shop"):
         [task] = await queue(db, 1, environment=environment)
         await admit(db, task, n=1)
-    claim = await claims.claim(db, "sampler-0.1", environments=["shop"])
+    claim = await claim_one(db, "sampler-0.1", environments=["shop"])
     assert claim is not None
     assert claim.record.environment == "shop"
-    assert await claims.claim(db, "sampler-0.1", environments=["shop"]) is None
+    assert await claim_one(db, "sampler-0.1", environments=["shop"]) is None
 
 
 async def test_many_claimers_never_get_the_same_record(db: Database) -> None:
@@ -99,7 +99,7 @@ async def test_many_claimers_never_get_the_same_record(db: Database) -> None:
 
     async def take(owner: str) -> list[str]:
         mine = []
-        while (claim := await claims.claim(db, owner)) is not None:
+        while (claim := await claim_one(db, owner)) is not None:
             mine.append(claim.record.id)
         return mine
 
@@ -113,7 +113,7 @@ async def test_many_claimers_never_get_the_same_record(db: Database) -> None:
 async def test_who_lost_a_claim_writes_nothing(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
-    claim = await claims.claim(db, "sampler-0.1")
+    claim = await claim_one(db, "sampler-0.1")
     assert claim is not None
     stranger = "sampler-1.1"
     ending = Ending(outcome=Outcome.ANSWERED)
@@ -130,7 +130,7 @@ async def test_who_lost_a_claim_writes_nothing(db: Database) -> None:
 async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
-    first, second = await claims.claim(db, "s.1"), await claims.claim(db, "s.1")
+    first, second = await claim_one(db, "s.1"), await claim_one(db, "s.1")
     assert first is not None
     assert second is not None
     writer = Writer(db)
@@ -158,10 +158,10 @@ async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
 async def test_a_record_that_is_handed_back_goes_on_in_the_same_attempt(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
-    first = await claims.claim(db, "sampler-0.1", resumable=True)
+    first = await claim_one(db, "sampler-0.1", resumable=True)
     assert first is not None
     assert await claims.hand_back(db, first.record.id, "sampler-0.1")
-    second = await claims.claim(db, "sampler-1.1")
+    second = await claim_one(db, "sampler-1.1")
     assert second is not None
     assert second.record.id == first.record.id
     assert first.fresh
@@ -175,14 +175,14 @@ async def test_evaluations_are_claimed_before_what_was_admitted_first(db: Databa
     await admit(db, early, n=2)
     [held_out] = await queue(db, 1, environment="held-out", purpose="eval")
     await admit(db, held_out, n=1)
-    claimed = [await claims.claim(db, "s.1") for _ in range(3)]
+    claimed = [await claim_one(db, "s.1") for _ in range(3)]
     assert [claim.record.purpose for claim in claimed if claim is not None] == ["eval", "train", "train"]
 
 
 async def test_what_ends_together_with_its_score_ends_once_and_for_its_owner(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=3)
-    held = [await claims.claim(db, owner) for owner in ("s.1", "s.1", "s.2")]
+    held = [await claim_one(db, owner) for owner in ("s.1", "s.1", "s.2")]
     records = [claim.record.id for claim in held if claim is not None]
     ending = Ending(outcome=Outcome.ANSWERED, turns=1)
     ended = [Scored(record, ending, 1.0, DBRecordData(id=record, task=task.id)) for record in records]
@@ -198,7 +198,7 @@ async def test_of_many_who_close_a_group_one_does(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
     for score in (0.0, 1.0):
-        claim = await claims.claim(db, "s.1")
+        claim = await claim_one(db, "s.1")
         assert claim is not None
         await end(db, claim, score)
     answers = await asyncio.gather(*(groups.close(db, task.id, RULE, Actor.SAMPLER) for _ in range(8)))
@@ -232,7 +232,7 @@ async def test_too_few_valid_members_are_another_round_and_then_dead(db: Databas
         assert (current.status, current.round) == (TaskStatus.QUEUED, round)
         assert await admit(db, current, n=4, rounds_max=2, deadline_s=-1)
         for outcome in (None, Outcome.ENGINE_FAILED, Outcome.ENGINE_FAILED, Outcome.TOOL_TIMEOUT):
-            claim = await claims.claim(db, "s.1")
+            claim = await claim_one(db, "s.1")
             assert claim is not None
             assert claim.record.round == round
             await (end(db, claim, 1.0) if outcome is None else claims.fail(db, claim.record.id, "s.1", outcome))
@@ -247,12 +247,12 @@ async def test_too_few_valid_members_are_another_round_and_then_dead(db: Databas
 async def test_the_deadline_closes_over_those_who_are_late(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=4, deadline_s=-1)
-    held = [await claims.claim(db, "s.1") for _ in range(3)]
+    held = [await claim_one(db, "s.1") for _ in range(3)]
     for claim, score in zip(held[:2], (0.0, 1.0), strict=True):
         assert claim
         await end(db, claim, score)
     assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "open", "a seat that nobody took is not late"
-    held.append(await claims.claim(db, "s.1"))
+    held.append(await claim_one(db, "s.1"))
     assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "ready"
     late = held[2]
     assert late
@@ -315,7 +315,7 @@ async def test_moves_that_do_not_exist_are_refused_with_the_story(db: Database) 
 async def test_what_ended_without_an_owner_is_scored_by_somebody_else(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
-    claim = await claims.claim(db, "s.1")
+    claim = await claim_one(db, "s.1")
     assert claim is not None
     await claims.finish(db, claim.record.id, "s.1", Ending(outcome=Outcome.ANSWERED))
     assert await claims.claim_for_scoring(db, "s.2") is None

@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from agentrl.store import accounting, claims, database, indexes
+from agentrl.store import accounting, database, indexes
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Record, load
 from agentrl.store.embedded import Mongod, ServerDiedError
-from tests.store.flow import admit, end, queue, sampler
+from tests.store.flow import admit, claim_one, end, queue, sampler
 from tests.store.server import keep_trying, server_in
 from tests.waiting import aeventually, eventually
 
@@ -77,7 +77,7 @@ class Writer:
 
     async def work(self) -> None:
         """Until nothing is open. Nothing that the database does is an error here."""
-        while (claim := await claims.claim(self.database, self.owner)) is not None:
+        while (claim := await claim_one(self.database, self.owner)) is not None:
             self.claimed.append(claim.record.id)
             score = float(len(self.ended) % 2)
             assert await end(self.database, claim, score), "it is this writer's, and nobody took it away"

@@ -33,7 +33,7 @@ from agentrl.store import (
 from agentrl.store.database import Bulk, Database, Filter, Plain, Write
 from agentrl.store.documents import Task, to_bson
 from agentrl.training import selection
-from tests.store.flow import commit, ready_tasks, row, run_group, sampler
+from tests.store.flow import claim_one, commit, ready_tasks, row, run_group, sampler
 from tests.store.server import NAME
 
 FEW_ENOUGH_TO_SORT = {
@@ -133,11 +133,11 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await sampler(watched, "sampler-0.2")
     await tasks.admit(watched, row(10), n=2, sampling={}, deadline_s=60, rounds_max=3)
     assert await run_group(watched, [0.0, 1.0], owner="sampler-0.2") == "ready"
-    await claims.claim(watched, "sampler-0.2", environments=["shop"], purposes=["train"])
+    await claim_one(watched, "sampler-0.2", environments=["shop"])
     await claims.claim_for_scoring(watched, "sampler-0.2")
     await claims.held_by(watched, "sampler-0.2")
     await tasks.admit(watched, row(11), n=2, sampling={}, deadline_s=60, rounds_max=3)
-    claim = await claims.claim(watched, "sampler-0.2")
+    claim = await claim_one(watched, "sampler-0.2")
     assert claim is not None
     progress = claims.progress(claim.record.id, "sampler-0.2", turns=1, generated_tokens=4, versions=[1])
     await trajectories.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)

@@ -14,7 +14,7 @@ from agentrl.store.database import Database, Filter, Plain, Update
 from agentrl.store.documents import CheckpointFile, Lineage, Service, Step, Task, load
 from agentrl.store.steps import LineageClosedError
 from agentrl.store.trajectories import Writer
-from tests.store.flow import admit, commit, queue, ready_tasks, step_of
+from tests.store.flow import admit, claim_one, commit, queue, ready_tasks, step_of
 
 
 async def begin(db: Database, owner: str = "trainer-0.1", *, after_step: int = 0) -> Lineage:
@@ -222,7 +222,7 @@ async def test_a_clock_that_was_set_back_keeps_no_trainer_out(db: Database) -> N
 async def test_records_under_way_tell_their_versions(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
-    claim = await claims.claim(db, "s.1")
+    claim = await claim_one(db, "s.1")
     assert claim is not None
     assert await steps.under_way(db) == []
     for turns, versions in ((1, [7]), (2, [7, 8, 9])):

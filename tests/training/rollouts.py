@@ -25,7 +25,7 @@ from agentrl.tokens.tree import TokenTree
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
-from tests.store.flow import RULE, admit, queue, sampler
+from tests.store.flow import RULE, admit, claim_one, queue, sampler
 from tests.training.trees import Call, chain, some
 
 OWNER = "sampler-0.1"
@@ -95,7 +95,7 @@ async def closed_groups(
         if long and number in long:
             prompt = some(chance, long[number], long[number])
         for score in scores:
-            claim = await claims.claim(db, OWNER)
+            claim = await claim_one(db, OWNER)
             assert claim is not None
             await _episode(db, writer, claim, chain(chance, prompt, 2), score, log_prob, version)
         assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"

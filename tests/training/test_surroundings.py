@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from agentrl.policies.states import Actor
-from agentrl.store import census, claims, evaluations, groups, lineages, publications, tasks
+from agentrl.store import census, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, ToolCall, to_bson
 from agentrl.training import retention, selection
-from tests.store.flow import RULE, admit, end, row
+from tests.store.flow import RULE, admit, claim_one, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
 from tests.waiting import aeventually
 
@@ -27,7 +27,7 @@ async def evaluate_what_is_wanted(db: Database) -> bool:
         task = msgspec.structs.replace(asked, id=f"shop/eval/{version}/000000")
         await tasks.insert(db, [task])
         await admit(db, task, n=1)
-        claim = await claims.claim(db, OWNER)
+        claim = await claim_one(db, OWNER)
         assert claim is not None
         assert await end(db, claim, float(version > 1), version=version)
         assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
