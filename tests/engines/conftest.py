@@ -16,9 +16,9 @@ from agentrl.engines.embedded.building import build_tiny
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.model import Model
 from agentrl.engines.embedded.server import build_app
-from agentrl.engines.embedded.weights import load_unverified
 from agentrl.engines.manifest import Canary, Manifest
 from agentrl.http.server import listening
+from tests.engines import unverified
 
 TEXTS = [f"What do {n} pears cost? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer>" for n in range(40)]
 TOKEN = "a-token-for-tests-only"
@@ -85,12 +85,12 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 @pytest.fixture(scope="session")
 def model(first: Weights) -> Model:
-    return load_unverified(first.path, 1)
+    return unverified.load(first.path, 1)
 
 
 @pytest.fixture(scope="session")
 def newer(second: Weights) -> Model:
-    return load_unverified(second.path, 2)
+    return unverified.load(second.path, 2)
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from agentrl.engines import manifest as manifests
 from agentrl.engines.embedded.building import build_tiny
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.weights import load_unverified, load_verified
+from agentrl.engines.embedded.weights import load_verified
 from agentrl.engines.manifest import MEAN_LIMIT_HALF, Canary, Manifest, compare
 from agentrl.engines.protocol import Sampling, WeightsRefusedError
+from tests.engines import unverified
 from tests.engines.conftest import FILES, TEXTS, Weights
 
 
@@ -179,7 +180,7 @@ def test_what_is_built_is_read_by_transformers_as_it_was_meant(tmp_path: Path) -
     # Saved again by transformers, it is the same model.
     model.save_pretrained(tmp_path / "again")
     shutil.copy(tmp_path / "tokenizer.json", tmp_path / "again")
-    ours, theirs = load_unverified(tmp_path, 1), load_unverified(tmp_path / "again", 1)
+    ours, theirs = unverified.load(tmp_path, 1), unverified.load(tmp_path / "again", 1)
     assert torch.equal(ours.layers[1].qkv, theirs.layers[1].qkv)
     assert ours.architecture.theta == theirs.architecture.theta
 

@@ -6,9 +6,15 @@ import asyncio
 from pathlib import Path
 
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.weights import load_unverified
+from agentrl.engines.embedded.model import Model
+from agentrl.engines.embedded.weights import model_of
+from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE
+
+
+def load(path: Path, version: int) -> Model:
+    return model_of(path, version, (path / CONFIG_FILE).read_bytes(), (path / WEIGHTS_FILE).read_bytes())
 
 
 async def serve(engine: EmbeddedEngine, path: Path, version: int) -> None:
-    model = await asyncio.to_thread(load_unverified, path, version)
+    model = await asyncio.to_thread(load, path, version)
     await engine._order(lambda: engine._slots.switch(model))

@@ -18,13 +18,13 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.building import build_tiny
 from agentrl.engines.embedded.model import Model, score
-from agentrl.engines.embedded.weights import load_unverified
 from agentrl.engines.manifest import Canary
 from agentrl.engines.protocol import EngineGoneError
 from agentrl.rollout.attempt import Settings
 from agentrl.store import services
 from agentrl.store.documents import Record
 from agentrl.tokens.binary import unpack_floats, unpack_ids
+from tests.engines import unverified
 from tests.rollout.conftest import TEXTS, TOKEN, Stage, configuration
 from tests.waiting import aeventually
 
@@ -39,7 +39,7 @@ def published(run_dir: Path, version: int) -> dict[str, Any]:
     directory = run_dir / f"weights/v{version:06d}"
     build_tiny(directory, TEXTS, seed=version, max_position_embeddings=1024, initializer_range=0.1)
     ids = [[5, 6, 7, 8, 9]]
-    log_probs = [exact(load_unverified(directory, version), one) for one in ids]
+    log_probs = [exact(unverified.load(directory, version), one) for one in ids]
     manifest = manifests.describe(directory, FILES, Canary(ids, log_probs))
     return {
         "_id": version,
@@ -132,7 +132,7 @@ async def test_one_of_two_engines_is_killed_under_sixty_four_calls(
     assert len({call.record for call in lost}) == len(lost)
     last = {call.record: call for call in calls}
     assert {last[call.record].engine for call in lost} == {"engine-1.1"}
-    models = {version: load_unverified(tmp_path / f"weights/v{version:06d}", version) for version in (1, 2)}
+    models = {version: unverified.load(tmp_path / f"weights/v{version:06d}", version) for version in (1, 2)}
     for record in records:
         check_tokens(record, [call for call in calls if call.record == record.id], models)
 

@@ -14,13 +14,13 @@ import torch
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.engines.embedded.model import score as engine_score
-from agentrl.engines.embedded.weights import load_unverified
 from agentrl.errors import ConfigError
 from agentrl.policies.objective import PolicyLoss
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
 from agentrl.training.publication import make_canary, probe_set
 from agentrl.training.trajectories import Segment, Trajectory
 from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up
+from tests.engines import unverified
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group
 
@@ -158,7 +158,7 @@ def test_the_canary_is_what_the_engine_computes(tiny: Path, tmp_path: Path) -> N
     learner = make_learner(tiny, exact=False)
     canary = make_canary(learner, [[1, 2, 3, 4]])
     learner.save(tmp_path / "saved")
-    engine = load_unverified(tmp_path / "saved", 1)
+    engine = unverified.load(tmp_path / "saved", 1)
     with torch.inference_mode():
         for ids, ours in zip(canary.ids, canary.log_probs, strict=True):
             assert engine_score(engine, ids) == pytest.approx(ours, abs=1e-4)

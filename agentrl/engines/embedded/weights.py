@@ -1,7 +1,7 @@
 """From a directory to a model.
 
-Invariants: the tensors of a model are those of files that agreed with their manifest, all of them and no others; a
-model whose canary does not agree with its writer's is never handed out.
+Invariants of `load_verified`: the tensors of a model are those of files that agreed with their manifest, all of them
+and no others; a model whose canary does not agree with its writer's is never handed out.
 """
 
 from __future__ import annotations
@@ -25,18 +25,9 @@ def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Mo
     if missing:
         raise WeightsRefusedError(f"The manifest of {directory} does not name {', '.join(sorted(missing))}.")
     contents = read_verified(directory, manifest)
-    model = _model_of(directory, version, contents[CONFIG_FILE], contents[WEIGHTS_FILE])
+    model = model_of(directory, version, contents[CONFIG_FILE], contents[WEIGHTS_FILE])
     agreement = check_canary(model, manifest)
     return model, agreement
-
-
-def load_unverified(directory: Path, version: int) -> Model:
-    """A model that came without a manifest, such as one that a run begins with; its tensors are checked, no hash is."""
-    try:
-        config, tensors = (directory / CONFIG_FILE).read_bytes(), (directory / WEIGHTS_FILE).read_bytes()
-    except OSError as broken:
-        raise ConfigError(f"The model in {directory} cannot be read: {broken.strerror}.") from broken
-    return _model_of(directory, version, config, tensors)
 
 
 @torch.inference_mode()
@@ -53,7 +44,8 @@ def check_canary(model: Model, manifest: Manifest) -> Agreement:
 
 
 @torch.inference_mode()
-def _model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> Model:
+def model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> Model:
+    """From the contents of its files, whose names and shapes are checked. Raises WeightsRefusedError."""
     try:
         architecture = parse_architecture(config, directory / CONFIG_FILE)
     except ConfigError as wrong:
