@@ -5,13 +5,15 @@ command is a fork of it, with its own arguments, environment, directory and stre
 
 Invariants: a command is a process of its own to its exit code, and shares nothing with the next; the
 server starts no thread and opens nothing before it forks; it ends with the process that started it. Who tests imports,
-signals or terminals starts a fresh interpreter instead.
+signals or terminals starts a fresh interpreter instead. If the server or a fork ends before the command does, the
+caller is told so, and the next command gets a new server.
 """
 
 from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -30,31 +32,55 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 2**20
+ENDS_WITHIN_S = 5.0
 ALSO = ("agentrl.client.core", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
 """What commands import when they need it, beside the modules of the command line."""
+
+
+class LostError(RuntimeError):
+    """How a command ended is not known, because whoever waited for it ended first."""
 
 
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float
 ) -> subprocess.CompletedProcess[str]:
     """`agentrl ARGUMENTS` to its end, like `subprocess.run` with nothing to read and what it says captured."""
+    order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)})
+    server = _running()
     with (
         tempfile.TemporaryFile() as out,
         tempfile.TemporaryFile() as err,
         open(os.devnull, "rb") as nothing,
-        _connected() as connection,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
     ):
-        order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)})
         streams = array.array("i", [nothing.fileno(), out.fileno(), err.fileno()])
-        connection.sendmsg([order.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-        pid = int(connection.recv(64))
-        connection.settimeout(timeout)
+        pid = 0
         try:
-            code = int(connection.recv(64))
+            connection.connect(_address)
+            connection.sendmsg([order.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+            pid = _number(connection)
+            connection.settimeout(timeout)
+            code = _number(connection)
         except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
+            _end_command(pid)
             raise subprocess.TimeoutExpired(list(arguments), timeout, _said(out), _said(err)) from None
+        except ConnectionError:
+            _end_command(pid)
+            raise LostError(f"{_what_ended(server)} before `agentrl {' '.join(arguments)}` did.") from None
         return subprocess.CompletedProcess(["agentrl", *arguments], code, _said(out), _said(err))
+
+
+def _number(connection: socket.socket) -> int:
+    told = connection.recv(64)
+    if not told:
+        raise ConnectionResetError
+    return int(told)
+
+
+def _end_command(pid: int) -> None:
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _said(stream: Any) -> str:
@@ -69,7 +95,7 @@ _server: subprocess.Popen[bytes] | None = None
 _address = ""
 
 
-def _connected() -> socket.socket:
+def _running() -> subprocess.Popen[bytes]:
     """A server that was killed, as tests of host agents do with all that descends from them, is started again."""
     global _server, _address
     if _server is None or _server.poll() is not None:
@@ -86,9 +112,15 @@ def _connected() -> socket.socket:
                 stdout=subprocess.DEVNULL,
             )
         atexit.register(_end, _server)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(_address)
-    return connection
+    return _server
+
+
+def _what_ended(server: subprocess.Popen[bytes]) -> str:
+    """What was killed together with a fork may be another moment in ending."""
+    try:
+        return f"The server of preloaded commands ended with exit code {server.wait(ENDS_WITHIN_S)}"
+    except subprocess.TimeoutExpired:
+        return f"The fork of the server of preloaded commands (pid {server.pid}, which lives) ended"
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

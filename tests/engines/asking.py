@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from agentrl.engines.embedded.model import Model
 from agentrl.engines.embedded.requests import Request
@@ -19,10 +20,11 @@ def engine_of(model: Model, *, slots: int = 8, context: int = 256) -> SlotEngine
     return made
 
 
-def run(engine: SlotEngine, *, most: int = 10_000) -> None:
+def run(engine: SlotEngine, *, most: int = 10_000, before_each: Callable[[], None] = lambda: None) -> None:
     for _ in range(most):
         if not engine.busy:
             return
+        before_each()
         engine.step()
     raise AssertionError("the engine does not come to an end")
 

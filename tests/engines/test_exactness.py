@@ -50,16 +50,18 @@ def test_many_conversations_in_few_shuffled_slots(
         for ids in [random_ids(chance, 20 + 9 * group, first.vocabulary)]
         for seat in range(4)
     }
+
+    def disturb() -> None:
+        chance.shuffle(engine.slots)
+        if chance.random() < 0.1 and engine.running:
+            engine.abort(chance.choice(engine.running).rid)
+
     for turn in range(3):
         requests = {
             name: ask(engine, f"{name}/c{turn}", ids, chance.randrange(1, 12), seed=turn, temperature=temperature)
             for name, ids in chance.sample(sorted(histories.items()), len(histories))
         }
-        while engine.busy:
-            chance.shuffle(engine.slots)
-            if chance.random() < 0.1 and engine.running:
-                engine.abort(chance.choice(engine.running).rid)
-            engine.step()
+        run(engine, before_each=disturb)
         done += requests.values()
         histories = {
             name: request.ids + random_ids(chance, chance.randrange(1, 9), first.vocabulary)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.rollout.together import Together
 from agentrl.store.database import StoreError, StoreUnavailableError
+from tests.waiting import aeventually
 
 
 async def test_what_comes_while_an_answer_is_under_way_is_asked_together() -> None:
@@ -19,8 +20,7 @@ async def test_what_comes_while_an_answer_is_under_way_is_asked_together() -> No
 
     together = Together(even)
     first = asyncio.create_task(together.act(0))
-    while not batches:
-        await asyncio.sleep(0)
+    await aeventually(lambda: batches, every_s=0)
     rest = await asyncio.gather(*(together.act(number) for number in range(1, 6)))
     assert await first
     assert rest == [False, True, False, True, False]

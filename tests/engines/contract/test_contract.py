@@ -135,20 +135,24 @@ async def test_a_stream_grows_to_the_whole_answer(subject: Subject, first: Weigh
 async def test_an_aborted_call_answers_with_what_it_has_and_no_other_is_touched(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
-    made = None
-    while made is None or made.finish in ("stop", "length"):  # before the abort
+    async def aborted() -> tuple[Generated, Generated]:
+        """And another, whose name begins with that of the first."""
         name = f"{EPISODE}/c{next(NAMES)}"
-        aborted = await begun(subject.client, name, PROMPT, sampling(first, LONG, temperature=0.0))
+        call = await begun(subject.client, name, PROMPT, sampling(first, LONG, temperature=0.0))
         other = asyncio.create_task(
             subject.client.generate(f"{name}0", PROMPT, sampling(first, 30, temperature=0.0), deadline_s=60)
         )
         await subject.client.abort(name)
-        made = await aborted
+        made, untouched = await call, await other
+        assert made.finish not in ("stop", "length"), "it ended before the abort"
+        return made, untouched
+
+    made, untouched = await aeventually(aborted)
     assert made.finish == "abort"
     assert len(made.ids) < LONG
     if made.ids:
         assert_exact(first, PROMPT, made, tolerance)
-    assert (await other).finish in ("length", "stop")
+    assert untouched.finish in ("length", "stop")
 
 
 async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(subject: Subject, first: Weights) -> None:
@@ -168,21 +172,22 @@ async def test_at_the_deadline_a_stream_is_aborted_too_and_ends_with_what_there_
 
 
 async def updated_midway(subject: Subject, first: Weights, second: Weights, mode: PauseMode) -> Generated:
+    if (await subject.client.load()).version != 1:
+        await subject.client.update(str(first.path), 1)
     call = await endless(subject, first)
     await subject.client.pause(mode)
     await subject.client.update(str(second.path), 2, keep_cache=mode == "in_place")
     await subject.client.resume()
-    return await call
+    made = await call
+    assert len(made.versions) > 1, "it ended before the pause"
+    return made
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_call_is_continued_with_the_weights_that_came_meanwhile(
     subject: Subject, first: Weights, second: Weights, mode: PauseMode, tolerance: float
 ) -> None:
-    made = await updated_midway(subject, first, second, mode)
-    while len(made.versions) == 1:  # it ended before the pause
-        await subject.client.update(str(first.path), 1)
-        made = await updated_midway(subject, first, second, mode)
+    made = await aeventually(lambda: updated_midway(subject, first, second, mode))
     assert [version for version, _ in made.versions] == [1, 2]
     before = made.versions[0][1]
     assert sum(count for _, count in made.versions) == len(made.ids)
@@ -196,13 +201,15 @@ async def test_a_paused_call_is_continued_with_the_weights_that_came_meanwhile(
 
 
 async def test_pausing_by_abort_ends_what_is_under_way(subject: Subject, first: Weights) -> None:
-    made = None
-    while made is None or made.finish in ("stop", "length"):  # before the pause
+    async def paused() -> Generated:
         await subject.client.resume()
         call = await endless(subject, first)
         await subject.client.pause("abort")
         made = await call
-    assert made.finish == "abort"
+        assert made.finish not in ("stop", "length"), "it ended before the pause"
+        return made
+
+    assert (await aeventually(paused)).finish == "abort"
     later = asyncio.create_task(subject.client.generate("later", PROMPT, sampling(first, 2), deadline_s=60))
     await subject.client.resume()
     assert (await later).ids
@@ -237,12 +244,20 @@ async def test_it_tells_that_it_lives_what_it_serves_and_how_full_it_is(subject:
     assert await subject.client.health()
     load = await subject.client.load()
     assert (load.version, load.slots, load.running) == (1, 16, 0)
-    while not load.running:  # it ended before it was counted, which SGLang does now and then only
+
+    async def counted() -> bool:
+        """SGLang counts now and then only, and a call may have ended by then."""
         call = await endless(subject, first)
-        while not call.done() and not load.running:
-            load = await subject.client.load()
-        await subject.client.abort("")
-        await call
+        try:
+            while not call.done():
+                if (await subject.client.load()).running:
+                    return True
+            return False
+        finally:
+            await subject.client.abort("")
+            await call
+
+    await aeventually(counted)
 
 
 async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes_meanwhile_waits(
@@ -252,7 +267,7 @@ async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes
         with pytest.raises(CallRefusedError, match="started without --enable-memory-saver"):
             await subject.client.release_memory()
     else:
-        await refused_under_way(subject, first)
+        await aeventually(lambda: refused_under_way(subject, first))
         await aeventually(lambda: gives_up(subject.client))
     late = asyncio.create_task(subject.client.generate("late", PROMPT, sampling(first, 8), deadline_s=60))
     if subject.gives_memory:
@@ -264,16 +279,16 @@ async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes
     assert_exact(first, PROMPT, await late, tolerance)
 
 
-async def refused_under_way(subject: Subject, weights: Weights) -> None:
-    refused = False
-    while not refused:  # it ended before the pause
-        await subject.client.restore_memory()
-        call = await endless(subject, weights)
-        await subject.client.pause("in_place")
-        refused = not await gives_up(subject.client)
-        await subject.client.resume()
-        await subject.client.abort("")
-        await call
+async def refused_under_way(subject: Subject, weights: Weights) -> bool:
+    """False if the call ended before the pause."""
+    await subject.client.restore_memory()
+    call = await endless(subject, weights)
+    await subject.client.pause("in_place")
+    refused = not await gives_up(subject.client)
+    await subject.client.resume()
+    await subject.client.abort("")
+    await call
+    return refused
 
 
 async def gives_up(client: HttpEngine) -> bool:

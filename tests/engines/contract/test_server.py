@@ -14,11 +14,12 @@ import pytest
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import EngineBusyError, EngineGoneError, Sampling, WeightsRefusedError
+from agentrl.engines.protocol import EngineBusyError, EngineGoneError, Generated, Sampling, WeightsRefusedError
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.process import SglangServer
 from tests.engines.conftest import Weights
 from tests.engines.contract.fixtures import TOKEN, begun
+from tests.engines.contract.servers import UP_WITHIN_S
 from tests.waiting import aeventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -77,17 +78,22 @@ async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_whil
     await server.update(str(first.path), 1)
     call = await begun(client, "long", PROMPT, LONG)
     update = asyncio.create_task(server.update(str(second.path), 2))
+    between: list[Generated] = []
     refusals = 0
-    while not update.done():
+
+    async def asked_until_it_is_there() -> bool:
+        nonlocal refusals
         try:
-            made = await client.generate("between", PROMPT, GREEDY, deadline_s=60)
+            between.append(await client.generate("between", PROMPT, GREEDY, deadline_s=60))
         except EngineBusyError:
             refusals += 1
-        else:
-            assert len({version for version, _ in made.versions}) <= 1
+        return update.done()
+
+    await aeventually(asked_until_it_is_there, within_s=UP_WITHIN_S, every_s=0)
     await update
     made = await call
     assert {version for version, _ in made.versions} <= {1}
+    assert all(len({version for version, _ in one.versions}) <= 1 for one in between)
     assert refusals
     await serves(server, client, second, 2)
 

@@ -1,0 +1,74 @@
+"""What the tests run their commands with says so when it is ended, and is there for the next command."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import psutil
+import pytest
+
+from tests import preloaded
+from tests.waiting import PATIENCE_S, eventually
+
+
+def command(*arguments: str, cwd: Path) -> CompletedProcess[str]:
+    return preloaded.run(arguments, env={**os.environ, "AGENTRL_HOME": str(cwd)}, cwd=cwd, timeout=PATIENCE_S)
+
+
+def works(cwd: Path) -> None:
+    assert command("config", "schema", cwd=cwd).returncode == 0
+
+
+def test_one_that_does_not_come_up_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "tests"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "preloaded.py").write_text("raise SystemExit(7)")
+    with monkeypatch.context() as patched:
+        patched.setattr(preloaded, "ROOT", tmp_path)
+        patched.setattr(preloaded, "_server", None)
+        with pytest.raises(preloaded.LostError, match=r"ended with exit code 7 before `agentrl config schema` did"):
+            command("config", "schema", cwd=tmp_path)
+    works(tmp_path)
+
+
+@pytest.mark.parametrize("with_its_server", [True, False])
+def test_whoever_waits_for_a_command_is_killed_and_the_next_command_works(
+    tmp_path: Path, with_its_server: bool
+) -> None:
+    works(tmp_path)
+    server = psutil.Process(preloaded._running().pid)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(command, "config", "check", str(never_read(tmp_path)), cwd=tmp_path)
+        fork = waiting_for(asked, server)
+        (reader,) = fork.children()
+        if with_its_server:
+            server.kill()
+        fork.kill()
+        who = r"ended with exit code -9" if with_its_server else rf"The fork .* \(pid {server.pid}, which lives\) ended"
+        with pytest.raises(preloaded.LostError, match=f"{who} before `agentrl config check .*fifo` did"):
+            asked.result()
+    eventually(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE, what="its command to end")
+    works(tmp_path)
+    assert (preloaded._running().pid == server.pid) is not with_its_server
+
+
+def never_read(folder: Path) -> Path:
+    """A run file at which its reader waits until somebody writes it."""
+    os.mkfifo(folder / "fifo")
+    return folder / "fifo"
+
+
+def waiting_for(asked: Future[CompletedProcess[str]], server: psutil.Process) -> psutil.Process:
+    """The fork that waits for the end of the command."""
+
+    def waits() -> psutil.Process | None:
+        assert not asked.done(), asked.result()
+        # Its caller knows the command by then.
+        asleep = psutil.STATUS_SLEEPING
+        return next((fork for fork in server.children() if fork.children() and fork.status() == asleep), None)
+
+    return eventually(waits, what="a command")
