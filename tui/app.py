@@ -51,6 +51,8 @@ from tui.views.records import Records
 from tui.views.runs import Runs
 from tui.views.training import Training
 from tui.views.tuning import Tuning
+from tui.widgets.entry import Entry
+from tui.widgets.held import HELD, keys_stay_keys
 from tui.widgets.lines import Lines, Painted
 from tui.widgets.paint import DARK, LIGHT, Paint, themes
 
@@ -60,7 +62,6 @@ MOST_EVENTS = 500
 SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training, Runs)
 NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new", "task.add"})
 """Who was given an address may see its run, and not reach others or write files where the console runs."""
-HELD = "alt+"
 CRASH_FILE = "console-crash.txt"
 TERMINATED = 128 + signal.SIGTERM
 
@@ -107,6 +108,7 @@ class Console(App[int]):
         self.settings = settings or Settings()
         self.clock = clock
         """By which the age of what is shown is counted."""
+        keys_stay_keys()
         # Without colours the terminal's own ground is kept, so nothing has to be told by one.
         super().__init__(ansi_color=not self.settings.colour or None)
         for theme in themes(self.settings.colours):
@@ -152,7 +154,7 @@ class Console(App[int]):
             for view in self.views.values():
                 view.display = view is self.view
                 yield view
-        yield Input(placeholder="words to look for; enter keeps the filter, esc ends it", id=FILTER)
+        yield Entry(placeholder="words to look for; enter keeps the filter, esc ends it", id=FILTER)
         yield notice
         yield keys
 
@@ -296,13 +298,20 @@ class Console(App[int]):
     async def on_event(self, event: events.Event) -> None:
         # A key that went through the widgets first would wait for a page that is being built, and the next one, which
         # finds another page, would come before it.
-        if not (isinstance(event, events.Key) and not event.is_forwarded and self.take_key(event.key)):
-            await super().on_event(event)
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            if self.take_key(event.key):
+                return
+            if len(self.screen_stack) > 1 and event.key.startswith(HELD) and not self._edits(event.key):
+                event = events.Key("escape", None)
+        await super().on_event(event)
+
+    def _edits(self, key: str) -> bool:
+        return isinstance(self.focused, Entry) and self.focused.edits_with(key)
 
     def take_key(self, key: str) -> bool:
         """Do what it means here and now. False if it is for a dialog or a field, or means nothing."""
         plain = key.removeprefix(HELD)
-        if plain == key or any(key in action.keys for action in self.registry):
+        if plain == key or self._edits(key) or any(key in action.keys for action in self.registry):
             return self._take(key)
         # Terminals, tmux among them, take an escape and a key soon after it for one key with alt held. Alt may also
         # have been held, to edit what is typed, so the key does not act on what the escape leads to.

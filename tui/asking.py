@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentrlError
-from agentrl.protocol.rows import AlertRow, KnobRow
+from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow
 from agentrl.words.amounts import seconds
 from agentrl.words.rows import allowed
 from tui.dialogs.form import Field, Form, Question, Values
@@ -115,29 +115,23 @@ class Asking:
 
     # ---- which value ----
 
-    def ask_value(self, row: KnobRow, value: str = "") -> None:
-        """A new value of a knob, with what it would do."""
-        self._console.run_worker(self._ask_value(row, value), group="questions")
-
-    async def _ask_value(self, row: KnobRow, value: str) -> None:
+    def ask_value(self, row: KnobRow, history: Sequence[AuditRow], value: str = "") -> None:
+        """A new value of a knob, with what it would do. At once: what is typed next is for the field."""
         console = self._console
-        try:
-            history = await console.connection.client.knob_history(row.name)
-        except AgentrlError as error:
-            console.say(str(error), Tone.BAD)
-            return
 
         async def preview(values: Values) -> str:
             intent = _tuned(row, values)
             found = await console.connection.client.preview(intent.command, intent.args)
             return f"{found.tier.name.lower()}: {in_a_sentence(found.effect, console.mirror)}"
 
+        def then(values: Values | None) -> None:
+            if values is not None:
+                console.perform(_tuned(row, values))
+
         lines = details.of_knob(row, history[-3:], 72)
         fields = (Field("new value", value, hint=f"now {row.value}"), Field("note", hint="why"))
         question = Question(row.name, tuple(lines), fields, "change it", partial(_wrong_value, row), preview)
-        answer = await console.push_screen_wait(Form(question))
-        if answer is not None:
-            console.perform(_tuned(row, answer))
+        console.push_screen(Form(question), then)
 
     # ---- for how long ----
 

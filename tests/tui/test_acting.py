@@ -220,6 +220,21 @@ async def test_a_key_with_alt_leaves_a_page_and_does_not_act_on_the_row_beneath(
         await aeventually(lambda: coordinator.sent("acknowledge") == [commands.Acknowledge("bad:judge-1")])
 
 
+async def test_a_key_with_alt_leaves_a_question_or_moves_in_what_is_typed(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("colon")
+        await screen.type("drain here")
+        await screen.press("alt+b")
+        await screen.type("web ")
+        await screen.press("alt+f")
+        await screen.type("!")
+        await screen.shows("drain web here!")
+        await screen.press("alt+2")
+        await aeventually(lambda: len(screen.app.screen_stack) == 1)
+        await screen.shows("Needs you")
+
+
 async def test_a_question_is_answered_once_however_fast_one_types(coordinator: Scripted) -> None:
     """The key behind the answer used to find the question still there, and to end the console."""
     populate(coordinator)

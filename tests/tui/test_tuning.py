@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from textual import events
+from textual.widgets import Input
 
 from agentrl.errors import RefusedError
 from agentrl.protocol import commands, rows
@@ -97,6 +99,21 @@ async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(co
         await screen.shows("new value", "voids 2 ready records")
         await screen.press("enter")
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
+
+
+async def test_a_value_is_typed_as_fast_as_one_likes(coordinator: Scripted) -> None:
+    """An editing key used to be done after the letters behind it, so a backspace took the one that was to stay."""
+    with_a_bound(coordinator)
+    coordinator.effects["tune"] = Effect(changes=("the bound goes from 2 to 13",))
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("5", "b")
+        await screen.shows("try another bound")
+        await screen.press("left", "enter")
+        (field, _) = screen.app.screen.query(Input)
+        await aeventually(lambda: field.has_focus)
+        for key in ("backspace", "3", "home", "1", "enter"):
+            screen.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 13, 3)])
 
 
 async def test_other_knobs_have_no_mark(coordinator: Scripted) -> None:

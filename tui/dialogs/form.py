@@ -19,6 +19,7 @@ from agentrl.errors import AgentrlError
 from agentrl.words.safe import sanitise
 from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, span, wrapped
+from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines
 
 PREVIEW_AFTER_S = 0.15
@@ -86,7 +87,7 @@ class Form(Modal[Values | None]):
                 with Horizontal(classes="field"):
                     yield Lines(_constant((Span(field.title, Tone.DIM),)))
                     hint = sanitise(field.hint)
-                    yield Input(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=False)
+                    yield Entry(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=False)
             yield Lines(self._below, id="below")
 
     def on_mount(self) -> None:

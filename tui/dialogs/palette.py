@@ -12,6 +12,7 @@ from textual.widgets import Input
 
 from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, fitted, span
+from tui.widgets.entry import Entry
 from tui.widgets.lines import Drawn, Painted
 
 MOST = 14
@@ -72,7 +73,7 @@ class Palette(Modal[str | None]):
     def compose(self) -> ComposeResult:
         self._matches = Matches()
         with Vertical(id="box"):
-            yield Input(placeholder=self._hint)
+            yield Entry(placeholder=self._hint)
             yield self._matches
 
     def on_mount(self) -> None:

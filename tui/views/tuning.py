@@ -224,7 +224,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         row = self.aimed()
         if row is not None:
             marked = row.name == BOUND and self._mark is not None and self._mark != row.value
-            self.console_app.asking.ask_value(row, f"{self._mark}" if marked else "")
+            known = self._history if self._told_of == (row.name, row.revision) else ()
+            self.console_app.asking.ask_value(row, known, f"{self._mark}" if marked else "")
 
     def do_knob_history(self) -> None:
         row = self.aimed()
