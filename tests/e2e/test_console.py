@@ -54,57 +54,6 @@ def test_the_command_line_is_copied_by_the_terminal_and_the_mouse_is_optional(ru
     sane(terminal, 0)
 
 
-def test_an_evening_with_a_run(run: Run, terminal: Terminal) -> None:
-    """Scale up and back, turn a knob after a look, follow a log, kill a unit, find out about it, restart it, go."""
-    terminal.run(*console(run))
-    terminal.shows("Needs you", "pool 1/1", "web 2/2", "● running")
-
-    terminal.keys("2", "End")
-    terminal.shows("web-1", "● ready")
-    terminal.keys("+")
-    terminal.shows("scale web to 3: done", "web 3/3")
-    run.wait_state("web-2", "ready")
-    terminal.keys("u")
-    terminal.shows("web: 3 ready now, 2 then")
-    terminal.keys("Enter")
-    terminal.shows("scale web to 2: done", "web 2/2")
-    eventually(lambda: "web-2" not in run.units())
-
-    terminal.keys("5", "/")
-    terminal.type("pool.work_s")
-    terminal.keys("Enter")
-    terminal.shows("/pool.work_s", "KNOB▲")
-    terminal.keys("Enter")
-    terminal.shows("Type a value")
-    terminal.type("0.05")
-    terminal.shows("reversible: ")
-    (before,) = run.client.knobs("pool.work_s")
-    terminal.keys("Enter")
-    eventually(lambda: run.client.knobs("pool.work_s")[0].value == 0.05)
-    terminal.shows("takes it back")
-    terminal.keys("u")
-    eventually(lambda: run.client.knobs("pool.work_s")[0].value == before.value)
-
-    terminal.keys("2", "End", "l")
-    terminal.shows("web-1.1", "first words", "following")
-    os.kill(run.unit_row("web-1").pid, signal.SIGKILL)
-    run.wait_incarnation("web-1", 1)
-    terminal.shows("web-1.1 ended; this is web-1.2")
-    terminal.keys("2", "i")
-    terminal.shows("incident web-1.1", "signal 9", "first words")
-    terminal.keys("Escape")
-    terminal.shows("UNIT▲")
-    terminal.keys("r")
-    terminal.shows("restart web-1.2?")
-    terminal.keys("Enter")
-    run.wait_incarnation("web-1", 2)
-    terminal.shows("restart web-1.2: done")
-
-    terminal.keys("q")
-    sane(terminal, 0)
-    assert run.run_row().state == "running"
-
-
 def test_the_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> None:
     terminal.run(*console(run))
     terminal.shows("● running", "web 2/2")
@@ -124,8 +73,18 @@ def test_the_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> N
     sane(terminal, 0)
 
 
-def test_the_evening_is_played_again(run: Run, terminal: Terminal) -> None:
-    run.wait_state("web-1", "ready")
+def test_a_restart_is_asked_about_and_can_be_played_again(run: Run, terminal: Terminal) -> None:
+    before = run.wait_state("web-1", "ready").incarnation
+    terminal.run(*console(run))
+    terminal.shows("● running", "web 2/2")
+    terminal.keys("2", "End", "r")
+    terminal.shows(f"restart web-1.{before}?")
+    terminal.keys("Enter")
+    run.wait_incarnation("web-1", before)
+    terminal.shows(f"restart web-1.{before}: done")
+    terminal.keys("q")
+    sane(terminal, 0)
+
     terminal.run(PYTHON, "-m", "agentrl", "tui", "--replay", run.name, "--at", "-0s")
     terminal.shows("recording · ", "at its end", "web 2/2")
     terminal.keys("2", "{", "P")

@@ -1,33 +1,53 @@
-"""The console on a run that trains: a trajectory is read, and the bound is tightened and loosened again."""
+"""An evening with the demo's own run in a real terminal: all that is done is seen, and told by `--json`."""
 
 from __future__ import annotations
 
-import uuid
+import os
+import shutil
+import signal
 from collections.abc import Iterator
+from importlib import resources
+from typing import Any
 
 import pytest
 
+from assets import shopdata
 from tests.e2e.running import Run, running
 from tests.e2e.terminal import Terminal, console, sane
-from tests.e2e.test_data_plane import UP_WITHIN_S, up
-from tests.small_run import data_plane, write_data
+from tests.e2e.test_data_plane import UP_WITHIN_S
 from tests.waiting import eventually
 
 BOUND = 9
 """Nothing that is ready is as old as that, so whatever is a little tighter voids nothing."""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SMALL = {
+    "training.warmup.steps": 40,
+    "training.warmup.batch": 16,
+    "training.steps": 0,
+    "training.groups": 1,
+    "training.bound": BOUND,
+    "training.checkpoint_every": 1000,
+    "evaluation.every": 0,
+    "engines.slots": 16,
+    # What is to be seen needs no more, and the console has to share two processors with it.
+    "rollout.concurrency": 8,
+    "rollout.max_in_flight": 16,
+}
+"""The demo as small as it may be: it writes calls, most of them for the wrong item, and goes on until it is ended."""
+PRICED = "status=scored and turns>1"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("console-data")
-    for made in running(folder, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
-        write_data(folder)
-        made.config |= data_plane(bound=BOUND)
-        made.config["training"] |= {"steps": 0, "checkpoint_every": 1000}
-        made.config["evaluation"] = {"every": 0}
-        up(made)
-        wait_for_trajectories(made)
+    folder = tmp_path_factory.mktemp("evening")
+    for made in running(folder, "shop", factor=1.0):
+        made.file, made.dir = folder / "assets" / "train.yaml", folder / "runs" / "shop"
+        made.file.parent.mkdir()
+        with resources.as_file(resources.files("assets").joinpath("train.yaml")) as file:
+            shutil.copyfile(file, made.file)
+        shopdata.write(folder / "runs" / "shop-data", train=400, held_out=8, shown=1_000)
+        changed = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+        made.cli("up", str(made.file), "--yes", *changed, within_s=UP_WITHIN_S)
         yield made
 
 
@@ -40,62 +60,134 @@ def terminal(run: Run) -> Iterator[Terminal]:
         made.close()
 
 
-def wait_for_trajectories(run: Run) -> None:
-    asked = ("records", "list", "--filter", SCORED, "--limit", "1")
-    eventually(lambda: run.cli(*asked)["rows"] or None, within_s=UP_WITHIN_S, what="a trajectory that was scored")
-
-
-SCORED = "status=scored and turns>1"
-
-
-def test_a_trajectory_of_a_live_run_is_read_turn_by_turn(run: Run, terminal: Terminal) -> None:
-    """From the list to the record, its turns, their tokens and the tree of them, and to the attempts beside it."""
+def test_an_evening_with_the_demo(run: Run, terminal: Terminal) -> None:
     terminal.run(*console(run))
-    terminal.shows("● running", "Learning", "sampler 1/1")
-    terminal.keys("7", "/")
-    terminal.type(SCORED)
-    terminal.keys("Enter")
-    terminal.shows(f"/{SCORED}", "scored", "answered")
-    # The rows of before the filter stand until its answer; then only the run itself is running.
-    eventually(lambda: terminal.seen().count("running") == 1, what="the answer to the filter")
-    terminal.keys("Home", "Enter")
-    terminal.shows("asked: bake", "turn 0  v", " at engine-0", "→ shop.lookup(item='bake')", "on sampler-0.1")
-    terminal.keys("]")
-    terminal.shows("turn 1  v", "<answer>")
-    terminal.keys("c")
-    terminal.shows("⟨v")
-    terminal.keys("b")
-    terminal.shows("tokens, ", " trained", "WEIGHTS")
-    terminal.keys("Escape", "Escape")
-    terminal.shows(f"/{SCORED}", "RECORD")
-    # Meanwhile the row may have left the page, and then nothing is aimed at before one moves.
-    terminal.keys("Home", "a")
-    terminal.shows("attempts ", " at shop/train/", "turn 0")
+    terminal.shows("● running", "Learning", "engine 1/1", "sampler 1/1", "trainer 1/1")
+    a_sampler_more_and_one_less(run, terminal)
+    the_bound_is_tightened_after_a_look_and_taken_back(run, terminal)
+    a_log_is_followed(terminal)
+    a_trajectory_is_read(run, terminal)
+    a_unit_is_killed_and_its_incident_found(run, terminal)
     terminal.keys("q")
     sane(terminal, 0)
+    assert run.cli("status")["run"]["state"] == "running"
 
 
-def test_the_bound_is_tightened_after_a_look_and_taken_back(run: Run, terminal: Terminal) -> None:
-    terminal.run(*console(run))
-    terminal.shows("● running")
+def a_sampler_more_and_one_less(run: Run, terminal: Terminal) -> None:
+    terminal.keys("2", "/")
+    terminal.type("sampler")
+    terminal.keys("Enter")
+    terminal.shows("/sampler", "▸ sampler-0", "● ready")
+    terminal.keys("+")
+    terminal.shows("scale sampler to 2: done", "sampler 2/2", within_s=UP_WITHIN_S)
+    assert strength(run) == (2, 2)
+    eventually(lambda: rows_of(run, "records", "list", "--filter", "owner=sampler-1.1"), what="work of the second one")
+    terminal.keys("-")
+    terminal.shows("scale sampler to 1?", "sampler-1")
+    assert strength(run) == (2, 2), "a question changes nothing"
+    terminal.keys("Enter")
+    terminal.shows("scale sampler to 1: done", "sampler 1/1", within_s=UP_WITHIN_S)
+    assert strength(run) == (1, 1)
+    assert not incidents(run), "it was drained, not killed"
+    terminal.keys("/", "Escape")
+    terminal.shows("▸ sampler-0", "trainer-0")
+
+
+def the_bound_is_tightened_after_a_look_and_taken_back(run: Run, terminal: Terminal) -> None:
     terminal.keys("5", "b")
     terminal.shows("▸ bound", "under way", "try another bound")
     terminal.keys("Left", "Left")
     terminal.shows(f"at {BOUND - 2}: voids and admits no ready record", f"the bound goes from {BOUND} to {BOUND - 2}")
-    assert bound(run) == BOUND, "a look changes nothing"
+    assert bound(run)["value"] == BOUND, "a look changes nothing"
     terminal.keys("Enter")
     terminal.shows(f"from {BOUND} to {BOUND - 2}", "reversible: ")
     terminal.keys("Enter")
     terminal.shows("takes it back")
-    assert bound(run) == BOUND - 2
+    assert bound(run)["value"] == BOUND - 2
     terminal.keys("u")
-    eventually(lambda: bound(run) == BOUND or None, what="the bound as it was")
+    eventually(lambda: bound(run)["value"] == BOUND, what="the bound as it was")
     terminal.keys("h")
     terminal.shows(f"bound: {BOUND} -> {BOUND - 2}", f"bound: {BOUND - 2} -> {BOUND}")
-    terminal.keys("q")
-    sane(terminal, 0)
-    assert run.run_row().state == "running"
+    assert bound(run)["revision"] == 2
+    terminal.keys("Escape")
 
 
-def bound(run: Run) -> object:
-    return run.client.knobs("bound")[0].value
+def a_log_is_followed(terminal: Terminal) -> None:
+    """Three tool calls in a hundred fail, and the sampler writes which."""
+    terminal.keys("2")
+    terminal.shows("▸ sampler-0")
+    terminal.keys("l")
+    before = terminal.shows("sampler-0.1", "following", "tool_server_failed").splitlines()
+    eventually(lambda: written(terminal) - set(before), what="lines that were written meanwhile")
+
+
+def a_trajectory_is_read(run: Run, terminal: Terminal) -> None:
+    """From the list to the record, its turns, their tokens and the tree of them, and to the attempts beside it."""
+    eventually(lambda: rows_of(run, "records", "list", "--filter", PRICED, "--limit", "1"), what="a trajectory")
+    terminal.keys("7", "/")
+    terminal.type(PRICED)
+    terminal.keys("Enter")
+    terminal.shows(f"/{PRICED}", "scored")
+    # The rows of before the filter stand until its answer; then only the run itself is running.
+    eventually(lambda: terminal.seen().count("running") == 1, what="the answer to the filter")
+    terminal.keys("Home", "Enter")
+    terminal.shows("asked: ", "turn 0  v", " at engine-0", "on sampler-")
+    terminal.keys("]")
+    terminal.shows("turn 1  v")
+    terminal.keys("c")
+    terminal.shows("⟨v")
+    terminal.keys("b")
+    terminal.shows("tokens, ", " trained", "WEIGHTS")
+    terminal.keys("Escape")
+    terminal.shows("tokens by weights")
+    terminal.keys("Escape")
+    terminal.shows(f"/{PRICED}", "RECORD")
+    # Meanwhile the row may have left the page, and then nothing is aimed at before one moves.
+    terminal.keys("Home", "a")
+    terminal.shows("attempts ", " at shop/train/", "turn 0")
+    terminal.keys("Escape")
+
+
+def a_unit_is_killed_and_its_incident_found(run: Run, terminal: Terminal) -> None:
+    terminal.keys("2")
+    terminal.shows("▸ sampler-0")
+    terminal.keys("l")
+    terminal.shows("sampler-0.1", "following")
+    os.kill(run.unit_row("sampler-0").pid, signal.SIGKILL)
+    terminal.shows("sampler-0.1 ended; this is sampler-0.2", within_s=UP_WITHIN_S)
+    terminal.keys("2", "i")
+    terminal.shows("incident sampler-0.1", "signal 9", "tool_server_failed")
+    (found,) = incidents(run)
+    assert (found["unit"], found["incarnation"], found["exit"]["signal"]) == ("sampler-0", 1, signal.SIGKILL)
+    terminal.keys("Escape")
+    terminal.shows("sampler 1/1", within_s=UP_WITHIN_S)
+    run.wait_incarnation("sampler-0", 1, within_s=UP_WITHIN_S)
+
+
+# ---- what `--json` tells ----
+
+
+def strength(run: Run) -> tuple[int, int]:
+    """Samplers, as many as are wanted and as many as are ready."""
+    (group,) = (group for group in run.cli("status")["groups"] if group["name"] == "sampler")
+    return group["desired"], group["ready"]
+
+
+def bound(run: Run) -> dict[str, Any]:
+    told: dict[str, Any] = run.cli("tune", "bound")["knob"]
+    return told
+
+
+def incidents(run: Run) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = run.cli("events", "--kind", "incident")
+    return told
+
+
+def rows_of(run: Run, *words: str) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = run.cli(*words)["rows"]
+    return told
+
+
+def written(terminal: Terminal) -> set[str]:
+    """Lines of a log that are seen."""
+    return {line for line in terminal.seen().splitlines() if "tool_server_failed" in line}
