@@ -25,10 +25,11 @@ from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
 
-PACE_S = 0.2
-"""Between rounds that found something to do: sooner, each would ask for all of it and find a seat or two."""
+PACE_S = 0.15
+"""Between rounds while records move: sooner, each would ask for all of it and find a seat or two; later, samplers would
+stand after a step was committed."""
 MOST_IDLE_S = 0.5
-"""Between looks while nothing is to be done. A batch that is trained frees capacity every few seconds at most."""
+"""Between looks while nothing moves."""
 TELL_WAITS_EVERY_S = 2.0
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
@@ -77,7 +78,7 @@ def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:
-    told_at, pause_s = float("-inf"), PACE_S
+    told_at, pause_s, before = float("-inf"), PACE_S, steward.counts
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             steward.paused = unit.paused
@@ -99,7 +100,8 @@ async def _serve(unit: Unit, steward: Steward) -> None:
             counted = done.admitted.counts
             unit.metric("in_flight", counted.in_flight)
             unit.metric("ready", counted.ready)
-            pause_s = PACE_S if done.anything else min(2 * pause_s, MOST_IDLE_S)
+            pause_s = PACE_S if done.anything or counted != before else min(2 * pause_s, MOST_IDLE_S)
+            before = counted
             await unit.sleep_async(pause_s)
 
 

@@ -1,17 +1,17 @@
 """What happens inside an episode: turns, model calls, tool calls.
 
-Invariants: a write is answered when it is durable; writes that come while another is under way go out together, in
-their order; the same document again changes nothing, but one that another owner wrote is never taken for one's own, and
-a change of what is another owner's by now is never taken for made (OwnershipError). Tokens are stored once: a call
-keeps of its prompt only what its base does not have. Moves that follow each other within a moment may be one write;
-none is skipped in the tables.
+Invariants: a write is answered when it is durable; writes that come while another is under way go out together, and
+what is made of others behind them; the same document again changes nothing, but one that another owner wrote is never
+taken for one's own, and a change of what is another owner's by now is never taken for made (OwnershipError). Tokens are
+stored once: a call keeps of its prompt only what its base does not have. Moves that follow each other within a moment
+may be one write; none is skipped in the tables.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -39,7 +39,9 @@ MOST_AT_ONCE = 500
 GATHER_S = 0.025
 """What episodes write within this time goes out together: a command costs the server more than its documents do."""
 ORDER = ("DispatchedSamplingTask", "ToolCall", "Turn")
-"""Of what goes out together the turn is last: whoever sees it sees all it is made of."""
+"""As they are made of each other: whoever sees a tool call sees the model call that asked for it, and whoever sees a
+turn sees all of it."""
+_SEE_OTHERS = ORDER[1:]
 _RECORD = "Record"
 
 _CALL_SOURCES = DISPATCHED_SAMPLING_TASK.sources
@@ -158,10 +160,8 @@ class Writer:
             if (refusal := await self._refusal()) is not None:
                 _answer(batch, refusal)
                 continue
-            # A write may only overtake those of other collections, and a turn comes last. What is changed was
-            # inserted before or is inserted with it.
-            for collection in (*ORDER, _RECORD):
-                await self._write_batch(collection, [entry for entry in batch if entry.collection == collection])
+            for together in _in_turn(batch):
+                await asyncio.gather(*(self._write_batch(name, entries) for name, entries in together.items()))
 
     async def _refusal(self) -> Exception | None:
         """What is inserted after somebody took a Record over cannot be made theirs, and would mislead them later."""
@@ -221,6 +221,23 @@ class Writer:
         held = [document for document in found if collection != _RECORD or document["status"] == RecordStatus.RUNNING]
         owners = {document["_id"]: document["owner"] for document in held}
         return [entry for entry in entries if owners.get(entry.id) != entry.owner]
+
+
+def _in_turn(batch: Iterable[_Waiting]) -> Iterator[dict[str, list[_Waiting]]]:
+    """What may be written at the same time, by collection; then what is made of it: new tool calls, turns, and changes
+    of what is new itself. So an episode that wants a tool waits for two answers of the server, whatever else goes out.
+    """
+    first: dict[str, list[_Waiting]] = defaultdict(list)
+    then: dict[str, list[_Waiting]] = defaultdict(list)
+    new = set()
+    for entry in batch:
+        changes = isinstance(entry.write, UpdateOne)
+        if not changes:
+            new.add(entry.id)
+        late = entry.id in new if changes else entry.collection in _SEE_OTHERS
+        (then if late else first)[entry.collection].append(entry)
+    yield first
+    yield then
 
 
 def _answer(entries: Iterable[_Waiting], error: Exception | None) -> None:

@@ -57,7 +57,7 @@ from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
 
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.1
 PARKED_LOOK_EVERY_S = 1.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
