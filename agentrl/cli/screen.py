@@ -16,7 +16,7 @@ from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
-from agentrl.words.rows import story
+from agentrl.words.rows import story, up_for
 
 _WIDE = 120
 _STYLE = {
@@ -81,7 +81,7 @@ def _head(run: RunRow, now: float) -> Text:
     details = [
         run.reason,
         "paused" if run.paused else "",
-        f"up {output.since(run.started_at, now)}" if run.started_at else "",
+        f"up {up}" if (up := up_for(run, now)) else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
     for trouble in (run.journal_full, run.not_listening, run.not_recording):

@@ -48,6 +48,9 @@ class RunRow(Row, tag="run", frozen=True):
     paused: bool = False
     run_dir: str = ""
     started_at: float = 0.0
+    """When it was first brought up."""
+    up_since_at: float = 0.0
+    """When it was last brought up after it was down."""
     coordinator_started_at: float = 0.0
     coordinator_pid: int = 0
     config_source: str = ""

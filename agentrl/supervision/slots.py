@@ -22,6 +22,7 @@ class RunState(msgspec.Struct):
     """Desired state of the run as a whole."""
 
     up: bool = False
+    up_since_at: float = 0.0
     paused: bool = False
     draining_hosts: set[str] = set()
     desired_by: str = ""

@@ -39,7 +39,7 @@ class Supervisor:
         self.state = state
         self._life = Lifecycle(state, times)
         self._handlers: dict[type[events.Event], Callable[[Any, float], None]] = {
-            events.Applied: lambda e, now: wishes.apply(self._life, e),
+            events.Applied: lambda e, now: wishes.apply(self._life, e, now),
             events.Scaled: lambda e, now: wishes.scale(self._life, e),
             events.StopWanted: lambda e, now: wishes.stop(self._life, e),
             events.DrainCancelled: lambda e, now: wishes.cancel_drain(self._life, e),

@@ -20,10 +20,12 @@ from agentrl.supervision.slots import GroupState, Slot
 from agentrl.supervision.transitions import WITH_PROCESS
 
 
-def apply(life: Lifecycle, event: events.Applied) -> None:
+def apply(life: Lifecycle, event: events.Applied, now: float) -> None:
     """The run is to be what this configuration says."""
     run = life.state.run
     was_up = run.up
+    if not was_up:
+        run.up_since_at = now
     run.up, run.stop_now, run.desired_by = True, False, event.by
     life.out.append(Persist("run", ""))
     life.touch_all()

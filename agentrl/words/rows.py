@@ -5,30 +5,42 @@ from __future__ import annotations
 import msgspec
 
 from agentrl.protocol import rows
-from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, KnobRow, KnobValue, Severity, UnitRow, UnitState
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, KnobRow, KnobValue, RunRow, Severity, UnitRow, UnitState
 from agentrl.words.amounts import age, since
 
 GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)
+SOON_S = 60.0
+STANDS_S = 5.0
 
 
 def story(row: UnitRow, now: float) -> str:
     """What a person wants to know next about a unit: what comes by itself, why it is so, what it does."""
-    parts = []
-    if row.next_at and row.next_what:
-        left = row.next_at - now
-        parts.append(f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now")
+    starting = row.state is UnitState.STARTING
+    left = row.next_at - now
+    due = f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now"
+    parts = [due] if row.next_at and row.next_what else []
+    # A deadline that is far off says less than what is done until then.
+    later = [parts.pop()] if parts and starting and left > SOON_S else []
     if row.paused:
         parts.append("paused")
-    if row.reason and (row.state is not UnitState.READY or not row.status):
+    if row.reason and not (row.status and (starting or row.state is UnitState.READY)):
         parts.append(row.reason)
-    if row.phase:
-        parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if row.phase_since_at else row.phase)
+    if row.phase and row.phase != row.state.value:
+        # Loops begin theirs anew with every round, so it lasts for long only where one stands.
+        stands = row.phase_since_at and now - row.phase_since_at >= STANDS_S
+        parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if stands else row.phase)
     if row.status:
         parts.append(row.status)
     parts += [f"waits for {wait.on}" for wait in row.waits[:2] if not wait.who]
     if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
         parts.append(str(row.last_exit))
-    return " · ".join(parts)
+    return " · ".join([*parts, *later])
+
+
+def up_for(run: RunRow, now: float) -> str:
+    """How long it is up since it was last brought up; empty if it is down."""
+    # Recordings of before do not tell it.
+    return since(run.up_since_at or run.started_at, now) if run.desired == "up" else ""
 
 
 def by_gravity(found: list[AlertRow]) -> list[AlertRow]:

@@ -113,3 +113,17 @@ def test_a_run_of_which_a_unit_died_is_degraded_until_it_is_up_again() -> None:
     assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
     slot.state = UnitState.READY
     assert board.run_row(file, life).state == "running"
+
+
+def test_how_many_units_are_not_there_yet_or_still_there_is_said_in_a_sentence() -> None:
+    board = board_of(("web", ()), members=2)
+    board.state.run.up = True
+    told = RunFile("my-run", "uuid", "/somewhere", 1.0), RunLife(pid=1, started=1.0)
+    for slot in board.state.slots.values():
+        slot.state = UnitState.STARTING
+    assert board.run_row(*told).reason == "2 units are not ready yet"
+    board.state.slots["web-0"].state = UnitState.READY
+    assert board.run_row(*told).reason == "1 unit is not ready yet"
+    board.state.run.up = False
+    board.state.slots["web-1"].tree_gone = False
+    assert board.run_row(*told).reason == "1 unit has not ended"

@@ -123,14 +123,13 @@ def a_log_is_followed(terminal: Terminal) -> None:
 
 def a_trajectory_is_read(run: Run, terminal: Terminal) -> None:
     """From the list to the record, its turns, their tokens and the tree of them, and to the attempts beside it."""
-    eventually(lambda: rows_of(run, "records", "list", "--filter", PRICED, "--limit", "1"), what="a trajectory")
+    priced = ("records", "list", "--filter", PRICED, "--limit", "1")
+    (chosen,) = eventually(lambda: rows_of(run, *priced), what="a trajectory")
     terminal.keys("7", "/")
-    terminal.type(PRICED)
+    terminal.type(f"turns>1 and id={chosen['id']}")
     terminal.keys("Enter")
-    terminal.shows(f"/{PRICED}", "scored")
-    # The rows of before the filter stand until its answer; then only the run itself is running.
-    eventually(lambda: terminal.seen().count("running") == 1, what="the answer to the filter")
-    terminal.keys("Home", "Enter")
+    terminal.shows("/turns>1", "▸ 1 record", f"▸ {chosen['id']}")
+    terminal.keys("Enter")
     terminal.shows("asked: ", "turn 0  v", " at engine-0", "on sampler-")
     terminal.keys("]")
     terminal.shows("turn 1  v")
@@ -141,9 +140,8 @@ def a_trajectory_is_read(run: Run, terminal: Terminal) -> None:
     terminal.keys("Escape")
     terminal.shows("tokens by weights")
     terminal.keys("Escape")
-    terminal.shows(f"/{PRICED}", "RECORD")
-    # Meanwhile the row may have left the page, and then nothing is aimed at before one moves.
-    terminal.keys("Home", "a")
+    terminal.shows("▸ 1 record", "RECORD")
+    terminal.keys("a")
     terminal.shows("attempts ", " at shop/train/", "turn 0")
     terminal.keys("Escape")
 

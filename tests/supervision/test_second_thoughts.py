@@ -125,3 +125,20 @@ def test_a_group_that_comes_back_while_its_units_live_keeps_them() -> None:
     assert world.state_of("web-0") == "draining"
     assert "web-0" in up(world, web, spec("other"))
     assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 1)
+
+
+def test_a_run_is_up_since_the_first_up_after_a_down_whatever_else_happens() -> None:
+    web = spec("web")
+    world = a_world(web)
+    began = world.supervisor.state.run.up_since_at
+    world.advance(10.0)
+    up(world, web)
+    assert world.supervisor.state.run.up_since_at == began
+    world.handle(events.DownWanted(by="op2"))
+    world.quiesce()
+    world.advance(10.0)
+    up(world, web)
+    later = world.supervisor.state.run.up_since_at
+    assert later >= began + 20.0
+    world.crash()
+    assert world.supervisor.state.run.up_since_at == later

@@ -9,14 +9,17 @@ from textual.app import ComposeResult
 
 from tui.dialogs.modal import Modal
 from tui.model.actions import Action, sign
-from tui.model.ink import Line, Span, Tone, cut, fitted
+from tui.model.ink import Line, Span, Tone, cut, fitted, width_of
 from tui.widgets.lines import Lines
+
+AROUND = 4
+"""Columns that border and padding take."""
 
 
 class Keys(Modal[None]):
     DEFAULT_CSS = """
     Keys { align: center middle; background: $background 60%; }
-    Keys > Lines { width: 78; max-width: 100%; height: auto; border: round $primary; padding: 0 1;
+    Keys > Lines { max-width: 100%; height: auto; border: round $primary; padding: 0 1;
                    background: $surface; }
     Keys.-ascii > Lines { border: ascii $primary; }
     """
@@ -33,7 +36,10 @@ class Keys(Modal[None]):
                 self._lines.append((*head, Span(action.help, Tone.DIM)))
 
     def compose(self) -> ComposeResult:
-        yield Lines(self._shown)
+        lines = Lines(self._shown)
+        # No wider than its longest sentence; where there is less room, sentences are cut.
+        lines.styles.width = max(map(width_of, self._lines), default=0) + AROUND
+        yield lines
 
     def on_mount(self) -> None:
         self.set_class(self.app.has_class("-ascii"), "-ascii")

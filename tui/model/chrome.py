@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agentrl.protocol.rows import Severity
-from agentrl.words.amounts import age, since
+from agentrl.words.amounts import age
+from agentrl.words.rows import up_for
 from tui.model import actions, wording
 from tui.model.actions import VIEWS, Action, sign
 from tui.model.ink import Line, Span, Tone, cut, span, width_of
@@ -52,7 +53,7 @@ def _run(mirror: Mirror, at: Circumstances) -> Line:
     for detail in (
         "paused" if run.paused else "",
         run.reason,
-        f"up {since(run.started_at, at.now)}" if run.started_at else "",
+        f"up {up}" if (up := up_for(run, at.now)) else "",
         f"segment {run.segment}" if run.segment else "",
     ):
         if detail:

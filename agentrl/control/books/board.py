@@ -196,6 +196,7 @@ class Board:
             paused=self.state.run.paused,
             run_dir=str(run_file.run_dir),
             started_at=run_file.created_at,
+            up_since_at=self.state.run.up_since_at,
             coordinator_started_at=life.started,
             coordinator_pid=life.pid,
             config_source=life.config_source,
@@ -209,7 +210,7 @@ class Board:
         wanted = [s for s in self.state.slots.values() if s.wanted]
         if not self.state.run.up:
             left = [s.unit for s in self.state.slots.values() if not s.tree_gone]
-            return ("stopping", f"{len(left)} units have not ended") if left else ("stopped", "")
+            return ("stopping", f"{_units(len(left), 'has', 'have')} not ended") if left else ("stopped", "")
         bad = [s for s in wanted if not s.held and s.state in _TROUBLE]
         if bad:
             worst = min(bad, key=lambda s: (list(_TROUBLE).index(s.state), s.unit))
@@ -223,7 +224,7 @@ class Board:
             more = f" (and {len(again) - 1} more)" if len(again) > 1 else ""
             return "degraded", f"{again[0].unit} died and is {again[0].state.value} again{more}"
         if coming:
-            return "starting", f"{len(coming)} units are not ready yet"
+            return "starting", f"{_units(len(coming), 'is', 'are')} not ready yet"
         return "running", ""
 
     # ---- waits ----
@@ -286,6 +287,10 @@ class RunLife:
 
 
 _TROUBLE = {UnitState.FATAL: 0, UnitState.LOST: 1, UnitState.BACKOFF: 2, UnitState.SUSPECT: 3}
+
+
+def _units(count: int, one: str, more: str) -> str:
+    return f"1 unit {one}" if count == 1 else f"{count} units {more}"
 
 
 def _what_next(slot: Slot) -> tuple[str, float]:

@@ -1,0 +1,38 @@
+"""What a unit is at, in a line, and how long a run is up."""
+
+from __future__ import annotations
+
+from agentrl.protocol.rows import RunRow, UnitRow, UnitState
+from agentrl.words.rows import story, up_for
+
+NOW = 1_000_000.0
+STARTING = UnitRow(
+    "trainer-0", "trainer", "trainer", UnitState.STARTING, reason="starting on far", since_at=NOW - 20,
+    next_at=NOW + 580, next_what="is given up unless ready", phase="starting", phase_since_at=NOW - 15,
+    status="warm-up: step 36 of 150",
+)  # fmt: skip
+
+
+def at_work(phase: str, stands_s: float, status: str) -> str:
+    row = UnitRow(
+        "steward-0", "steward", "steward", UnitState.READY, reason="says it is ready", phase=phase,
+        phase_since_at=NOW - stands_s, status=status,
+    )  # fmt: skip
+    return story(row, NOW)
+
+
+def test_what_a_starting_unit_does_stands_before_a_deadline_that_is_far_off() -> None:
+    assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless ready in 9 min"
+    assert story(STARTING, NOW + 550) == "is given up unless ready in 30 s · warm-up: step 36 of 150"
+
+
+def test_a_loop_that_begins_its_phase_with_every_round_does_not_count_from_zero() -> None:
+    assert at_work("serving", 0.4, "4 ready") == "serving · 4 ready"
+    assert at_work("step", 42.0, "trains step 3") == "step for 42 s · trains step 3"
+
+
+def test_a_run_is_up_since_it_was_last_brought_up() -> None:
+    run = RunRow("shop", "u", "running", started_at=NOW - 7200, up_since_at=NOW - 65)
+    assert up_for(run, NOW) == "65 s"
+    assert up_for(RunRow("shop", "u", "running", started_at=NOW - 7200), NOW) == "2 h"
+    assert up_for(RunRow("shop", "u", "stopped", desired="down", up_since_at=NOW - 65), NOW) == ""
