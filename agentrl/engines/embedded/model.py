@@ -218,7 +218,7 @@ class _Attention:
             seen_keys, seen_values = keys[part, :, : self._length], values[part, :, : self._length]
             grouped = torch.zeros(self._span, *grouped.shape[1:]).index_copy_(0, self._rows, grouped)
         else:
-            seen_keys, seen_values = keys[self._rows, :, : self._length], values[self._rows, :, : self._length]
+            seen_keys, seen_values = (of[:, :, : self._length].index_select(0, self._rows) for of in (keys, values))
         out = functional.scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=self._mask)
         if self._dense:
             out = out[self._rows]
