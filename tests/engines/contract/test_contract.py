@@ -165,7 +165,7 @@ async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(sub
 async def test_at_the_deadline_a_stream_is_aborted_too_and_ends_with_what_there_is(
     subject: Subject, first: Weights
 ) -> None:
-    long = Sampling(max_new_tokens=LONG, stop_token_ids=(end_of(first),), temperature=2.0)
+    long = sampling(first, LONG, temperature=0.0)
     parts = [part async for part in subject.client.stream("late-stream", PROMPT, long, deadline_s=0.05)]
     assert parts[-1].finish == "abort"
     assert len(parts[-1].ids) < LONG
