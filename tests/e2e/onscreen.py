@@ -27,14 +27,16 @@ SIZES = ((80, 24), (200, 60))
 MOST_KEYS = 4
 
 
-def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None:
-    """The run's recording, at its end so far, shows these texts after these keys; the last is for what `once` names."""
+def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "", after: float = 0.0) -> None:
+    """The run's recording, at its end so far, shows these texts after these keys; the last is for what `once` names.
+    It is opened once it has what happened before `after`, for a key may be for the newest of several things."""
 
     def newest() -> Recording | None:
         try:
-            return Recording.open(run.state_dir / DIRECTORY)
+            found = Recording.open(run.state_dir / DIRECTORY)
         except ConfigError:
             return None
+        return found if found.end >= after else None
 
     async def look() -> None:
         first = await aeventually(newest, what="a recording")

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -188,7 +189,10 @@ def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) 
         return row.reason
 
     assert "engine-1" in eventually(degraded, within_s=WITHIN_S, what="a run that says so")
-    onscreen.recorded(run, ("2", "down", "i"), f"engine-1.{before.incarnation}", "signal 9")
+    dead = f"engine-1.{before.incarnation}"
+    told = ("events", "--kind", "incident")
+    eventually(lambda: dead in str(run.cli(*told)) or None, within_s=WITHIN_S, what="its incident")
+    onscreen.recorded(run, ("2", "down", "i"), dead, "signal 9", after=time.time())
     goes_on(run)
     life = run.wait_incarnation("engine-1", above=before.incarnation).incarnation
     serves_newest(run, "engine-1", life)
