@@ -23,6 +23,7 @@ _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 _Share = Annotated[Number, Field(ge=0, le=1)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
 _Rate = Annotated[Number, Field(gt=0, le=10)]
 _Least = Annotated[Number, Field(ge=0, le=1_000)]
@@ -62,7 +63,7 @@ class Environment(Section):
     scorer: str = "exact"
     """The scorer, by its registered name; a task may name another."""
     answer_schema: str = "answer"
-    """Where the answer stands: `boxed`, or the name of a tag (`<answer>...</answer>`)."""
+    """Where the answer stands: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
     parser: Literal["openai", "qwen", "minicpm"] = "qwen"
     """How the model writes tool calls."""
     system: str = ""
@@ -363,6 +364,13 @@ class DataPlane(Section):
 Problem = tuple[tuple[str, ...], str]
 
 
+def problem_of_schema(schema: str) -> str:
+    """Empty, or why this can be no answer schema. An empty one is the whole text; `boxed` reads like a tag's name."""
+    if not schema or _TAG_NAME.fullmatch(schema):
+        return ""
+    return f"is {schema!r}; it must be boxed, or a tag's name such as answer"
+
+
 def problems_of(data: DataPlane) -> Iterator[Problem]:
     """What does not fit together."""
     if not data.environments:
@@ -376,6 +384,8 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             if server not in data.tools:
                 known = ", ".join(data.tools) or "none"
                 yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
+        if problem := problem_of_schema(environment.answer_schema):
+            yield ("environments", name, "answer_schema"), problem
     if problem := sglang.problem_of(data.engines.args):
         yield ("engines", "args"), problem
     n = data.sampling.n

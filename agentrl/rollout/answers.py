@@ -14,7 +14,6 @@ BOXED = "boxed"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _MOST_WRAPPINGS = 8
-_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 def extract(schema: str, text: str) -> str | None:
@@ -22,13 +21,6 @@ def extract(schema: str, text: str) -> str | None:
     if not schema:
         return text.strip() or None
     return _last_box(text) if schema == BOXED else _last_tag(schema, text)
-
-
-def problem_of(schema: str) -> str:
-    """Empty, or why this can be no answer schema."""
-    if not schema or _TAG_NAME.fullmatch(schema):
-        return ""
-    return f"{schema!r} is no answer schema; it must be {BOXED}, or a tag's name such as answer"
 
 
 def _last_tag(name: str, text: str) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from agentrl.config.data import problem_of_schema
 from agentrl.errors import ConfigError
 from agentrl.store.documents import Said
 
@@ -271,7 +272,7 @@ def _row(plain: Any, where: str, split: str) -> Row:
         answer=_text(fields.get(taken["answer"] or "")),
         id=_text(fields.get(taken["id"] or "")),
         scorer=_name(fields, taken["scorer"], where),
-        answer_schema=_name(fields, taken["answer_schema"], where),
+        answer_schema=_schema(fields, taken["answer_schema"], where),
         agent_name=_name(fields, taken["agent_name"], where),
         split=SPLITS.get(said, "") or split,
         extra={name: value for name, value in fields.items() if name not in used},
@@ -333,6 +334,13 @@ def _name(fields: Mapping[str, Any], name: str | None, where: str) -> str:
     if not isinstance(value, str):
         raise DatasetError(f"{where}: {name} must be a name, and is {_kind(value)}.")
     return value
+
+
+def _schema(fields: Mapping[str, Any], name: str | None, where: str) -> str:
+    schema = _name(fields, name, where)
+    if problem := problem_of_schema(schema):
+        raise DatasetError(f"{where}: {name} {problem}.")
+    return schema
 
 
 def _text(value: Any) -> str:

@@ -80,6 +80,10 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
     [
         (SMALL.replace("model: {build: tiny}\n", ""), "model is missing"),
         (SMALL.replace("tools: shop}", "tools: shp}"), "names the unknown tool server 'shp'; known are: shop"),
+        (
+            SMALL.replace("tools: shop}", "tools: shop, answer_schema: <answer>}"),
+            "environments.shop.answer_schema is '<answer>'; it must be boxed, or a tag's name",
+        ),
         (SMALL + "rollout: {max_in_flight: 4}\n", "no group would ever be admitted"),
         (SMALL + "training: {groups: 4, optimizer_steps: 5}\n", "larger than training.groups (4)"),
         (SMALL.replace("build: tiny", "build: tiny, path: x"), "exactly one of path, build"),

@@ -160,6 +160,10 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
         ),
         ('{"messages": ["x"]}\n', "line 1: messages must be a text or messages"),
         ('{"query": "q", "scorer": 4}\n', "line 1: scorer must be a name, and is a number"),
+        (
+            '{"query": "q", "answer_schema": "<a>"}\n',
+            "line 1: answer_schema is '<a>'; it must be boxed, or a tag's name",
+        ),
         ('{"query": "q", "split": "tset"}\n', "line 1 is in the split 'tset'"),
         ('{"query": "q", "id": 1}\n{"query": "r", "id": 1}\n', "line 2 has the id '1', which .* line 1 has already"),
         ("\n", "has no rows"),
