@@ -46,6 +46,9 @@ class Counts:
     def in_flight(self) -> int:
         return self.open + self.running + self.finished + self.unscored
 
+    def sentence(self) -> str:
+        return f"{self.in_flight} records under way, {self.ready} ready, {self.leased} leased"
+
 
 def batch_records(groups: int, sizes: Iterable[int]) -> int:
     """Records of a Step of so many groups, the largest size counted for all of them."""

@@ -58,11 +58,9 @@ class Done:
         )
 
     def sentence(self) -> str:
-        counted = self.admitted.counts
-        flying = f"{counted.in_flight} records under way, {counted.ready} ready, {counted.leased} leased"
         room = f"room for {max(0, self.admitted.capacity)}"
         why = "; ".join(dict.fromkeys(filter(None, (self.admitted.why_not, *self.admitted.held.values()))))
-        return f"{flying}, {room}{f'; {why}' if why else ''}"
+        return f"{self.admitted.counts.sentence()}, {room}{f'; {why}' if why else ''}"
 
 
 class Steward:

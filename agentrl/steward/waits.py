@@ -133,8 +133,7 @@ def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterato
 
 def of_admission(admitted: Admitted, since_s: float) -> Wait:
     """No group is under way that a batch could come from."""
-    counted = admitted.counts
-    numbers = f"{counted.in_flight} records under way, {counted.ready} ready, {counted.leased} leased"
+    numbers = admitted.counts.sentence()
     why = admitted.why_not or "it has just admitted a group"
     return Wait("admission", f"admits nothing: {why} ({numbers})", since_s, ADMITS_WITHIN_S, "batch")
 

@@ -9,7 +9,9 @@
     counts          what admission counts                updates        words of the update language
     owners          leases of incarnations               services       engines and toolboxes that answer
     datasets        files of tasks                       lists          filtered pages for people
-    accounting      sums that must agree                 wipe           the end of all of it
+    accounting      sums that must agree, from `audit/`  census         what became of attempts, in numbers
+    pruning         consumed Tasks without details       retraining     trained Tasks that may train once more
+    wipe            the end of all of it                 wiping         the same of a run that is down, with its files
 
     binary, files, embedded     the MongoDB server that a run starts as a unit when no URL is configured
 

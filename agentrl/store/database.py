@@ -1,4 +1,5 @@
-"""The one seam to the MongoDB driver. Nobody else in the data plane imports it.
+"""The one seam to the MongoDB driver: nobody else sends anything to a run's database. Others name its changes and
+indexes at most; `embedded` brings its own server up by it.
 
 Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
 driver, exactly once, where it is one write; here, where it may be made any number of times. What the driver raises
