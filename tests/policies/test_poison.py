@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentrl.policies.poison import Death, judge
@@ -49,6 +49,7 @@ def test_nobody_is_poison_who_did_not_end_a_trainer_alone() -> None:
     st.integers(1, 16),
     st.sets(st.integers(0, 20), max_size=2),
 )
+@example(([1, 1], {1}), 2, {2})
 def test_poison_is_found_and_everything_else_is_trained(
     groups: tuple[list[int], set[int]], at_once: int, accidents: set[int]
 ) -> None:
@@ -77,7 +78,8 @@ def test_poison_is_found_and_everything_else_is_trained(
             trained[name] = turn
     assert not ready, "it comes to an end"
     assert bad <= dead
-    assert len(dead - bad) <= len(accidents) // 2, "two accidents with one group alone look like poison"
+    # Two accidents with a group look like poison; one will do if it was in the steps that died of another.
+    assert len(dead - bad) <= (len(accidents) if bad else len(accidents) // 2)
     halvings = math.ceil(math.log2(max(2, min(at_once, len(weights)))))
     assert lives <= len(bad) * (3 + halvings) + 3 * len(accidents)
 
