@@ -58,10 +58,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int = 0
     mean: float = 0.0
-    p99: float = 0.0
     largest: float = 0.0
-    k3: float = 0.0
-    """Mean of exp(d) - 1 - d, an estimate of the divergence."""
     limit: float = MEAN_LIMIT
     """What the mean may be, by the numbers that the engine computes with."""
 
@@ -153,17 +150,9 @@ def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN
         return Agreement(limit=limit)
     if not all(map(math.isfinite, differences)):
         nan = float("nan")
-        return Agreement(tokens=len(differences), mean=nan, p99=nan, largest=nan, k3=nan, limit=limit)
-    sizes = sorted(map(abs, differences))
-    count = len(sizes)
-    return Agreement(
-        tokens=count,
-        mean=math.fsum(sizes) / count,
-        p99=sizes[min(count - 1, math.ceil(0.99 * count) - 1)],
-        largest=sizes[-1],
-        k3=math.fsum(math.expm1(max(-20.0, min(20.0, d))) - max(-20.0, min(20.0, d)) for d in differences) / count,
-        limit=limit,
-    )
+        return Agreement(tokens=len(differences), mean=nan, largest=nan, limit=limit)
+    sizes = [abs(difference) for difference in differences]
+    return Agreement(tokens=len(sizes), mean=math.fsum(sizes) / len(sizes), largest=max(sizes), limit=limit)
 
 
 def _entry(data: bytes) -> FileEntry:

@@ -7,7 +7,7 @@ every generated token has exactly one version; what an aborted call had generate
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -142,7 +142,3 @@ class Engine(Protocol):
     async def health(self) -> bool: ...
 
     async def load(self) -> Load: ...
-
-
-Reply = dict[str, Any]
-"""A decoded JSON object of the HTTP API."""

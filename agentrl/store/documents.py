@@ -366,27 +366,6 @@ class Chunk(Named):
     data: bytes = b""
 
 
-KINDS: dict[str, type[Document]] = {
-    kind.__name__: kind
-    for kind in (
-        Task,
-        Record,
-        DispatchedSamplingTask,
-        Turn,
-        ToolCall,
-        DBRecordData,
-        Step,
-        Lineage,
-        Checkpoint,
-        Publication,
-        Owner,
-        Service,
-        Epoch,
-        Chunk,
-    )
-}
-
-
 def to_bson(value: Any) -> Any:
     """A struct, or a list of structs, as MongoDB takes it; times and bytes stay what they are."""
     return msgspec.to_builtins(value, builtin_types=(bytes, datetime))

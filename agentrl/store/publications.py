@@ -129,10 +129,6 @@ async def ages_s(database: Database, versions: Iterable[int], at: datetime | Non
     return {one: (at - announced[one]).total_seconds() if at and one in announced else 0.0 for one in asked}
 
 
-async def get(database: Database, version: int) -> Publication | None:
-    return load_if(Publication, await database.find_one("Publication", {"_id": version}))
-
-
 async def newest(database: Database) -> Publication | None:
     """The newest that was announced, whether or not an engine serves it yet."""
     there = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.RETAINED]}}

@@ -22,10 +22,6 @@ class Loss:
     alive: tuple[str, ...]
     """Incarnations that still hold a lease."""
 
-    def sentence(self) -> str:
-        counted = ", ".join(f"{count} {name}" for name, count in self.documents.items() if count)
-        return f"{counted or 'nothing'} ({self.bytes} bytes)"
-
 
 async def preview(database: Database) -> Loss:
     names = await database.collections()

@@ -257,7 +257,7 @@ class Toolbox:
     async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> Answer:
         """From its turn to its answer. A ToolboxError says that it was not run."""
         try:
-            answer = await self._in_turn(call, tool, session, lease, asked_s)
+            answer = await self._in_turn(call, tool, lease, asked_s)
         except asyncio.CancelledError:
             if not session.closing:
                 raise
@@ -272,7 +272,7 @@ class Toolbox:
         self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
 
-    async def _in_turn(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> Answer:
+    async def _in_turn(self, call: Call, tool: ToolInfo, lease: Lease, asked_s: float) -> Answer:
         server = lease.server
         server.waiting += 1
         try:

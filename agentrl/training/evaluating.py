@@ -31,7 +31,6 @@ class Evaluator:
         self._clock = clock
         self._asked: dict[int, float] = {}
         """When each version that is still waited for was asked for."""
-        self.last_version: int | None = None
 
     @property
     def waits_for(self) -> tuple[int, ...]:
@@ -46,7 +45,6 @@ class Evaluator:
     async def want(self, version: int) -> None:
         if await evaluations.want(self._database, version):
             self._asked.setdefault(version, self._clock())
-            self.last_version = version
 
     async def follow(self) -> None:
         """Tell those that came to their end."""

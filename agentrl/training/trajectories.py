@@ -99,16 +99,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     def trained_tokens(self) -> int:
         return sum(trajectory.trained_tokens for trajectory in self.trajectories)
 
-    @property
-    def mean_age(self) -> float:
-        """Weighted by tokens."""
-        total, tokens = 0, 0
-        for trajectory in self.trajectories:
-            for version, count in trajectory.versions.items():
-                total += self.ages.get(version, 0) * count
-                tokens += count
-        return total / tokens if tokens else 0.0
-
 
 def in_parts(batch: Batch, count: int) -> list[Batch]:
     """Disjoint parts of whole groups, in the batch's order and with as even numbers of groups as there are; fewer

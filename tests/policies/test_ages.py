@@ -62,12 +62,10 @@ def test_ages_after_a_resume_from_an_older_checkpoint() -> None:
     assert tree.staleness([105, 115, 121], 121) == 16, "the greatest age, not the smallest number"
 
 
-def test_staleness_counts_what_trains_and_the_mean_counts_tokens() -> None:
+def test_staleness_counts_what_trains() -> None:
     tree = VersionTree({1: None, 2: 1, 3: 2})
     assert tree.staleness([3, 2], 3) == 1
     assert tree.staleness([], 3) == 0
-    assert tree.mean_age({3: 30, 1: 10}, 3) == 0.5
-    assert tree.mean_age({}, 3) == 0.0
 
 
 def test_versions_that_make_no_sense() -> None:

@@ -10,7 +10,7 @@ from agentrl.policies.states import Actor
 from agentrl.store import claims, documents, groups, owners, steps, tasks
 from agentrl.store.claims import Claim, Ending, LastClaims
 from agentrl.store.database import Database
-from agentrl.store.documents import DBRecordData, Step, Task
+from agentrl.store.documents import DBRecordData, Publication, Step, Task
 from agentrl.tokens.spans import Span
 
 RULE = GroupRule()
@@ -124,3 +124,9 @@ async def commit(db: Database, lineage: str, number: int, chosen: Sequence[Task]
     assert leased is not None
     assert await steps.commit(db, leased.id, {"loss": 0.1})
     return leased
+
+
+async def publication(db: Database, version: int) -> Publication:
+    found = await db.find_one("Publication", {"_id": version})
+    assert found is not None
+    return documents.load(Publication, found)

@@ -79,7 +79,6 @@ def test_versions_follow_their_tokens_and_the_oldest_decides() -> None:
     made = make_batch(7, 3, [data], calls, TREE, Freshness(bound=2))
     assert made.batch.trajectories[0].versions == {1: 1, 3: 3}
     assert made.batch.ages == {1: 2, 3: 0}
-    assert made.batch.mean_age == 0.5
     late = make_batch(7, 3, [data], calls, TREE, Freshness(bound=1))
     assert late.stale == (data.id,)
     assert late.batch.trajectories == []

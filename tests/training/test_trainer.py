@@ -23,6 +23,7 @@ from agentrl.training import checkpoints, patience, publication
 from agentrl.training import trainer as training
 from agentrl.training.learner import Learner
 from agentrl.training.trainer import DivergedError
+from tests.store import flow
 from tests.training.rollouts import after, closed_groups, configuration, end_of_data, task_statuses, trainer
 from tests.waiting import aeventually
 
@@ -103,8 +104,7 @@ async def test_engines_take_what_it_publishes(db: Database, tiny: Path, tmp_path
     await closed_groups(db, 2)
     await trainer(db, configuration(tmp_path, tiny, steps=1), tmp_path).run()
     for version in (1, 2):
-        document = await publications.get(db, version)
-        assert document is not None
+        document = await flow.publication(db, version)
         manifest = read(tmp_path / document.path)
         _, agreement = load_verified(tmp_path / document.path, version, manifest)
         assert agreement.tokens > 200

@@ -38,7 +38,7 @@ async def show(database: Database, args: ShowRecord) -> RecordStory:
         record=row,
         task={name: task.get(name) for name in ("id", "environment", "split", "purpose", "status", "round", "baseline")}
         | {name: _both_ends(str(task.get(name, "")), args.chars) for name in ("query", "answer")},
-        ending=ending_of(record, task),
+        ending=ending_of(record),
         turns=tuple(turns),
         under_way=tuple(await _outside_of_turns(database, args.id)),
         attempts=tuple(await _attempts(database, record)),
@@ -47,7 +47,7 @@ async def show(database: Database, args: ShowRecord) -> RecordStory:
     )
 
 
-def ending_of(record: Mapping[str, Any], task: Mapping[str, Any]) -> Plain:
+def ending_of(record: Mapping[str, Any]) -> Plain:
     """The one reason why it ended, as it was classified; empty while it goes on."""
     status, outcome = record["status"], record.get("outcome", "")
     kind, error = record.get("outcome_class", ""), record.get("error", "")
