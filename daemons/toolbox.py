@@ -17,9 +17,10 @@ from agentrl.config.tokenfile import http_token
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
 from agentrl.store import access
+from agentrl.store.documents import Service
 from agentrl.telemetry import services
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService, status_of
+from agentrl.toolbox.reporting import Reporter, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
@@ -45,8 +46,8 @@ async def main(unit: Unit) -> None:
     database = access.open_database(config, unit.state_dir)
     try:
         async with toolbox.running(), listening(app) as url:
-            me = ToolboxService(id=name, unit=unit.name, url=url, slots=quotas.sessions)
-            reporter = Reporter(toolbox, StoredServices(database), me)
+            me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)
+            reporter = Reporter(toolbox, database, me)
             await _settle(unit, toolbox)
             async with _following(reporter):
                 unit.ready()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import msgspec
 
+from agentrl.store import services
+from agentrl.store.database import Database
+from agentrl.store.documents import Service
 from agentrl.toolbox.answers import ServerInfo
 from agentrl.toolbox.toolbox import Toolbox
 
@@ -24,60 +26,13 @@ MOST_WAIT_S = 10.0
 State = Literal["starting", "serving", "draining", "gone"]
 
 
-class ToolboxService(msgspec.Struct, frozen=True, kw_only=True):
-    """The Service document of a toolbox; the store adds the time."""
-
-    id: str
-    """The incarnation."""
-    unit: str
-    kind: str = "toolbox"
-    url: str
-    state: State = "starting"
-    names: tuple[str, ...] = ()
-    """Its servers."""
-    unavailable: tuple[str, ...] = ()
-    """Those that cannot be used now: admission of tasks that need them waits."""
-    troubles: tuple[str, ...] = ()
-    """Why not, one sentence for each."""
-    slots: int = 0
-    running: int = 0
-    """Sessions that are open."""
-
-
-class Services(Protocol):
-    """The store's side. What it raises is logged, and it is asked again."""
-
-    async def report(self, service: ToolboxService) -> None: ...
-
-
-class Documents(Protocol):
-    """The one operation on MongoDB that is needed here."""
-
-    async def update_one(
-        self, collection: str, filter: Mapping[str, Any], update: Sequence[Mapping[str, Any]], *, upsert: bool = False
-    ) -> bool: ...
-
-
-class StoredServices:
-    """`Services` in MongoDB."""
-
-    def __init__(self, documents: Documents) -> None:
-        self._documents = documents
-
-    async def report(self, service: ToolboxService) -> None:
-        fields: Mapping[str, Any] = msgspec.to_builtins(service)
-        written = {name: {"$literal": value} for name, value in fields.items() if name != "id"}
-        update = [{"$set": {**written, "seen_at": "$$NOW"}}]
-        await self._documents.update_one("Service", {"_id": service.id}, update, upsert=True)
-
-
 class Reporter:
     """Writes the document of one toolbox until it is cancelled."""
 
-    def __init__(self, toolbox: Toolbox, services: Services, me: ToolboxService) -> None:
+    def __init__(self, toolbox: Toolbox, database: Database, me: Service) -> None:
         """`me` says who and where it is; the rest is kept here."""
         self._toolbox = toolbox
-        self._services = services
+        self._database = database
         self._me = me
         self.state: State = "starting"
 
@@ -98,16 +53,16 @@ class Reporter:
         if self.state == "starting" and self._toolbox.settled:
             self.state = "serving"
         async with asyncio.timeout(WRITE_WITHIN_S):
-            await self._services.report(
-                msgspec.structs.replace(
-                    self._me,
-                    state=self.state,
-                    names=tuple(server.id for server in servers),
-                    unavailable=tuple(server.id for server in unavailable),
-                    troubles=tuple(map(_trouble, unavailable)),
-                    running=self._toolbox.open_sessions,
-                )
+            told = msgspec.structs.replace(
+                self._me,
+                kind="toolbox",
+                state=self.state,
+                names=[server.id for server in servers],
+                unavailable=[server.id for server in unavailable],
+                troubles=[_trouble(server) for server in unavailable],
+                running=self._toolbox.open_sessions,
             )
+            await services.report(self._database, told)
 
     async def leave(self, state: Literal["draining", "gone"]) -> None:
         """Say at once that no sessions should come any more; if the store is away, silence will say it."""

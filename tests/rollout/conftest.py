@@ -41,7 +41,7 @@ from agentrl.store.documents import (
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.toolbox.api import build_app as build_toolbox_app
-from agentrl.toolbox.reporting import Reporter, StoredServices, ToolboxService
+from agentrl.toolbox.reporting import Reporter
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
@@ -133,8 +133,8 @@ class Stage:
         await self.stack.enter_async_context(made.running())
         url = await self.stack.enter_async_context(listening(build_toolbox_app(made, TOKEN)))
         await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
-        me = ToolboxService(id="toolbox-0.1", unit="toolbox-0", url=url)
-        await self._repeat(Reporter(made, StoredServices(self.db), me).report, every_s=0.1)
+        me = Service(id="toolbox-0.1", unit="toolbox-0", url=url)
+        await self._repeat(Reporter(made, self.db, me).report, every_s=0.1)
         return made
 
     @contextlib.asynccontextmanager
