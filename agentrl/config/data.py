@@ -17,7 +17,7 @@ from agentrl.config.base import Bytes, Command, Env, Flag, Number, Seconds, Secr
 from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.objective import Aggregation, Counted, RatioAgainst
-from agentrl.policies.outcomes import LimitRule
+from agentrl.policies.outcomes import Blame, LimitRule
 
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
@@ -27,7 +27,6 @@ _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
 _Rate = Annotated[Number, Field(gt=0, le=10)]
 _Least = Annotated[Number, Field(ge=0, le=1_000)]
-Meaning = Literal["policy", "infrastructure"]
 
 
 class Model(Section):
@@ -107,9 +106,9 @@ class ToolServer(Section):
     """Processes of a server whose session is `process`."""
     timeout_s: Seconds = 30.0
     """How long one call may take."""
-    timeout_means: Meaning = "infrastructure"
+    timeout_means: Blame = "infrastructure"
     """Whose fault a call is that takes too long."""
-    crash_means: Meaning = "infrastructure"
+    crash_means: Blame = "infrastructure"
     """Whose fault it is when the server dies during a call."""
     try_again: Flag = False
     """A call that failed for infrastructure is made once more in a session of its own. Where it fails alike, and the

@@ -102,6 +102,9 @@ Blame = Literal["policy", "infrastructure"]
 Fault = Literal["", "policy", "infrastructure"]
 """Whose doing a failed tool call was; empty if it did not fail."""
 
+AnswerStatus = Literal["ok", "tool_error", "timeout", "cancelled", "lost"]
+"""How a tool call ended that a toolbox took."""
+
 
 def class_of(outcome: str) -> OutcomeClass:
     try:
@@ -153,9 +156,7 @@ def tool_call_within_s(limit_s: float) -> float:
     return CALLED_AT_MOST * limit_s + AROUND_A_TOOL_CALL_S
 
 
-def fault_on_fresh_session(
-    first: tuple[str, str], again: tuple[str, str] | None, *, works_for_others: bool
-) -> Literal["policy", "infrastructure"]:
+def fault_on_fresh_session(first: tuple[str, str], again: tuple[str, str] | None, *, works_for_others: bool) -> Blame:
     """Whose doing it was that a call failed, after the same was asked in a fresh session: status and reason of both.
     `again` is None if there was no session to be had. Where the tool fails for everybody, alike proves nothing."""
     return "policy" if again == first and works_for_others else "infrastructure"

@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from agentrl.errors import AgentrlError
+from agentrl.policies.outcomes import AnswerStatus, Fault
 
-AnswerStatus = Literal["ok", "tool_error", "timeout", "cancelled", "lost"]
-Fault = Literal["", "policy", "infrastructure"]
 RefusalKind = Literal["invalid", "session_lost", "quota", "unavailable", "gone", "failed"]
 """`invalid`: this call makes no sense to this toolbox, now or later. `session_lost`: the state of the session is gone.
 `quota` and `unavailable`: later. `gone`: nobody answers. `failed`: anything else."""

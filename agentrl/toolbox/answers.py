@@ -11,9 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from agentrl.errors import AgentrlError, ExitCode
-
-AnswerStatus = Literal["ok", "tool_error", "timeout", "cancelled", "lost"]
-Fault = Literal["", "policy", "infrastructure"]
+from agentrl.policies.outcomes import AnswerStatus, Fault
 
 
 class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):

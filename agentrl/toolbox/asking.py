@@ -12,8 +12,8 @@ import mcp_types as types
 import msgspec
 
 from agentrl.config.data import ToolServer
-from agentrl.policies.outcomes import Blame, tool_fault
-from agentrl.toolbox.answers import Answer, AnswerStatus
+from agentrl.policies.outcomes import AnswerStatus, Blame, tool_fault
+from agentrl.toolbox.answers import Answer
 from agentrl.toolbox.connection import (
     CALL_KEY,
     SESSION_KEY,
