@@ -234,6 +234,11 @@ class DBRecordData(Named):
     advantage: float | None = None
     capped: bool = False
 
+    @property
+    def trained_versions(self) -> list[int]:
+        """As far as they are known: a document of an older version names the oldest alone."""
+        return self.versions or ([] if self.oldest_version is None else [self.oldest_version])
+
 
 class Step(Named):
     lineage: str = ""

@@ -13,7 +13,7 @@ from agentrl.policies.ages import VersionTree
 from agentrl.policies.states import TaskStatus
 from agentrl.store import publications
 from agentrl.store.database import Database
-from agentrl.store.documents import TRAINS
+from agentrl.store.documents import TRAINS, DBRecordData, load
 from agentrl.store.updates import is_older
 
 MOST_AT_ONCE = 256
@@ -41,8 +41,9 @@ async def candidates(database: Database, *, most: int, bound: Bound, after_s: fl
     tree = VersionTree(await publications.parents(database))
     records = {share["record"] for task in found for share in task["shares"] if share["advantage"] is not None}
     wanted = {"_id": {"$in": sorted(records)}}
-    data = await database.find("DBRecordData", wanted, projection=["versions", "oldest_version"])
-    ages = {one["_id"]: tree.staleness(_versions(one), newest.id) for one in data}
+    found_data = await database.find("DBRecordData", wanted, projection=["versions", "oldest_version"])
+    data = [load(DBRecordData, document) for document in found_data]
+    ages = {one.id: tree.staleness(one.trained_versions, newest.id) for one in data}
     return [
         task["_id"]
         for task in found
@@ -51,7 +52,3 @@ async def candidates(database: Database, *, most: int, bound: Bound, after_s: fl
             for share in task["shares"]
         )
     ]
-
-
-def _versions(data: dict[str, Any]) -> list[int]:
-    return data["versions"] or ([] if data["oldest_version"] is None else [data["oldest_version"]])

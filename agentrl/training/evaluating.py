@@ -7,11 +7,13 @@ told as n of m; a trainer takes over what the one before it had asked for.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agentrl.store import evaluations
 from agentrl.store.database import Database
+from agentrl.telemetry.learning import EVALUATION, EVALUATION_MARGIN
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
@@ -22,6 +24,19 @@ LATE_AFTER_S = 600.0
 
 Told = Callable[[int, dict[str, float]], None]
 """Takes the version and its numbers."""
+
+
+def over_all(numbers: Mapping[str, float]) -> dict[str, float]:
+    """What the environments come to together: the mean of their means, and its margin where each has one."""
+    means = [value for name, value in numbers.items() if name.endswith("/mean")]
+    margins = [value for name, value in numbers.items() if name.endswith("/margin")]
+    if not means:
+        return {}
+    told = {EVALUATION.name: sum(means) / len(means)}
+    if len(margins) == len(means):
+        # Of a mean of means of different tasks: their errors are independent.
+        told[EVALUATION_MARGIN.name] = math.hypot(*margins) / len(means)
+    return told
 
 
 class Evaluator:

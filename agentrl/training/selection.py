@@ -88,11 +88,6 @@ async def look(
     return Look(decision, ready, ages)
 
 
-def staleness(data: DBRecordData, place: Place) -> int:
-    versions = data.versions or ([] if data.oldest_version is None else [data.oldest_version])
-    return place.tree.staleness(versions, place.version)
-
-
 class Validity(NamedTuple):
     """Of the attempts for training that ended lately."""
 
@@ -156,5 +151,6 @@ async def _newly_ready(database: Database, found: list[Ready]) -> bool:
 
 
 def _group(one: Ready, place: Place) -> ReadyGroup:
-    records = tuple(ReadyRecord(data.id, staleness(data, place)) for data in one.records)
+    tree, base = place.tree, place.version
+    records = tuple(ReadyRecord(data.id, tree.staleness(data.trained_versions, base)) for data in one.records)
     return ReadyGroup(one.task.id, one.task.admitted_order, one.task.signal, records, one.task.environment)

@@ -26,7 +26,7 @@ from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.telemetry.learning import EVALUATION, EVALUATION_MARGIN, NOT_FINITE, STEPS_WANTED, VALID
+from agentrl.telemetry.learning import NOT_FINITE, STEPS_WANTED, VALID
 from agentrl.telemetry.services import WARMUP_UNUSED, Meter
 from agentrl.training import (
     checkpoints,
@@ -44,7 +44,7 @@ from agentrl.training import (
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
 from agentrl.training.dumps import DUMPS, Recorder
-from agentrl.training.evaluating import Evaluator
+from agentrl.training.evaluating import Evaluator, over_all
 from agentrl.training.knobs import Knobs, Plan
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.patience import Patience
@@ -369,15 +369,9 @@ class Trainer:
 
     def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
         self._curves.add(version, numbers, prefix="evaluation")
-        means = [value for name, value in numbers.items() if name.endswith("/mean")]
-        if means:
-            self._evaluation = {EVALUATION.name: sum(means) / len(means)}
-            margins = [value for name, value in numbers.items() if name.endswith("/margin")]
-            if len(margins) == len(means):
-                # Of a mean of means of different tasks: their errors are independent.
-                self._evaluation[EVALUATION_MARGIN.name] = math.hypot(*margins) / len(means)
-            for name, value in self._evaluation.items():
-                self._unit.metric(name, value)
+        self._evaluation = over_all(numbers) or self._evaluation
+        for name, value in self._evaluation.items():
+            self._unit.metric(name, value)
 
     # ---- beginning and end ----
 

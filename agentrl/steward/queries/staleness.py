@@ -36,7 +36,7 @@ async def report(database: Database, rules: Rules) -> StalenessReport:
         return StalenessReport(bound=bound, dropped=dropped)
     tree, newest = VersionTree(parents), max(parents)
     ready = Counter(
-        tree.staleness(data.versions, newest) for group in await steps.ready(database) for data in group.records
+        tree.staleness(data.trained_versions, newest) for group in await steps.ready(database) for data in group.records
     )
     under_way = Counter(
         tree.staleness(versions, newest) for versions in await _under_way(database) if parents.keys() >= versions
