@@ -1,12 +1,12 @@
-"""What an engine unit does beside generating: it pulls publications, and tells what it serves and how the
-canary compared.
+"""What an engine unit does beside generating: it pulls publications, and tells what it serves and how the canary
+compared.
 
 Invariants: weights serve only after their files and their canary agreed with what was announced; a publication that is
 refused is refused once, with the reason, and the version before serves on; an update is made only with a permit, so
 that not all engines update at once, and an engine that does not serve while it loads is out of routing before it
 begins; the newest publication that was not refused is taken, what it overtook is skipped; an engine that does not come
-to an end with loading ends, so that another takes its place. The database may
-be away: then the engine serves what it has, and reports again when it is back.
+to an end with loading ends, so that another takes its place. The database may be away: then the engine serves what it
+has, and reports again when it is back.
 """
 
 from __future__ import annotations

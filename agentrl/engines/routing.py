@@ -2,8 +2,8 @@
 
 Invariants: only an engine that serves a version, was heard of lately and has not been found dead is chosen; a dead
 engine is out with the call that found it, and comes back only by a sign of life that is newer; calls of a conversation
-stay together while their engine is not clearly fuller than others; ties are broken by chance, so that
-nobody is piled on.
+stay together while their engine is not clearly fuller than others; ties are broken by chance, so that nobody is piled
+on.
 """
 
 from __future__ import annotations

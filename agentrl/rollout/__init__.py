@@ -6,7 +6,7 @@
     episode, clock                     what a loop works with: model calls, tool calls, limits, deadlines
     model_calls, tool_calls            one logical call, whatever engines and toolboxes do meanwhile
     recording                          what an episode did, durable in order
-    ending                             from the end of an episode to a scored Record
+    ending, together                   from the end of an episode to a scored Record, those of a moment at once
     fleet                              the engines and toolboxes that are there now
     attempt, sampler                   one claimed Record; many of them in one process: claims, concurrency, drain
     knobs, ports, speech               what may change while it runs; what is needed of others; the model's words

@@ -116,10 +116,6 @@ class Recorder:
         return await chunks.whole(self._database, call.id, "result") or call.result
 
     @property
-    def turns(self) -> list[Turn]:
-        return [self._turns[index] for index in sorted(self._turns)]
-
-    @property
     def next_index(self) -> int:
         """Of the next model call."""
         return self._next_call

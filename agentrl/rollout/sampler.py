@@ -246,7 +246,8 @@ class Sampler:
         if over:
             for task in self._attempts.values():
                 task.cancel()
-            await asyncio.wait(list(self._attempts.values()) or [asyncio.create_task(asyncio.sleep(0))])
+            if self._attempts:
+                await asyncio.wait(list(self._attempts.values()))
             return
         await self._wait(LOOK_S)
 

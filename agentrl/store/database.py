@@ -225,12 +225,6 @@ class Database:
                 await made.drop_index(name)
         await made.create_indexes(indexes)
 
-    async def explain(self, collection: str, command: Plain) -> Plain:
-        """How the server would answer `find`, `count`, `aggregate` … of this collection."""
-        with _our_errors(collection):
-            answer: Plain = await self._database.command("explain", command, verbosity="queryPlanner")
-        return answer
-
     async def collections(self) -> list[str]:
         with _our_errors(self.name):
             names: list[str] = await self._database.list_collection_names()

@@ -221,9 +221,7 @@ class Pool:
                 lent = await turn
         except TimeoutError:
             if not self._taken:
-                raise UnavailableError(
-                    f"The server does not serve: {self.why.rstrip('.')}.", retry_after_s=1.0
-                ) from None
+                raise _does_not_serve(self.why) from None
             raise QuotaError(f"All {self._size} processes of the server are in use.", retry_after_s=1.0) from None
         finally:
             if lent is None:

@@ -1,8 +1,7 @@
 """The toolbox itself: sessions and calls, and what happens to them.
 
 Invariants: a call id runs once, whoever asks for it and however often; every call ends before its deadline, also when
-its caller left; a refusal means that nothing was run; what is refused leaves
-its id free.
+its caller left; a refusal means that nothing was run; what is refused leaves its id free.
 """
 
 from __future__ import annotations

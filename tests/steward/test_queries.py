@@ -383,7 +383,7 @@ async def test_a_checkpoint_is_pinned_and_left_again(db: Database) -> None:
 async def test_what_operators_ask_stands_on_an_index(
     db: Database, kind: str, filter: dict[str, Any], sort: list[tuple[str, int]] | None
 ) -> None:
-    plan = await db.explain(kind, {"find": kind, "filter": filter, **({"sort": dict(sort)} if sort else {})})
+    plan = await flow.explained(db, {"find": kind, "filter": filter, **({"sort": dict(sort)} if sort else {})})
     assert "COLLSCAN" not in str(plan["queryPlanner"]["winningPlan"])
 
 
@@ -402,7 +402,7 @@ async def test_a_list_of_the_console_is_in_the_order_of_an_index(
     db: Database, kind: str, sort: str, filter: dict[str, Any]
 ) -> None:
     order = to_mongo_sort(parse_sort(sort, lists.FIELDS[kind]))
-    plan = await db.explain(kind, {"find": kind, "filter": filter, "sort": dict(order), "limit": 100})
+    plan = await flow.explained(db, {"find": kind, "filter": filter, "sort": dict(order), "limit": 100})
     stages = str(plan["queryPlanner"]["winningPlan"])
     assert "'SORT'" not in stages
     assert "COLLSCAN" not in stages

@@ -9,7 +9,7 @@ from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor
 from agentrl.store import claims, documents, groups, owners, steps, tasks
 from agentrl.store.claims import Claim, Ending, LastClaims
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, Publication, Step, Task
 from agentrl.tokens.spans import Span
 
@@ -130,3 +130,9 @@ async def publication(db: Database, version: int) -> Publication:
     found = await db.find_one("Publication", {"_id": version})
     assert found is not None
     return documents.load(Publication, found)
+
+
+async def explained(db: Database, command: Plain) -> Plain:
+    """How the server would answer `find`, `count`, `aggregate` …, without doing it."""
+    plan: Plain = await db._database.command("explain", command, verbosity="queryPlanner")
+    return plan

@@ -21,6 +21,7 @@ from agentrl.store.database import (
     StoreUnavailableError,
     _our_errors,
 )
+from tests.store.flow import explained
 from tests.store.server import empty_database
 
 
@@ -93,7 +94,7 @@ async def test_times_are_the_servers(either: Database) -> None:
 async def test_an_index_of_another_version_is_replaced(either: Database) -> None:
     for keys in (["a"], ["b", "a"], ["b", "a"]):
         await either.create_indexes("Task", [IndexModel([(key, 1) for key in keys], name="mine")])
-    plan = await either.explain("Task", {"find": "Task", "filter": {"b": 1}})
+    plan = await explained(either, {"find": "Task", "filter": {"b": 1}})
     assert "IXSCAN" in str(plan["queryPlanner"]["winningPlan"])
     await either._database["Task"].drop_index("mine")
 
