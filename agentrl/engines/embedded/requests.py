@@ -52,11 +52,6 @@ class Request:
     def ended(self) -> bool:
         return self.finish is not None or self.error is not None
 
-    @property
-    def matched(self) -> int | None:
-        """The token that stopped it."""
-        return self.output[-1] if self.finish == "stop" else None
-
     def draw(self) -> Draw:
         """How its next token is sampled."""
         return Draw(self.sampling.temperature, self.sampling.top_p, chance(self.seed, len(self.output)))
