@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import safetensors
@@ -33,7 +32,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
     optimizer: dict[str, list[str]] = {}
     """Which parameters each optimizer had. Another assignment begins with fresh state."""
-    extra: dict[str, Any] = {}
 
 
 def name_of(step: int, lineage: str) -> str:

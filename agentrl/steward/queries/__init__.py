@@ -1,1 +1,1 @@
-"""What operators ask of the data plane, answered from the store. Nothing here decides anything."""
+"""What operators ask of the data plane and change in it, by what the store offers. Nothing here decides anything."""
