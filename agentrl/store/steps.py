@@ -27,6 +27,10 @@ class LineageClosedError(ConflictError):
     """Another trainer took over. This one has to end."""
 
 
+def closed(lineage: str) -> LineageClosedError:
+    return LineageClosedError(f"The lineage {lineage} was closed by another trainer.")
+
+
 class Ready(NamedTuple):
     """A closed group, and those of its records that train."""
 
@@ -137,7 +141,7 @@ async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) ->
 async def _refuse_if_closed(database: Database, step: Step) -> None:
     if await database.find_one("Lineage", {"_id": step.lineage, "closed": False}, projection=["_id"]) is None:
         await release(database, step.id, "its lineage was closed")
-        raise LineageClosedError(f"The lineage {step.lineage} was closed by another trainer.")
+        raise closed(step.lineage)
 
 
 async def commit(

@@ -303,7 +303,7 @@ class Trainer:
         told = plan.told(self._hold)
         if told != self._told:
             if not await lineages.tell_plan(self._database, self._lineage, told):
-                raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+                raise steps.closed(self._lineage)
             self._told = told
         if self._unannounced or (now.trained and (last or now.steps_published >= plan.publish_every)):
             await self._publish(now.version)
@@ -329,7 +329,7 @@ class Trainer:
         if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
             self._database, taken.id, self._lineage, publication.as_document(self._written)
         ):
-            raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+            raise steps.closed(self._lineage)
         self._unannounced = self._written = None
         self._tree.add(taken.id, parent)
         now = self.standing
@@ -359,7 +359,7 @@ class Trainer:
             return
         facts = {file: CheckpointFile(fact.bytes, fact.hash) for file, fact in files.items()}
         if not await stored_checkpoints.complete(self._database, document.id, facts):
-            raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+            raise steps.closed(self._lineage)
         now.checkpoint = now.step
         await retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
 
@@ -402,7 +402,7 @@ class Trainer:
     async def _keep_reference(self, *, anew: bool) -> None:
         # One that was replaced and does not know would write over what its successor is compared with.
         if not await lineages.is_open(self._database, self._lineage):
-            raise LineageClosedError(f"The lineage {self._lineage} was closed by another trainer.")
+            raise steps.closed(self._lineage)
         await asyncio.to_thread(reference.keep, self._run_dir, self.learner, anew=anew)
 
     def _stand_at(self, start: Start, parents: dict[int, int | None]) -> None:
