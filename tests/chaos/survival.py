@@ -89,6 +89,11 @@ def _strike(storm: Storm, due: list[Due], minutes: float) -> None:
         lambda: storm.arena.unit_row("trainer-0").state == "stopped", "the end of the job", within_s=END_WITHIN_S
     )
     storm.say("the job is done")
+    # The proof reads the store and what the tools wrote one after the other: nothing may move between the two.
+    under_way = {"status": {"$in": ["open", "running"]}}
+    storm.until(
+        lambda: storm.arena.books.count("Record", under_way) == 0, "the end of the last episodes", within_s=END_WITHIN_S
+    )
 
 
 def _problems(arena: Arena, findings: list[Finding]) -> list[str]:
