@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
-from agentrl.protocol.commands import Accepted, Tune
+from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.danger import Effect, Tier
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import intents
@@ -71,6 +71,11 @@ class Acting:
             self._console.say(f"✖ {action.title}: {error}", Tone.BAD)
             return False
         return True
+
+    def may_ever(self, command: str) -> bool:
+        """Whether it is worth asking for what the command needs: who only looks is refused in the end."""
+        console = self._console
+        return not console.read_only and console.mirror.permission.allows(COMMANDS[command].permission)
 
     async def carry_out(self, intent: Intent, seen_in: View | None = None) -> None:
         """Preview, ask if need be, send. Whatever goes wrong is said in the notice line."""

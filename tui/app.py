@@ -19,6 +19,7 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
+from textual.css.scalar import Scalar
 from textual.widgets import Input
 
 from agentrl.config import paths
@@ -31,7 +32,7 @@ from tui.connection import Connection
 from tui.exporting import Exporting
 from tui.model import actions, chrome, intents
 from tui.model.actions import Action, When
-from tui.model.ink import Line, Span, Tone, span
+from tui.model.ink import Line, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Notices
@@ -246,6 +247,9 @@ class Console(App[int]):
             self.view.update()
 
     def paint_chrome(self) -> None:
+        notice, lines = self._chrome[1], len(self._notice(self.size.width, 0))
+        if notice.styles.height != Scalar.from_number(lines):
+            notice.styles.height = lines
         for widget in self._chrome:
             widget.repaint()
 
@@ -278,7 +282,7 @@ class Console(App[int]):
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
         if not told and self.replay and self.replay.told:
             told = (span(self.replay.told, Tone.WARN),)
-        return [(Span(" "), *told)]
+        return chrome.notice(told, width)
 
     def _keys(self, width: int, _: int) -> list[Line]:
         return [chrome.footer(self.possible(), width)]

@@ -46,7 +46,8 @@ async def agentrl(*words: str) -> Said:
     )  # fmt: skip
     out, told = await process.communicate()
     lines = told.decode(errors="replace").strip().splitlines() or out.decode(errors="replace").strip().splitlines()
-    return Said(process.returncode or 0, out.decode(errors="replace"), lines[-1] if lines else "done")
+    last = lines[-1].removeprefix("agentrl: ") if lines else "done"
+    return Said(process.returncode or 0, out.decode(errors="replace"), last)
 
 
 class Shelling:
@@ -124,7 +125,7 @@ class Shelling:
             body = json.loads(said.out)
             return Accepted("", msgspec.convert(body["effect"], Effect), Tier[str(body["tier"]).upper()])
         except (ValueError, KeyError, TypeError, msgspec.ValidationError):
-            raise OperationFailedError(said.last.removeprefix("agentrl: ")) from None
+            raise OperationFailedError(said.last) from None
 
     # ---- a key ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from agentrl.errors import UsageError
@@ -23,6 +24,12 @@ def age(seconds: float) -> str:
 def duration(seconds: float) -> str:
     """How long something took, also where that was a moment."""
     return f"{max(0.0, seconds):.1f} s" if seconds < 10 else age(seconds)
+
+
+def counted(number: int, plural: str) -> str:
+    """`2 records`, `1 record`, `1 kind of tool errors`."""
+    what = re.sub(r"s\b", "", plural, count=1) if number == 1 else plural
+    return f"{number} {what}"
 
 
 def since(at: float, now: float | None = None) -> str:

@@ -105,8 +105,10 @@ def test_undo_goes_back_one_change_and_is_a_change(knobs: KnobRegistry) -> None:
     change = knobs.undo("bound", seen_revision=2, who="bob", at=1.0)
     assert change is not None
     assert (change.old, change.new, change.revision, change.how) == (9, 8, 3, "undo")
-    knobs.undo("bound", seen_revision=3, who="bob", at=1.0)
+    again = knobs.undo("bound", seen_revision=3, who="bob", at=1.0)
     assert knobs.value("bound") == 9
+    assert again is not None
+    assert (change.note, again.note) == ("takes back revision 2", "takes back revision 3"), "no note within a note"
 
 
 def test_a_scientific_change_wants_a_note_and_begins_a_segment(knobs: KnobRegistry) -> None:

@@ -262,7 +262,7 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         await screen.shows(f"said {turn}")
         assert f"turn {turn}" in screen.lines[2], "what could not be read as a call leads to its turn, too"
         await screen.press("escape", "c")
-        await screen.shows("1 failed calls")
+        await screen.shows("1 failed call")
         assert asked[-1].filter == ""
 
 

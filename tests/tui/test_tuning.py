@@ -19,6 +19,7 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
+from tui.app import Settings
 from tui.model.ink import as_ascii, width_of
 from tui.model.staleness import histogram, what_if
 
@@ -114,6 +115,14 @@ async def test_a_value_is_typed_as_fast_as_one_likes(coordinator: Scripted) -> N
         for key in ("backspace", "3", "home", "1", "enter"):
             screen.app.post_message(events.Key(key, key if len(key) == 1 else None))
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 13, 3)])
+
+
+async def test_who_may_only_look_is_shown_the_knob_and_not_asked_for_a_value(coordinator: Scripted) -> None:
+    with_a_bound(coordinator)
+    async with opened(coordinator.state_dir, (80, 24), Settings(read_only=True)) as screen:
+        await screen.press("5", "b", "enter")
+        await screen.shows("changes, the newest first")
+        assert len(screen.app.screen_stack) == 1
 
 
 async def test_other_knobs_have_no_mark(coordinator: Scripted) -> None:

@@ -1,8 +1,9 @@
-"""What a unit is at, in a line, and how long a run is up."""
+"""What a unit is at, in a line, how long a run is up, and how many there are of something."""
 
 from __future__ import annotations
 
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
+from agentrl.words.amounts import counted
 from agentrl.words.rows import story, up_for
 
 NOW = 1_000_000.0
@@ -36,3 +37,10 @@ def test_a_run_is_up_since_it_was_last_brought_up() -> None:
     assert up_for(run, NOW) == "65 s"
     assert up_for(RunRow("shop", "u", "running", started_at=NOW - 7200), NOW) == "2 h"
     assert up_for(RunRow("shop", "u", "stopped", desired="down", up_since_at=NOW - 65), NOW) == ""
+
+
+def test_one_of_something_is_not_told_as_many() -> None:
+    assert [counted(number, "kinds of tool errors") for number in (0, 1, 2)] == [
+        "0 kinds of tool errors", "1 kind of tool errors", "2 kinds of tool errors",
+    ]  # fmt: skip
+    assert counted(1, "failed calls") == "1 failed call"

@@ -11,9 +11,12 @@ from agentrl.words.amounts import age
 from agentrl.words.rows import up_for
 from tui.model import actions, wording
 from tui.model.actions import VIEWS, Action, sign
-from tui.model.ink import Line, Span, Tone, cut, span, width_of
+from tui.model.ink import Line, Span, Tone, cut, fitted, span, width_of, wrapped
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.playback import Playback
+
+MOST_LINES = 3
+"""Of the notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,24 @@ def _run(mirror: Mirror, at: Circumstances) -> Line:
         if trouble:
             parts += [Span(" · ", Tone.DIM), span(trouble, Tone.BAD)]
     return tuple(parts)
+
+
+def notice(told: Line, width: int) -> list[Line]:
+    """What is to be said, over several lines where it is long; what stands behind the sentence is never cut."""
+    sentence, *behind = told or (Span(""),)
+    room = width - 1
+    lines = [Span(part, sentence.tone) for part in wrapped(sentence.text, room)]
+    beside = len(lines) <= MOST_LINES and width_of((lines[-1], *behind)) <= room
+    most = MOST_LINES if beside or not behind else MOST_LINES - 1
+    if len(lines) > most:
+        left = " ".join(each.text for each in lines[most - 1 :])
+        lines[most - 1 :] = [Span(fitted(left, room), sentence.tone)]
+    made: list[Line] = [(Span(" "), each) for each in lines]
+    if beside:
+        made[-1] = (*made[-1], *behind)
+    elif behind:
+        made.append((Span(" "), *behind))
+    return made
 
 
 def _freshness(mirror: Mirror, at: Circumstances) -> Line:

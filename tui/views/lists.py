@@ -17,7 +17,7 @@ from textual.worker import Worker
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.protocol.data import Story
-from agentrl.words.amounts import age
+from agentrl.words.amounts import age, counted
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
 from tui.model.intents import Intent
@@ -85,7 +85,8 @@ class AskedList(TableView):
         if self._said:
             return "asking" if self._said == ASKING else "not answered"
         more = ", more below" if self._more else ""
-        return f"{self.table.model.all_count} {self.what}{more}{age_of_answer(self.console_app, self._answered_at)}"
+        count = counted(self.table.model.all_count, self.what)
+        return f"{count}{more}{age_of_answer(self.console_app, self._answered_at)}"
 
     def shown(self) -> None:
         super().shown()

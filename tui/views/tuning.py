@@ -222,7 +222,9 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
 
     def do_drill(self) -> None:
         row = self.aimed()
-        if row is not None:
+        if row is not None and not self.console_app.acting.may_ever("tune"):
+            self.do_knob_history()
+        elif row is not None:
             marked = row.name == BOUND and self._mark is not None and self._mark != row.value
             known = self._history if self._told_of == (row.name, row.revision) else ()
             self.console_app.asking.ask_value(row, known, f"{self._mark}" if marked else "")

@@ -22,6 +22,7 @@ from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobRow, KnobValue
 
 HISTORY_KEPT = 50
+TAKES_BACK = "takes back revision"
 
 Preview = Callable[[KnobValue], Effect]
 """What a value would do; pure. Raises ConfigError for a value that contradicts others."""
@@ -188,7 +189,9 @@ class KnobRegistry:
         self.compare(name, seen_revision)
         value = self.undo_value(name)
         last = self._find(name).stored.history[-1]
-        note = f"takes back revision {last.revision}{f' ({last.note})' if last.note else ''}"
+        # Of one that took something back, its number says enough: otherwise notes would grow with every undo.
+        why = f" ({last.note})" if last.note and not last.note.startswith(TAKES_BACK) else ""
+        note = f"{TAKES_BACK} {last.revision}{why}"
         return self._set(name, value, seen_revision, who, at, note, "undo")
 
     def apply_file_value(self, name: str, value: KnobValue, *, who: str, at: float) -> KnobChange | None:
