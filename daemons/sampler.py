@@ -56,7 +56,7 @@ async def main(unit: Unit) -> None:
         own_code.load(config)
     knobs = SamplerKnobs(unit, config.rollout)
     token = http_token(unit.state_dir)
-    database = access.open_database(config, unit.state_dir, driver="pymongo")
+    database = access.open_database(config, unit.state_dir)
     fleet = Fleet(database, token, lambda url: PluggedToolbox(url, token), max_lag=config.rollout.engine_max_lag)
     try:
         life = f"{unit.name}.{unit.incarnation}"

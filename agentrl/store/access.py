@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import resolve_secret
 from agentrl.errors import ConfigError
-from agentrl.store.database import Database, Driver, connect
+from agentrl.store.database import Database, connect
 
 CONFIG_FILE = "config.json"
 
@@ -35,6 +35,6 @@ def mongo_url(config: RunConfig, state_dir: Path) -> str:
         raise ConfigError(f"Nobody says where MongoDB is: {path} cannot be read ({broken.strerror}).") from broken
 
 
-def open_database(config: RunConfig, state_dir: Path, *, driver: Driver = "motor") -> Database:
+def open_database(config: RunConfig, state_dir: Path) -> Database:
     """The run's database; to be closed by whoever opens it."""
-    return connect(mongo_url(config, state_dir), config.name, driver=driver)
+    return connect(mongo_url(config, state_dir), config.name)

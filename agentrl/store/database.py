@@ -270,8 +270,8 @@ class Database:
 def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = OPERATION_WITHIN_S) -> Database:
     """Nothing is sent before the first operation. To be called in the loop that will use it.
 
-    Motor hands every operation to a thread, and reads many documents at a time the faster for it. PyMongo's own client
-    stays in the loop, which is cheaper and sooner there for whoever writes very many small things, as samplers do.
+    PyMongo's own client is not for units yet: of the operations that are cancelled a few go on as if they were not, so
+    a task that was told to end does not. A sampler that was declared dead would stay.
     """
     options: dict[str, Any] = {"tz_aware": True, "timeoutMS": round(within_s * 1000), "appname": "agentrl"}
     try:

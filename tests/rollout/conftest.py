@@ -45,7 +45,6 @@ from agentrl.toolbox.reporting import Reporter
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
-from tests.store.server import empty_database
 from tests.waiting import PATIENCE_S, aeventually
 
 TOKEN = "a-token-for-tests-only"
@@ -54,13 +53,6 @@ TEXTS = [
     f"what costs {n} pears? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer> it costs" for n in range(30)
 ]
 ENDED = ("finished", "failed", "abandoned", "scored", "unscored", "unscorable")
-
-
-@pytest.fixture
-async def db(mongo_url: str) -> AsyncIterator[Database]:
-    """With the driver that samplers use."""
-    async with empty_database(mongo_url, driver="pymongo") as database:
-        yield database
 
 
 @pytest.fixture(scope="session", autouse=True)
