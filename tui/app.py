@@ -58,7 +58,7 @@ from tui.widgets.lines import Lines, Painted
 from tui.widgets.paint import DARK, LIGHT, Paint, themes
 
 PAINTS_PER_S = 4
-WHY_EVERY_S = 5.0
+WHY_EVERY_S = 4.0
 MOST_EVENTS = 500
 SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs, Records, Training, Runs)
 NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new", "task.add"})
@@ -135,6 +135,8 @@ class Console(App[int]):
         self.steps = Steps()
         """Asked for by the views that show something of them."""
         self.why: WhyReport | None = None
+        self.why_at = 0.0
+        """Clock of that answer, which stands until there is another one."""
         self._frozen_at: float | None = None
         self._was_fresh = True
         self.paint = self._new_paint()
@@ -449,6 +451,7 @@ class Console(App[int]):
             if self.mirror.link.connected and self.replay is None:
                 try:
                     self.why = await self.connection.client.why()
+                    self.why_at = self.clock()
                 except AgentrlError:
-                    self.why = None
+                    pass
             await asyncio.sleep(WHY_EVERY_S if self.why is not None else 1.0)

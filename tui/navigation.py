@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 from textual.widgets import Input
 
-from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AlertRow, AnyRow
 from agentrl.words.rows import kind_of
-from tui.model import details, happenings
-from tui.model.ink import Line, Tone
+from tui.model import happenings
+from tui.model.ink import Tone
 from tui.model.typed import Look
 from tui.views.base import View
 from tui.views.calls import ToolErrors
 from tui.views.inventory import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.logs import Logs
-from tui.views.page import AlertPage, Page, RowPage, UnitPage
+from tui.views.page import AlertPage, RowPage, UnitPage
 from tui.views.records import RecordPage
 from tui.views.tuning import Tuning
+from tui.views.waits import WaitsPage
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -157,10 +157,7 @@ class Navigation:
         self.do_go("logs")
 
     def do_why(self) -> None:
-        def lines(width: int) -> list[Line]:
-            return details.of_waits(self._console.why or WhyReport(), width)
-
-        self.open_page(Page("who waits for whom", lines, ("why",)))
+        self.open_page(WaitsPage())
 
     # ---- the filter ----
 

@@ -15,6 +15,8 @@ def sums(report: AccountReport) -> list[str]:
     for name, by_purpose in (("tasks", report.tasks), ("records", report.records)):
         for purpose, by_status in sorted(by_purpose.items()):
             made.append(f"{name} ({purpose}): {sum(by_status.values())} = {_sum(by_status)}")
+    if not report.tasks:
+        made.append("tasks: none yet; the steward makes them of the datasets of the run file")
     made.append(f"seats: {_sum(report.seats)}")
     made.append(f"steps: {_sum(report.steps)}; {report.trained_records} records trained")
     made.append(f"attempts that ended: {_sum(report.outcomes)}")

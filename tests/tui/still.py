@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentrl.client import Client
 from agentrl.config import paths
 from agentrl.protocol import rows, wire
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
+from agentrl.protocol.data import AccountReport, Page
 from agentrl.protocol.messages import LogChunk
 from agentrl.telemetry import learning
 from tests.cli.scripted import Scripted
@@ -38,12 +40,20 @@ LONG = " and it goes on 界界 like this for longer than any screen is wide," * 
 TIMES = ("normal", "empty", "disconnected", "overflowing")
 
 
-class Still(Connection):
-    """The rows that a script has, once; then either nobody changes anything, or nobody is heard any more."""
+@dataclass
+class Clock:
+    """By which the age of what is shown is counted."""
 
-    def __init__(self, mirror: Mirror, script: Scripted, *, heard: bool) -> None:
+    at: float = NOW
+
+
+class Still(Connection):
+    """The rows that a script has, once; then nobody changes anything, and whether anybody is heard is the test's."""
+
+    def __init__(self, mirror: Mirror, script: Scripted, clock: Clock, *, heard: bool) -> None:
         super().__init__(mirror, lambda: Client.connect(state_dir=script.state_dir, timeout_s=30.0))
-        self._script, self._heard = script, heard
+        self._script, self._clock, self._heard = script, clock, heard
+        self._answering: Client | None = None
 
     def now(self) -> float:
         return NOW
@@ -56,11 +66,37 @@ class Still(Connection):
             mirror.put(key, wire.decode_row(wire.raw(row)))
         mirror.whole(NOW if self._heard else NOW - SILENT_S)
         if not self._heard:
-            mirror.lost(NOW - SILENT_S, "The coordinator is silent.", "agentrl up starts it again.")
-            await asyncio.Event().wait()
+            self.lose()
         async with self._connect() as client:
-            self._client = client
+            self._answering = client
+            if self._heard:
+                self.hear()
             await asyncio.Event().wait()
+
+    def can_hear(self) -> bool:
+        """Somebody is there to be asked."""
+        return self._answering is not None
+
+    def asked(self) -> bool:
+        """A question waits for its answer."""
+        return self._answering is not None and bool(self._answering._session._pending)
+
+    def hear(self) -> None:
+        """Somebody answers; where nobody is heard in the end, that was before the silence."""
+        self._clock.at = NOW if self._heard else NOW - SILENT_S
+        self.mirror.whole(self._clock.at)
+        self._client = self._answering
+
+    def lose(self) -> None:
+        """Nobody answers, and for some time already."""
+        self._clock.at, self._client = NOW, None
+        self.mirror.lost(NOW - SILENT_S, "The coordinator is silent.", "agentrl up starts it again.")
+
+
+def let_pass(app: Console, seconds: float) -> None:
+    """Time goes on, for the ages of what is shown."""
+    assert isinstance(app.connection, Still)
+    app.connection._clock.at += seconds
 
 
 @contextmanager
@@ -88,10 +124,12 @@ async def standing(
 ) -> AsyncIterator[Screen]:
     """The console on the first screen of that run."""
 
-    def link(mirror: Mirror) -> Connection:
-        return Still(mirror, script, heard=heard)
+    clock = Clock()
 
-    app = Console(link, settings, clock=lambda: NOW)
+    def link(mirror: Mirror) -> Connection:
+        return Still(mirror, script, clock, heard=heard)
+
+    app = Console(link, settings, clock=lambda: clock.at)
     with one_zone():
         async with app.run_test(size=size) as pilot:
             yield Screen(app, pilot)
@@ -101,7 +139,7 @@ def narrate(script: Scripted, times: str) -> None:
     """Put a run in such times into the script."""
     script.rows["run"] = rows.RunRow("demo", "u" * 8, "running", started_at=NOW - 5400)
     if times == "empty":
-        script.answers["list_records"] = script.answers["list_steps"] = lambda _: _nothing()
+        _nothing_yet(script)
         return
     overflows = times == "overflowing"
     long = LONG if overflows else ""
@@ -117,10 +155,11 @@ def narrate(script: Scripted, times: str) -> None:
         _overflow(script)
 
 
-def _nothing() -> Any:
-    from agentrl.protocol.data import Page
-
-    return Page(())
+def _nothing_yet(script: Scripted) -> None:
+    for name in ("list_records", "list_steps", "list_tasks", "list_checkpoints", "list_failed_calls"):
+        script.answers[name] = lambda _: Page(())
+    script.answers["tool_errors"] = script.answers["list_keys"] = lambda _: []
+    script.answers["accounting"] = lambda _: AccountReport({}, {}, {}, {}, 0, {}, (), True)
 
 
 def log(lines: list[str]) -> Callable[[Any], LogChunk]:

@@ -5,6 +5,7 @@ What changed on purpose is taken over by `pytest tests/tui/test_snapshots.py --r
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -85,10 +86,11 @@ async def test_every_screen_looks_as_it_did(
     stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]
     async with still.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
-        for size in SIZES:
+        # What was answered before the silence stays, so what is opened in it comes first.
+        for before, size in itertools.product((False, True), SIZES):
             await screen.resize(*size)
-            for stop in stops:
-                await walking.walk_to(screen, stop)
+            for stop in (each for each in stops if each.before_the_silence == before):
+                await walking.walk_to(screen, stop, silence=times == "disconnected")
                 await walk.see(screen, stop, size)
     walk.end()
     shown = "\n\n".join(walk.changed[:MOST_DIFFS])

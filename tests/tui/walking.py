@@ -14,11 +14,13 @@ from textual import events
 from textual.widgets import Input
 
 from tests.tui.conftest import Screen
-from tests.tui.still import TIMES
+from tests.tui.still import TIMES, Still
 from tests.waiting import aeventually
 from tui.dialogs.form import Form
 from tui.model import actions
 from tui.model.notices import Notices
+from tui.views.lists import ASKING, AskedList, AskedPage
+from tui.views.runs import Runs
 from tui.widgets.lines import Table
 
 
@@ -28,20 +30,27 @@ class Stop:
 
     name: str
     keys: tuple[str, ...]
-    times: tuple[str, ...] = ("normal", "overflowing")
+    times: tuple[str, ...] = ("normal", "disconnected", "overflowing")
     """When there is something to see of it; what is about a row is not there without rows."""
+    before_the_silence: bool = True
+    """Where nobody is heard, it was opened before that: the rows that lead there are answers."""
 
 
 def _first_row(view: str) -> Stop:
     digit = actions.BY_ID[f"go.{view}"].keys[0]
-    return Stop(view, (digit, "home") if view in actions.TABLES else (digit,), TIMES)
+    return Stop(view, (digit, "home") if view in actions.TABLES else (digit,), TIMES, before_the_silence=False)
+
+
+def _asked(name: str, *keys: str) -> Stop:
+    """It needs no row to be opened, and is opened without anybody to ask, too."""
+    return Stop(name, keys, TIMES, before_the_silence=False)
 
 
 VIEWS = tuple(_first_row(view) for view in actions.VIEWS)
 PAGES = (
     Stop("unit page", ("2", "home", "enter")),
     Stop("incident page", ("2", "home", "i")),
-    Stop("account", ("7", "A")),
+    _asked("account", "7", "A"),
     Stop("alert page", ("1", "a")),
     Stop("happening page", ("3", "home", "enter")),
     Stop("record page", ("7", "end", "enter")),
@@ -49,21 +58,21 @@ PAGES = (
     Stop("record tokens", ("7", "end", "enter", "c")),
     Stop("record branches", ("7", "end", "enter", "b")),
     Stop("attempts", ("7", "end", "a")),
-    Stop("tool errors", ("7", "e")),
-    Stop("failed calls", ("7", "e", "c")),
+    _asked("tool errors", "7", "e"),
+    _asked("failed calls", "7", "e", "c"),
     Stop("step page", ("8", "home", "enter")),
-    Stop("tasks", ("7", "T")),
+    _asked("tasks", "7", "T"),
     Stop("task page", ("7", "T", "enter")),
     Stop("tasks again", ("7", "T", "r")),
     Stop("tasks of a file", ("7", "T", "a"), ("normal",)),
-    Stop("checkpoints", ("8", "C")),
+    _asked("checkpoints", "8", "C"),
     Stop("checkpoint page", ("8", "C", "enter")),
-    Stop("keys", ("9", "K")),
+    _asked("keys", "9", "K"),
     Stop("key page", ("9", "K", "enter")),
     Stop("new key", ("9", "K", "n"), ("normal",)),
     Stop("waits", ("1", "w"), TIMES),
-    Stop("help", ("2", "question_mark"), ("normal",)),
-    Stop("palette", ("2", "colon"), ("normal",)),
+    _asked("help", "2", "question_mark"),
+    _asked("palette", "2", "colon"),
     Stop("value of a knob", ("5", "home", "enter")),
 )
 
@@ -72,9 +81,42 @@ OPEN_LISTS = ("T", "C", "K", "e", "w")
 """Keys that are pressed on the way and need no row."""
 
 
-async def walk_to(screen: Screen, stop: Stop) -> None:
-    """Press its keys, each when the one before has led somewhere."""
+async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
+    """Press its keys, each when the one before has led somewhere. At last, or before, nobody is heard any more."""
     await back(screen)
+    link = screen.app.connection
+    assert isinstance(link, Still)
+    if silence and stop.before_the_silence:
+        await aeventually(link.can_hear)
+        link.hear()
+    await _press_all(screen, stop)
+    if silence:
+        if stop.before_the_silence:
+            await aeventually(lambda: _all_told(screen, link), what=f"answers to all questions of {stop.name}")
+        link.lose()
+        await _said_of_silence(screen)
+
+
+def _all_told(screen: Screen, link: Still) -> bool:
+    """Who was asked has answered, so that nothing is told after the silence began."""
+    screen.app._round()
+    view = screen.app.view
+    # What is drawn of a first answer may be a reason for another question.
+    drawn = not isinstance(view, AskedPage) or view.scroll.size.height > 0
+    first = drawn and (not isinstance(view, AskedPage | AskedList) or view._answered_at is not None)
+    asks = any(each.node is view and each.group != "ask" and not each.is_finished for each in screen.app.workers)
+    return first and not asks and screen.app.why is not None and not link.asked()
+
+
+async def _said_of_silence(screen: Screen) -> None:
+    """A list asks again by itself, sooner or later, and then says that nobody answers."""
+    view = screen.app.view
+    if isinstance(view, AskedList) and not isinstance(view, Runs):
+        view._ask_now.set()
+        await aeventually(lambda: view._said not in ("", ASKING), what=f"{view.what} that nobody tells")
+
+
+async def _press_all(screen: Screen, stop: Stop) -> None:
     for key, following in zip(stop.keys, (*stop.keys[1:], ""), strict=True):
         if key in ("end", "enter"):
             await aeventually(lambda: _has_rows(screen), what=f"rows to point at, on the way to {stop.name}")

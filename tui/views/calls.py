@@ -33,6 +33,7 @@ class ToolErrors(AskedList):
 
     name_in_registry = "tool-errors"
     what = "kinds of tool errors"
+    filled_by = "no call of a tool has failed"
     first_sort = "count"
 
     def compose(self) -> ComposeResult:
@@ -76,6 +77,7 @@ class FailedCalls(AskedList):
 
     name_in_registry = "failed-calls"
     what = "failed calls"
+    filled_by = "every call that was made has worked, or none was made; 7 shows the records"
 
     def __init__(self, filter: str = "") -> None:
         super().__init__()

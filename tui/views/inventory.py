@@ -42,6 +42,7 @@ class Stored(AskedList):
 class Tasks(Stored):
     name_in_registry = "tasks"
     what = "tasks"
+    filled_by = "the steward makes them of the datasets of the run file; a queues the rows of another file"
     command = "list_tasks"
     words = "tasks"
 
@@ -87,6 +88,7 @@ class Tasks(Stored):
 class Checkpoints(Stored):
     name_in_registry = "checkpoints"
     what = "checkpoints"
+    filled_by = "the trainer saves one every training.checkpoint_every steps; 8 shows the steps"
     command = "list_checkpoints"
     words = "checkpoints"
 
@@ -111,6 +113,7 @@ class Keys(AskedList):
 
     name_in_registry = "keys"
     what = "keys"
+    filled_by = "n makes one for somebody who reaches this run from elsewhere"
     first_sort = "name"
     filters_at_once = True
 

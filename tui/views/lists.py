@@ -44,6 +44,8 @@ class AskedList(TableView):
 
     filters_at_once: ClassVar[bool] = False
     what: ClassVar[str]
+    filled_by: ClassVar[str]
+    """What would bring the first rows."""
     first_sort: ClassVar[str] = "order"
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -82,7 +84,7 @@ class AskedList(TableView):
         self.console_app.perform(intent, self)
 
     def heading(self) -> str:
-        if self._said:
+        if self._answered_at is None:
             return "asking" if self._said == ASKING else "not answered"
         more = ", more below" if self._more else ""
         count = counted(self.table.model.all_count, self.what)
@@ -119,7 +121,9 @@ class AskedList(TableView):
 
     def take_answer(self, found: dict[str, Any], filter: str = "") -> None:
         """Rows in the place of those that were there, as soon as they are painted: keys mean what is seen."""
-        self._said, self.table.empty = "", f"no {self.what}"
+        asked_for_some = filter and not self.filters_at_once
+        self._said = ""
+        self.table.empty = f"no {self.what} match the filter" if asked_for_some else f"no {self.what}: {self.filled_by}"
         self._answered_at = self.console_app.clock()
         self._coming = (found, filter)
 

@@ -23,7 +23,7 @@ from tui.model.ink import Line, Span, Tone, span
 from tui.model.table import Column, TableModel
 from tui.model.tokens import Colouring, Node
 from tui.views.base import TableView
-from tui.views.lists import ANSWER_S, AskedList, AskedPage, NamesRecords
+from tui.views.lists import ANSWER_S, ASKING, AskedList, AskedPage, NamesRecords
 from tui.widgets.lines import Table
 
 MOST_TOKENS = 50_000
@@ -44,6 +44,7 @@ class Records(AskedList):
 
     name_in_registry = "records"
     what = "records"
+    filled_by = "samplers make them of the tasks that the steward admits; T shows the tasks, w who waits for whom"
 
     def columns(self) -> tuple[Column[Any], ...]:
         return trajectories.record_columns()
@@ -256,8 +257,8 @@ class RecordPage(NamesRecords):
         return begun[-1] if begun else None
 
     async def _ask_tokens(self, then: Callable[[], None]) -> None:
-        client = self.console_app.connection.client
         try:
+            client = self.console_app.connection.client
             self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
         except AgentrlError as error:
             self.console_app.say(str(error), Tone.WARN)
@@ -319,6 +320,8 @@ class GroupPage(AskedPage):
         self._unfolded = False
         self._stories: dict[str, RecordStory] = {}
         self._asked: set[str] = set()
+        self._untold = ""
+        """Why an attempt is not here."""
 
     async def ask(self, client: Client) -> Any:
         """The ids of the attempts, in the order of their seats."""
@@ -334,7 +337,7 @@ class GroupPage(AskedPage):
         return ids
 
     def heading(self) -> str:
-        return f"attempts at {self._title}"
+        return f"attempts at {super().heading()}"
 
     @property
     def _begin(self) -> int:
@@ -353,17 +356,19 @@ class GroupPage(AskedPage):
             self.run_worker(self._ask_stories(missing), name="attempts", group="attempts")
         stories = [self._stories[id] for id in shown if id in self._stories]
         if len(stories) < len(shown) or not shown:
-            return [(Span("asking" if shown else "no attempts", Tone.DIM),)]
+            return [(Span((self._untold or ASKING) if shown else "no attempts", Tone.DIM),)]
         which = f"attempts {self._begin + 1}-{self._begin + len(shown)} of {len(self._answer)} at {self._title}"
         return [(span(which, Tone.DIM),), *episode.beside(stories, width, self._unfolded)]
 
     async def _ask_stories(self, ids: list[str]) -> None:
-        client = self.console_app.connection.client
+        self._untold = ""
         for id in ids:
             try:
+                client = self.console_app.connection.client
                 self._stories[id] = await client.show_record(id, limit=TURNS, deadline_s=ANSWER_S)
             except AgentrlError as error:
-                self.console_app.say(str(error), Tone.WARN)
+                self._untold = str(error)
+                self.console_app.say(self._untold, Tone.WARN)
         self.repaint()
 
     # ---- what keys do ----

@@ -30,6 +30,7 @@ LAST = "-10m"
 class Runs(AskedList):
     name_in_registry = "runs"
     what = "runs"
+    filled_by = "`agentrl up FILE` starts one, and f opens one elsewhere"
     first_sort = "state"
     filters_at_once = True
 

@@ -32,6 +32,7 @@ MOST_HAPPENINGS = 500
 class Training(AskedList):
     name_in_registry = "training"
     what = "steps"
+    filled_by = "the trainer makes one of every full batch; 7 shows what is under way, w who waits for whom"
     DEFAULT_CSS = "Training > #curves { height: 55%; } Training.-wide > #curves { height: 1fr; }"
 
     def __init__(self, *, id: str | None = None) -> None:
