@@ -8,16 +8,20 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.errors import UnavailableError
 from agentrl.protocol import rows
 from agentrl.protocol.data import Page, Story
 from agentrl.protocol.rows import OperationRow, OperationState
 from tests.cli.scripted import Scripted
+from tests.tui import still, walking
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
+from tests.tui.walking import Stop
 from tests.waiting import aeventually
 from tui.model import curves
 from tui.model.curves import Chart, Point, Tick
 from tui.model.ink import Tone, width_of
+from tui.views.lists import ASK_EVERY_S
 
 BEGAN = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 NUMBERS = st.lists(st.none() | st.floats(-1e30, 1e30), min_size=1, max_size=300)
@@ -128,6 +132,33 @@ async def test_one_goes_from_tick_to_tick_to_its_story_and_from_a_step_to_its_re
         await screen.shows("t@1/000011  committed")
         await screen.press("escape", "right_square_bracket", "e")
         await screen.shows("its last words")
+
+
+async def test_what_happened_is_asked_for_again_at_the_pace_of_the_list_until_it_is_told(coordinator: Scripted) -> None:
+    trained(coordinator)
+    told = coordinator.answers["events"]
+
+    def nobody(_: Any) -> None:
+        raise UnavailableError("The journal is busy.")
+
+    coordinator.answers["events"] = nobody
+    async with still.standing(coordinator, (80, 24)) as screen:
+        await aeventually(lambda: screen.app.why is not None, what="a first answer")
+        await walking.walk_to(screen, Stop("training", ("8",)))
+        await aeventually(lambda: coordinator.sent("events"))
+        await aeventually(lambda: not screen.app.view.is_asking("happenings"))
+        for _ in range(9):
+            screen.app._round()
+        assert not screen.app.view.is_asking("happenings"), "a round asks again, four times a second"
+        coordinator.answers["events"] = told
+        still.let_pass(screen.app, ASK_EVERY_S)
+
+        def ticked() -> bool:
+            screen.app._round()
+            return all(sign in screen.text for sign in "◆✖")
+
+        await aeventually(ticked)
+        assert len(coordinator.sent("events")) == 2, "what was told is not asked for again"
 
 
 async def test_another_metric_comes_first_and_curves_may_have_the_whole_screen(coordinator: Scripted) -> None:

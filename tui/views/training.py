@@ -1,8 +1,8 @@
 """Steps, the newest first, below their curves; one cursor for both.
 
 Invariants: the Step under the cursor is the one that is marked in every curve; what happened meanwhile is asked for
-when something happens, and stands under each curve; from a tick one comes to what it tells of, from a Step to its
-records.
+when something happens, until it is told, and stands under each curve; from a tick one comes to what it tells of, from
+a Step to its records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tui.model.ink import Line, Span, Tone, cut
 from tui.model.mirror import Changes
 from tui.model.steps import NEWEST_FIRST
 from tui.model.table import Column
-from tui.views.lists import ANSWER_S, MOST, AskedList, StepPage, catch_up
+from tui.views.lists import ANSWER_S, ASK_EVERY_S, MOST, AskedList, StepPage, catch_up
 from tui.widgets.lines import Lines
 
 HAPPENINGS = ("operation", "incident")
@@ -43,6 +43,10 @@ class Training(AskedList):
         self._top = 0
         """Curves that are scrolled past."""
         self._changes: Changes | None = None
+        self._unknown = False
+        """Something happened that nobody has told yet."""
+        self._ask_from = 0.0
+        """Clock before which nobody is asked about it: the question before was not answered."""
         self._wide = False
 
     def compose(self) -> ComposeResult:
@@ -72,15 +76,19 @@ class Training(AskedList):
 
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "knob")
-        if not self.is_asking("happenings") and changes.take() and self.console_app.replay is None:
-            self.ask_in_rounds(self._ask_happenings, "happenings")
+        if not self.is_asking("happenings") and self.console_app.replay is None:
+            self._unknown = bool(changes.take()) or self._unknown
+            if self._unknown and self.console_app.clock() >= self._ask_from:
+                self.ask_in_rounds(self._ask_happenings, "happenings")
         super().update()
 
     async def _ask_happenings(self) -> None:
         try:
             found = await self.console_app.connection.client.events(HAPPENINGS, limit=MOST_HAPPENINGS)
         except AgentrlError:
+            self._ask_from = self.console_app.clock() + ASK_EVERY_S
             return
+        self._unknown = False
         scientific = frozenset(row.name for row in self.mirror.knobs if row.scientific)
         self._ticks = curves.ticks(found, scientific)
         self.repaint()
