@@ -12,22 +12,23 @@ something is told (a task, a record, a tool) is blamed before the unit that work
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from agentrl.protocol.commands import WaitChain, WaitLink
 from agentrl.protocol.rows import UnitState
-from agentrl.supervision.waitgraph import Graph, UnitFacts, broken, build
+from agentrl.supervision.waitgraph import Edge, Graph, UnitFacts, broken, build
 
 MOST_SHOWN = 8
 """Names in the path of a sentence; the links have them all."""
 
 
 def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> list[WaitChain]:
-    """All waits of the run as chains: first those that end at something broken, at a circle or at somebody late, which
-    somebody has to see to, then those that end at work or out of sight; among each, the oldest wait first."""
+    """All waits of the run as chains: first those that end at something broken, at a circle or at somebody late, or in
+    which somebody has waited for longer than it said that it would, which somebody has to see to; then those that end
+    at work or out of sight; among each, the oldest wait first."""
     graph = build(units, no_progress_s)
     ends = _Ends()
     _reach(graph, ends, {name: because for name in graph.nodes if (because := broken(units.get(name)))})
@@ -47,6 +48,7 @@ def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> lis
         for name, (_, is_late) in loose.items()
         if not is_late and (moved_s := units[name].progress_age_s) is not None and moved_s <= no_progress_s
     }
+    amiss |= {culprit for culprit, edge in _to_culprits(graph, ends) if edge.limited and edge.link.overdue}
     chains = _chains(graph, ends)
     return sorted(chains, key=lambda chain: (chain.culprit not in amiss, -_oldest_s(chain.links), chain.culprit))
 
@@ -176,16 +178,21 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
 # ---- chains ----
 
 
+def _to_culprits(graph: Graph, ends: _Ends) -> Iterator[tuple[str, Edge]]:
+    """Every wait, with the culprit that it leads to."""
+    for who, edges in graph.out.items():
+        # The waits of something broken are its last words; it is itself the end of them.
+        broken_itself = ends.culprit[who] == who and who not in ends.onward
+        for edge in edges:
+            yield ends.culprit[who if broken_itself else edge.target], edge
+
+
 def _chains(graph: Graph, ends: _Ends) -> list[WaitChain]:
     links: dict[str, list[WaitLink]] = {}
-    for who, edges in graph.out.items():
-        for edge in edges:
-            # The waits of something broken are its last words; it is itself the end of them.
-            broken_itself = ends.culprit[who] == who and who not in ends.onward
-            culprit = ends.culprit[who if broken_itself else edge.target]
-            in_time = culprit in ends.busy and not edge.limited
-            link = replace(edge.link, overdue=False) if in_time else edge.link
-            links.setdefault(culprit, []).append(link)
+    for culprit, edge in _to_culprits(graph, ends):
+        in_time = culprit in ends.busy and not edge.limited
+        link = replace(edge.link, overdue=False) if in_time else edge.link
+        links.setdefault(culprit, []).append(link)
     return [_chain(culprit, found, ends) for culprit, found in links.items()]
 
 

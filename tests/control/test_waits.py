@@ -105,6 +105,23 @@ def test_what_somebody_has_to_see_to_comes_before_older_waits_for_work() -> None
     assert [chain.culprit for chain in chains] == ["a-0", "doubted-0", "dead-0", "busy-0", "a name", "group-0"]
 
 
+@pytest.mark.parametrize("told_by_another", [False, True])
+def test_who_waits_for_longer_than_it_said_comes_before_older_waits_that_have_time(told_by_another: bool) -> None:
+    def first(at_most_s: float | None) -> str:
+        late = Wait("judge-0", "score", 40.0, at_most_s)
+        waits = (Wait("record a", age_s=50.0), told("record a", "tool x", "is asked", 40.0, at_most_s))
+        units = world(
+            unit("a-0", *(waits if told_by_another else (late,))),
+            unit("trainer-0", Wait("web-0", "page", 200.0, 900.0)),
+            *(unit(name, progress_age_s=1.0) for name in ("judge-0", "web-0")),
+        )
+        return explain(units)[0].culprit
+
+    assert first(at_most_s=30.0) == ("tool x" if told_by_another else "judge-0")
+    assert first(at_most_s=60.0) == "web-0", "there is still time"
+    assert first(at_most_s=None) == "web-0", "nobody said how long is too long, and it is at work"
+
+
 def test_two_that_wait_on_each_other_are_named_as_a_circle() -> None:
     chain = only(world(unit("b-0", "a-0"), unit("a-0", "b-0"), unit("c-0", "b-0")))
     assert chain.because == "a circle of waits: a-0 ← b-0 ← a-0"
