@@ -65,7 +65,7 @@ async def events(
 
 async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
     """The feed says that something happened; the audit, which it does not carry, is asked for then."""
-    from agentrl.client import CAUGHT_UP
+    from agentrl.client import CAUGHT_UP, RESET
     from agentrl.protocol.rows import AuditRow
     from agentrl.words.rows import kind_of, when
 
@@ -75,8 +75,8 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
     after_at = max((when(row) for row in found), default=0.0)
     began_at, caught_up = after_at, False
     async for key, row in client.follow(("op", "incident", "knob", "alert")):
-        caught_up = caught_up or key == CAUGHT_UP
-        # The first snapshot also holds what is older than what was asked for.
+        caught_up = key == CAUGHT_UP or (caught_up and key != RESET)
+        # A snapshot, the first and that of another coordinator, also holds what is older than what was asked for.
         wanted = row is not None and kind_of(row) in kinds and (caught_up or when(row) >= began_at)
         fresh: list[AnyRow] = [row] if row is not None and wanted else []
         if audited and row is not None and kind_of(row) in ("operation", "knob"):

@@ -34,7 +34,7 @@ from agentrl.control.commands.settings import Settings
 from agentrl.control.commands.stacks import Stacks
 from agentrl.control.context import Context
 from agentrl.control.desks.clients import ClientsDesk
-from agentrl.control.desks.hosts import HostsDesk
+from agentrl.control.desks.hosts import INCIDENTS_SHOWN, HostsDesk
 from agentrl.control.desks.queries import Queries
 from agentrl.control.desks.serving import Serving
 from agentrl.control.desks.units import UnitsDesk
@@ -204,8 +204,10 @@ class Coordinator:
         context.operations.restore(recovery.load_operations(context.journal))
         self._settings.restore()
         self._alerting.restore()
-        for operation in context.operations.live():
+        # What happened before is not over with the coordinator that told it, for who looks on or replays this life.
+        for operation in context.operations.all():
             context.feed.set(f"op/{operation.id}", operation.row(), urgent=True)
+        self._hosts.restore(recovery.load_incidents(context.journal, INCIDENTS_SHOWN))
         for knob in context.knobs.names():
             context.show_knob(knob)
         now = context.clock.now()

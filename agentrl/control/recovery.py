@@ -14,6 +14,9 @@ import msgspec
 from agentrl.control.books.operations import Operation
 from agentrl.control.executor import KIND_GROUP, KIND_RUN, KIND_SLOT
 from agentrl.control.records.journal import Batch, Journal
+from agentrl.errors import ProtocolError
+from agentrl.protocol.rows import IncidentRow
+from agentrl.protocol.wire import decode_row
 from agentrl.supervision.slots import GroupState, RunState, Slot, State
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,20 @@ def load_state(journal: Journal) -> State:
 
 def load_operations(journal: Journal) -> list[Operation]:
     return list(_read(journal, "operation", Operation).values())
+
+
+def load_incidents(journal: Journal, count: int) -> list[IncidentRow]:
+    """The newest, the oldest of them first."""
+    found: list[IncidentRow] = []
+    for event in journal.events(("incident",), limit=count):
+        try:
+            row = decode_row(event.body)
+        except ProtocolError as broken:
+            log.error("what the journal has of incident %s cannot be read: %s", event.id, broken)
+            continue
+        if isinstance(row, IncidentRow):
+            found.append(row)
+    return found
 
 
 def run_secret(journal: Journal) -> bytes:

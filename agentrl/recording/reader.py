@@ -7,7 +7,7 @@ its last whole block; a damaged file is readable up to the damage, and which tha
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +15,8 @@ from typing import BinaryIO
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.recording.blocks import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, head
 from agentrl.recording.shelf import SUFFIX
+
+_BEGIN_ONCE = ("incident/", "op/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Mark:
 class Recording:
     def __init__(self, frames: Sequence[Frame], marks: Sequence[Mark], damaged: Sequence[str]) -> None:
         self.frames = sorted(frames, key=lambda frame: frame.at)
-        self.marks = sorted(marks, key=lambda mark: mark.at)
+        self.marks = _first_of_each(marks)
         self.damaged = tuple(damaged)
         """What could not be read, a sentence each."""
 
@@ -85,6 +87,17 @@ class Recording:
                 if found.kind is Kind.ROWS:
                     file.seek(body_at)
                     yield list(unpacker.unpack(file.read(found.length)))
+
+
+def _first_of_each(marks: Iterable[Mark]) -> list[Mark]:
+    """In order. Another coordinator marks once more what happened lately; an alert may really fire again."""
+    told: set[str] = set()
+    kept: list[Mark] = []
+    for mark in sorted(marks, key=lambda mark: mark.at):
+        if mark.key not in told:
+            kept.append(mark)
+            told |= {mark.key} if mark.key.startswith(_BEGIN_ONCE) else set()
+    return kept
 
 
 def _scan(path: Path, frames: list[Frame], marks: list[Mark]) -> None:

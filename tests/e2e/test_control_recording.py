@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from agentrl.protocol.rows import IncidentRow, RunRow, UnitRow, UnitState
+from agentrl.protocol.rows import IncidentRow, OperationRow, OperationState, RunRow, UnitRow, UnitState
 from agentrl.protocol.wire import decode_row
 from agentrl.recording.reader import Recording
+from tests.e2e import onscreen
 from tests.e2e.running import Run
 from tests.waiting import eventually
 
@@ -62,6 +63,15 @@ def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run)
     assert isinstance(incident, IncidentRow)
     assert incident.unit == "tick-0"
 
-    last = rows_at(recording, time.time())["unit/tick-0"]
-    assert isinstance(last, UnitRow)
-    assert last.incarnation == run.unit_row("tick-0").incarnation
+    last = rows_at(recording, time.time())
+    unit = last["unit/tick-0"]
+    assert isinstance(unit, UnitRow)
+    assert unit.incarnation == run.unit_row("tick-0").incarnation
+
+    # What the coordinator before told is told by this one, too, and began where it began.
+    assert last[mark.key] == incident
+    ups = [row for row in last.values() if isinstance(row, OperationRow) and row.command == "apply"]
+    assert [row.state for row in ups] == [OperationState.SUCCEEDED]
+    assert [each.key for each in recording.marks].count(mark.key) == 1
+    onscreen.recorded(run, ("3",), "tick-0.1", "signal 9", "✓ succeeded", "coordinator")
+    onscreen.recorded(run, ("2", "i"), "tick-0.1 died", "signal 9")

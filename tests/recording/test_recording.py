@@ -148,6 +148,22 @@ def test_what_began_is_marked_where_it_is_seen(begin: Callable[..., Run], tmp_pa
     assert "incident/i1" in state_at(recording, mark.at)
 
 
+def test_what_another_coordinator_tells_once_more_began_where_it_was_told_first(
+    begin: Callable[..., Run], tmp_path: Path
+) -> None:
+    first = begin(tmp_path)
+    for key in ("incident/i1", "op/o1", "alert/hot"):
+        first.writer.mark(first.now, key)
+    first.wait(5)  # killed: nobody closes
+    second = begin(tmp_path, now=first.now + 2)
+    for key in ("incident/i1", "op/o1", "op/o2", "alert/hot"):
+        second.writer.mark(second.now, key)
+    second.wait(5)
+    marks = [(mark.key, mark.at < first.now) for mark in Recording.open(tmp_path).marks]
+    once = [("incident/i1", True), ("op/o1", True), ("alert/hot", True)]
+    assert marks == [*once, ("op/o2", False), ("alert/hot", False)], "an alert may fire again"
+
+
 def test_two_lives_of_a_coordinator_are_one_line_of_time(begin: Callable[..., Run], tmp_path: Path) -> None:
     first = begin(tmp_path)
     first.put("run", "one")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections import deque
+from collections.abc import Iterable
 
 from agentrl import __version__
 from agentrl.control.books.asks import Asks
@@ -222,10 +223,18 @@ class HostsDesk:
             )
         )
 
+    def restore(self, incidents: Iterable[IncidentRow]) -> None:
+        """Show what the coordinators before this one wrote down, the oldest first."""
+        for row in incidents:
+            self._show(row)
+
     def _write(self, row: IncidentRow) -> None:
-        context = self._context
         log.warning("%s; %s", row.what, row.done)
-        context.executor.event("incident", row.id, row.at, encode(row))
+        self._context.executor.event("incident", row.id, row.at, encode(row))
+        self._show(row)
+
+    def _show(self, row: IncidentRow) -> None:
+        context = self._context
         context.feed.set(f"incident/{row.id}", row, urgent=True)
         self._shown.append(row.id)
         if len(self._shown) > INCIDENTS_SHOWN:
