@@ -275,6 +275,7 @@ def test_what_still_holds_the_node_after_the_end_is_named_and_removed(
     said = " ".join(ended["lines"])
     assert f"{stray.pid} (sleep 3333), mark" in said
     eventually(lambda: stray.poll() is not None, what="the stray to be gone")
+    onscreen.recorded(run, ("3", "enter"), f"{stray.pid} (sleep 3333), mark", once="down")
     with subprocess.Popen(["sleep", "4444"], env=mark, start_new_session=True) as late:
         eventually(lambda: psutil.Process(late.pid).cmdline() == ["sleep", "4444"])
         preview = run.cli("down", "--dry-run")
