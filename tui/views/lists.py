@@ -87,8 +87,8 @@ class AskedList(TableView):
         if self._answered_at is None:
             return "asking" if self._said == ASKING else "not answered"
         more = ", more below" if self._more else ""
-        count = counted(self.table.model.all_count, self.what)
-        return f"{count}{more}{age_of_answer(self.console_app, self._answered_at)}"
+        old = age_of_answer(self.console_app, self._answered_at) or (", not answered" if self._said else "")
+        return f"{counted(self.table.model.all_count, self.what)}{more}{old}"
 
     def shown(self) -> None:
         super().shown()
