@@ -21,6 +21,7 @@ from tui.model import actions
 from tui.model.notices import Notices
 from tui.views.lists import ASKING, AskedList, AskedPage
 from tui.views.runs import Runs
+from tui.views.tuning import Tuning
 from tui.widgets.lines import Table
 
 
@@ -130,7 +131,10 @@ async def _press_all(screen: Screen, stop: Stop) -> None:
 
 async def _open(screen: Screen) -> None:
     """The page, or the question, of what is pointed at."""
-    before = screen.app.view, len(screen.app.screen_stack)
+    view = screen.app.view
+    if isinstance(view, Tuning):
+        await aeventually(lambda: view._history, what="the history of the knob, which stands in its question")
+    before = view, len(screen.app.screen_stack)
     await press(screen, "enter")
     await aeventually(lambda: (screen.app.view, len(screen.app.screen_stack)) != before, what="what enter opens")
 
