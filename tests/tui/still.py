@@ -73,6 +73,10 @@ class Still(Connection):
                 self.hear()
             await asyncio.Event().wait()
 
+    @property
+    def heard_in_the_end(self) -> bool:
+        return self._heard
+
     def can_hear(self) -> bool:
         """Somebody is there to be asked."""
         return self._answering is not None
