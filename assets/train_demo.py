@@ -119,7 +119,7 @@ class TrainingDemo:
         # Without waiting: the trainer is ready after its warm-up, and there is something to be seen before.
         chance = f"training.random={self._random}"
         self.operator.types("up", str(self._file), "--set", chance, "--yes", "--no-wait")
-        self._says(f"To look on from another terminal: AGENTRL_HOME={self._home / 'state'} agentrl status")
+        self._says(f"To look on from another terminal: AGENTRL_HOME={self._home / 'state'} agentrl tui")
         self._client = BlockingClient(Client.connect(NAME, state_dir=self._state_dir))
 
     def _kill_sampler(self) -> None:
@@ -312,7 +312,9 @@ def _run(demo: TrainingDemo, console: Console) -> int:
         console.print("Interrupted; the run was taken down.")
         return ExitCode.INTERRUPTED
     console.print("[green]It learned.[/green] The same by hand stands at the top of assets/train.yaml.")
-    console.print("While such a run lives, `agentrl status` shows it, and `agentrl why` tells who waits for whom.")
+    console.print(
+        "The console of a run that lives is `agentrl tui`; `agentrl tui --replay demo` plays one that was recorded."
+    )
     return 0
 
 

@@ -39,8 +39,8 @@ MOST_AT_ONCE = 500
 GATHER_S = 0.025
 """What episodes write within this time goes out together: a command costs the server more than its documents do."""
 ORDER = ("DispatchedSamplingTask", "ToolCall", "Turn")
-"""As they are made of each other: whoever sees a tool call sees the model call that asked for it, and whoever sees a
-turn sees all of it."""
+"""As they are made of each other: whoever sees a tool call sees the model call that asked for it, with its tokens. That
+whoever sees a turn sees all of it is for those who write: they wait for the rest before."""
 _SEE_OTHERS = ORDER[1:]
 _RECORD = "Record"
 
@@ -178,7 +178,11 @@ class Writer:
         if not entries:
             return
         try:
-            suspects = [*await self._insert(collection, entries), *await self._change(collection, entries)]
+            known = await self._insert(collection, entries)
+            others = {id(entry) for entry in known}
+            new = (entry for entry in entries if not isinstance(entry.write, UpdateOne) and id(entry) not in others)
+            _answer(new, None)
+            suspects = [*known, *await self._change(collection, entries)]
             lost = await self._lost(collection, suspects) if suspects else []
         except StoreUnavailableError as away:
             _answer(entries, away)
@@ -224,18 +228,13 @@ class Writer:
 
 
 def _in_turn(batch: Iterable[_Waiting]) -> Iterator[dict[str, list[_Waiting]]]:
-    """What may be written at the same time, by collection; then what is made of it: new tool calls, turns, and changes
-    of what is new itself. So an episode that wants a tool waits for two answers of the server, whatever else goes out.
-    """
+    """What may be written at the same time, by collection; then what is made of it: new tool calls with their changes,
+    and turns. So an episode that wants a tool waits for two answers of the server, whatever the others write."""
     first: dict[str, list[_Waiting]] = defaultdict(list)
     then: dict[str, list[_Waiting]] = defaultdict(list)
-    new = set()
+    new = {entry.id for entry in batch if entry.collection in _SEE_OTHERS and not isinstance(entry.write, UpdateOne)}
     for entry in batch:
-        changes = isinstance(entry.write, UpdateOne)
-        if not changes:
-            new.add(entry.id)
-        late = entry.id in new if changes else entry.collection in _SEE_OTHERS
-        (then if late else first)[entry.collection].append(entry)
+        (then if entry.id in new else first)[entry.collection].append(entry)
     yield first
     yield then
 

@@ -17,7 +17,7 @@ from tests.e2e.terminal import Terminal, console, sane
 from tests.e2e.test_data_plane import UP_WITHIN_S
 from tests.waiting import eventually
 
-BOUND = 9
+BOUND = 30
 """Nothing that is ready is as old as that, so whatever is a little tighter voids nothing."""
 SMALL = {
     "training.warmup.steps": 40,
@@ -155,8 +155,8 @@ def a_unit_is_killed_and_its_incident_found(run: Run, terminal: Terminal) -> Non
     terminal.shows("sampler-0.1 ended; this is sampler-0.2", within_s=UP_WITHIN_S)
     terminal.keys("2", "i")
     terminal.shows("incident sampler-0.1", "signal 9", "tool_server_failed")
-    (found,) = incidents(run)
-    assert (found["unit"], found["incarnation"], found["exit"]["signal"]) == ("sampler-0", 1, signal.SIGKILL)
+    (found,) = [one for one in incidents(run) if (one["unit"], one["incarnation"]) == ("sampler-0", 1)]
+    assert found["exit"]["signal"] == signal.SIGKILL
     terminal.keys("Escape")
     terminal.shows("sampler 1/1", within_s=UP_WITHIN_S)
     run.wait_incarnation("sampler-0", 1, within_s=UP_WITHIN_S)

@@ -23,6 +23,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> Non
         while "from another terminal" not in (line := demo.stderr.readline()):
             assert line, f"the demo ended by itself: {said}"
             said.append(line)
+        assert "agentrl tui" in line
         os.kill(demo.pid, signal.SIGINT)
         out, err = demo.communicate()
     assert demo.returncode == 130

@@ -292,7 +292,7 @@ async def test_a_task_is_sampled_again_once_per_operation(db: Database) -> None:
         done: Done = await asked(db, "requeue_tasks", RequeueTasks((task,), note="bad scorer"))
         assert done.result["requeued"] == 1
         again = await tasks.get(db, task)
-        assert (again.status, again.round, again.reason) == ("queued", 2, "bad scorer")
+        assert (again.status, again.round, again.reason) == ("queued", 2, "requeued: bad scorer")
     assert await db.count("Record", {"task": task, "status": "superseded"}) == 2
     await flow.admit(db, again)
     await asked(db, "requeue_tasks", RequeueTasks((task,)), id="op-2")

@@ -121,7 +121,7 @@ async def test_writes_that_come_together_go_out_together(db: Database) -> None:
 
 
 class Noting(Database):
-    """Notes when each collection is written; a first insert of model calls waits for a change of tool calls."""
+    """Notes what is written when. An insert of model calls waits for a change of tool calls."""
 
     def __init__(self, like: Database) -> None:
         super().__init__(like._client, like.name)
@@ -129,40 +129,46 @@ class Noting(Database):
         self.changes = asyncio.Event()
 
     async def write(self, collection: str, writes: Any, *, ordered: bool = True) -> Bulk:
-        if collection == "ToolCall" and writes:
+        if not writes:
+            return await super().write(collection, writes, ordered=ordered)
+        if collection == "ToolCall":
             self.changes.set()
-        return await super().write(collection, writes, ordered=ordered)
+        done = await super().write(collection, writes, ordered=ordered)
+        self.notes.append(f"{collection} changed")
+        return done
 
     async def insert_missing(self, collection: str, documents: Any) -> list[Any]:
-        if documents:
-            self.notes.append(f"{collection} begins")
-            if collection == "DispatchedSamplingTask":
-                await self.changes.wait()
-        known = await super().insert_missing(collection, documents)
-        if documents:
-            self.notes.append(f"{collection} ends")
-        return known
+        if not documents:
+            return []
+        if collection == "DispatchedSamplingTask":
+            await self.changes.wait()
+        self.notes.append(f"{collection} begins")
+        return await super().insert_missing(collection, documents)
 
 
 async def test_what_is_made_of_others_goes_out_behind_them_and_nothing_else_waits(db: Database) -> None:
     await Writer(db).requested(tool(0))
     noting = Noting(db)
     writer = Writer(noting)
-    turn = Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, text="one")
     async with asyncio.timeout(20):
         await asyncio.gather(
-            writer.turn(turn),
+            writer.turn(Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, text="one")),
             writer.requested(tool(1)),
             writer.tool_moved(tool(1, ToolCallStatus.LOST)),
             writer.sent(call(0)),
+            writer.answered(answered(0, [4, 5])),
             writer.tool_moved(tool(0, ToolCallStatus.OK, result="7")),
         )
-    assert noting.notes[:2] == ["DispatchedSamplingTask begins", "DispatchedSamplingTask ends"]
-    assert sorted(noting.notes[2:]) == ["ToolCall begins", "ToolCall ends", "Turn begins", "Turn ends"]
     assert [each.status for each in await trajectories.tool_calls_of(db, RECORD)] == ["ok", "lost"]
+    answer, request = (noting.notes.index(note) for note in ("DispatchedSamplingTask changed", "ToolCall begins"))
+    assert answer < request, "whoever finds a tool call finds the tokens that asked for it"
+    assert noting.notes.index("Turn begins") > answer
 
 
 class Away(Database):
+    async def insert_missing(self, collection: str, documents: Any) -> list[Any]:
+        raise StoreUnavailableError("MongoDB did not answer.")
+
     async def write(self, collection: str, writes: Any, *, ordered: bool = True) -> Bulk:
         raise StoreUnavailableError("MongoDB did not answer.")
 

@@ -139,8 +139,12 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
                 self.repaint()
 
         # Only where the cursor came to rest.
-        if of == self._told_of and self._live():
+        if of != self._told_of:
+            return
+        if self._live():
             self.run_worker(ask(), group="history", exclusive=True)
+        else:
+            self._told_of = "", 0  # asked once somebody looks again
 
     def _ask_ages(self) -> None:
         async def ask() -> None:

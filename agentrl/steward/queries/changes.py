@@ -69,7 +69,7 @@ class Changes:
         lines, refused = [], 0
         for id in dict.fromkeys(args.ids):
             try:
-                task = await tasks.requeue(self._database, id, args.note or "requeued by an operator", by=operation)
+                task = await tasks.requeue(self._database, id, _said(args.note), by=operation)
                 lines.append(f"{task.id} waits for its round {task.round}")
             except (RefusedError, UnknownNameError) as why:
                 if len(args.ids) == 1:
@@ -173,6 +173,11 @@ def _rows_here(file: str) -> list[Row]:
             hint="Copy it there, or name it by a path that both hosts have.",
         )
     return datasets.read(file)
+
+
+def _said(note: str) -> str:
+    """The reason of a round that an operator ended; it never reads like one of the steward's own."""
+    return f"requeued: {note}" if note else "requeued by an operator"
 
 
 def _few(sentences: list[str]) -> tuple[str, ...]:
