@@ -26,10 +26,9 @@ from agentrl.unit import Unit, run_unit
 log = logging.getLogger("steward")
 
 PACE_S = 0.15
-"""Between rounds while records move: sooner, each would ask for all of it and find a seat or two; later, samplers would
-stand after a step was committed."""
+"""Between rounds while records move: sooner, each would ask for all of it and find a seat or two."""
 MOST_IDLE_S = 0.5
-"""Between looks while nothing moves."""
+"""Between looks while nothing moves: nothing is sampled, or the bound is used up and a step trains."""
 TELL_WAITS_EVERY_S = 2.0
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
