@@ -194,7 +194,7 @@ def test_tasks_are_sampled_again_and_the_audit_says_who_wanted_that(run: Run) ->
     assert done["operation"]["state"] == "succeeded"
     assert done["operation"]["result"] == {"requeued": 1, "refused": 0}
     shown = run.cli("tasks", "show", row["id"])
-    assert (shown["document"]["round"], shown["document"]["reason"]) == (row["round"] + 1, "wrong tool")
+    assert (shown["document"]["round"], shown["document"]["reason"]) == (row["round"] + 1, "requeued: wrong tool")
     assert {record["status"] for record in shown["records"] if record["round"] == row["round"]} == {"superseded"}
     (audit,) = [one for one in run.cli("events", "--kind", "audit") if one["operation"] == done["operation"]["id"]]
     assert audit["command"] == "requeue_tasks"

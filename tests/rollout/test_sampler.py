@@ -398,17 +398,17 @@ async def test_a_store_that_is_away_fails_the_episode_once_it_is_back(
     gate = Gate()
     engine = await stage.engine(gate)
     await stage.task(n=1)
-    write = Database.write
+    insert = Database.insert_missing
     away = True
 
     async def broken(self: Database, collection: str, *arguments: Any, **options: Any) -> Any:
         if away and collection == "DispatchedSamplingTask":
             raise StoreUnavailableError("MongoDB did not answer.")
-        return await write(self, collection, *arguments, **options)
+        return await insert(self, collection, *arguments, **options)
 
     async with stage.sampler():
         await aeventually(lambda: engine.heard)
-        monkeypatch.setattr(Database, "write", broken)
+        monkeypatch.setattr(Database, "insert_missing", broken)
         gate.open.set()
         record = await stage.one()
         away = False
