@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -140,11 +141,21 @@ async def test_identity_of_another_key_is_worth_nothing(house: House) -> None:
     await aeventually(lambda: len(house.received) == 1)
     first.close()
     second = raw(viewer)
-    second.send(b"I am admin, too")
-    await aeventually(lambda: len(house.received) == 2)
-    assert [peer.key_name for peer, _ in house.received] == ["admin", "viewer"]
-    assert house.received[0][0] is not house.received[1][0]
-    await aeventually(lambda: house.gone == [house.received[0][0]])
+
+    async def heard_too() -> bool:
+        """A socket whose identity was still taken when it came is never heard: the next one may be."""
+        nonlocal second
+        second.close()
+        second = raw(viewer)
+        second.send(b"I am admin, too")
+        with contextlib.suppress(AssertionError):
+            await aeventually(lambda: len(house.received) > 1, within_s=1.0)
+        return len(house.received) > 1
+
+    await aeventually(heard_too)
+    assert {peer.key_name for peer, _ in house.received[1:]} == {"viewer"}
+    assert house.received[0][0] not in [peer for peer, _ in house.received[1:]]
+    await aeventually(lambda: house.received[0][0] in house.gone)
     second.close()
     context.term()
 
