@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -48,7 +50,9 @@ class Operator:
     def types(self, *arguments: str, allow: tuple[ExitCode, ...] = (ExitCode.OK,), quiet: bool = False) -> Any:
         """One command with `--json`; what it answers. DemoError if it fails."""
         if not quiet:
-            self._console.print(f"[bold]$ agentrl {' '.join(arguments)}[/bold]", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"[bold]$ agentrl {escape(shlex.join(arguments))}[/bold]", highlight=False, soft_wrap=True
+            )
         done = subprocess.run(
             [str(_PROGRAM), *arguments, "--json"],
             env=self._environ,

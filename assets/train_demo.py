@@ -294,14 +294,14 @@ def main() -> int:
     console = Console(stderr=given.json)
     with _home(given.keep) as home:
         demo = TrainingDemo(console, home, given.random)
-        code = _run(demo, console)
+        code = _run(demo, console, kept=given.keep is not None)
         if given.json:
             told = dataclasses.asdict(demo.result) | {"learned": demo.result.learned, "exit_code": int(code)}
             print(json.dumps(told))
     return code
 
 
-def _run(demo: TrainingDemo, console: Console) -> int:
+def _run(demo: TrainingDemo, console: Console, *, kept: bool) -> int:
     try:
         with _taken_down(demo):
             demo.run()
@@ -315,6 +315,8 @@ def _run(demo: TrainingDemo, console: Console) -> int:
     console.print(
         "The console of a run that lives is `agentrl tui`; `agentrl tui --replay demo` plays one that was recorded."
     )
+    if not kept:
+        console.print("Nothing of this one is kept; `make demo ARGS='--keep DIR'` keeps its data, weights and records.")
     return 0
 
 

@@ -79,6 +79,13 @@ class Connection:
                     mirror.permission = client.permission
                     mirror.whole(time.monotonic())
                 elif key == SILENT:
-                    mirror.lost(time.monotonic(), "The coordinator is silent.", "agentrl up starts it again.")
+                    mirror.lost(time.monotonic(), *_silence(mirror))
                 else:
                     mirror.put(key, row)
+
+
+def _silence(mirror: Mirror) -> tuple[str, str]:
+    """Why nobody is heard, as far as was told, and what to do about it. Who was taken down is in no trouble."""
+    if mirror.run is not None and mirror.run.desired == "down":
+        return "The run was taken down.", f"agentrl tui --replay {mirror.name} plays it; agentrl up starts it again."
+    return "The coordinator is silent.", "agentrl up starts it again."

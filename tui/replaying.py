@@ -52,5 +52,5 @@ class Replay:
     def _nobody(self) -> NoReturn:
         raise NoCoordinatorError(
             "This is a recording: it holds what the feed told, and nobody who could be asked.",
-            hint="`agentrl records list` and `agentrl logs` look into what a run left.",
+            hint="`agentrl logs` and `agentrl events` tell what a run left; records are listed while it is up.",
         )

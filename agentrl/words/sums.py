@@ -17,9 +17,12 @@ def sums(report: AccountReport) -> list[str]:
             made.append(f"{name} ({purpose}): {sum(by_status.values())} = {_sum(by_status)}")
     if not report.tasks:
         made.append("tasks: none yet; the steward makes them of the datasets of the run file")
-    made.append(f"seats: {_sum(report.seats)}")
+    seats = dict(report.seats)
+    wanted = f"{seats.pop('wanted')} wanted = " if "wanted" in seats else ""
+    made.append(f"seats: {wanted}{_sum(seats)}")
     made.append(f"steps: {_sum(report.steps)}; {report.trained_records} records trained")
-    made.append(f"attempts that ended: {_sum(report.outcomes)}")
+    ended = f"{sum(report.outcomes.values())} = " if report.outcomes else ""
+    made.append(f"attempts that ended: {ended}{_sum(report.outcomes)}")
     return made
 
 

@@ -5,12 +5,13 @@ is there.
 from __future__ import annotations
 
 import unicodedata
+from typing import cast
 
 import msgspec
 import pytest
 from rich.cells import cell_len
 
-from agentrl.protocol.rows import AlertRow, AlertState
+from agentrl.protocol.rows import AlertRow, AlertState, RunRow
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
 from tests.waiting import aeventually
@@ -84,6 +85,16 @@ async def test_a_lost_coordinator_dims_the_screen_and_says_since_when(coordinato
             whole(screen, 100, 30)
         await screen.press("2", "r")
         await screen.shows("older than 5 s")
+
+
+async def test_a_run_that_was_taken_down_is_in_no_trouble(coordinator: Scripted) -> None:
+    populate(coordinator)
+    down = msgspec.structs.replace(cast(RunRow, coordinator.rows["run"]), state="stopped", desired="down")
+    coordinator.rows["run"] = down
+    async with opened(coordinator.state_dir, (100, 30)) as screen:
+        await screen.shows("■ stopped")
+        coordinator.end()
+        await screen.shows("The run was taken down", "agentrl tui --replay demo")
 
 
 async def test_who_was_never_there_is_said_too(coordinator: Scripted) -> None:
