@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import subprocess
 import sys
 import threading
@@ -198,7 +197,7 @@ async def test_drain_never_stalls_under_sends_from_elsewhere(house: House) -> No
 
 async def test_timers_run_during_a_flood(house: House) -> None:
     """A drain that took all there is would hold up everything else for as long as the flood lasts."""
-    handled_at_tick: list[int] = []
+    handled_in_a_turn: list[int] = []
     stop = threading.Event()
 
     def flood() -> None:
@@ -217,15 +216,23 @@ async def test_timers_run_during_a_flood(house: House) -> None:
     house.echo = False
     thread = threading.Thread(target=flood)
     thread.start()
-    await aeventually(lambda: len(house.received) > 1000)
-    for _ in range(200):
-        await asyncio.sleep(0)  # a turn of the loop; how many of them a millisecond has is the machine's
-        handled_at_tick.append(len(house.received))
-    stop.set()
-    await asyncio.to_thread(thread.join)
-    assert handled_at_tick[-1] > handled_at_tick[0], "the flood was over before anything was measured"
-    steps = [late - early for early, late in itertools.pairwise(handled_at_tick)]
-    assert max(steps) <= BUDGET
+
+    async def turns_of_the_loop() -> bool:
+        """How many of them a millisecond has is the machine's, and whoever pumps may not have its turn meanwhile."""
+        before = len(house.received)
+        for _ in range(200):
+            await asyncio.sleep(0)
+            now = len(house.received)
+            handled_in_a_turn.append(now - before)
+            before = now
+        return sum(handled > 0 for handled in handled_in_a_turn) > 20
+
+    try:
+        await aeventually(turns_of_the_loop, what="turns of the loop in which something came")
+    finally:
+        stop.set()
+        await asyncio.to_thread(thread.join)
+    assert max(handled_in_a_turn) <= BUDGET
 
 
 async def test_handler_that_raises_does_not_stall_its_socket(house: House, caplog: pytest.LogCaptureFixture) -> None:
