@@ -2,7 +2,7 @@
 
 Invariants: it is ready when the indexes are there, the datasets were read and its owner is open; a database that is
 away is waited for, not a reason to end; a drain ends between two rounds; a pause stops admission and
-nothing else.
+nothing else. With `--read-only` it answers questions and writes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, DiskError
 from agentrl.steward import epochs, rules
 from agentrl.steward.epochs import Source
@@ -19,12 +20,13 @@ from agentrl.steward.knobs import StewardKnobs
 from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
 from agentrl.store import access, indexes
-from agentrl.store.database import StoreUnavailableError
+from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.telemetry.services import HELD_OUT_TRAINED, REJECTED, named
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
 
+READ_ONLY = "--read-only"
 PACE_S = 0.15
 """Between rounds while records move: sooner, each would ask for all of it and find a seat or two."""
 MOST_IDLE_S = 0.5
@@ -42,6 +44,9 @@ async def main(unit: Unit) -> None:
     config = access.configuration(unit.run_dir)
     database = access.open_database(config, unit.state_dir)
     try:
+        if READ_ONLY in sys.argv[1:]:
+            await _only_answer(unit, config, database)
+            return
         with unit.phase("starting", at_most_s=START_AT_MOST_S):
             unit.status("reading datasets")
             sources = epochs.read_sources(config)
@@ -65,6 +70,17 @@ async def main(unit: Unit) -> None:
         await steward.stop()
     finally:
         await database.close()
+
+
+async def _only_answer(unit: Unit, config: RunConfig, database: Database) -> None:
+    """For a run that is up only to be read from. Its datasets may be gone, so they are not looked at."""
+    chosen = rules.from_config(config)
+    unit.answer(Desk(database, lambda: chosen, None, unit.run_dir).answer)
+    unit.ready()
+    unit.status("answers questions and changes nothing")
+    while not unit.draining:
+        unit.tick()
+        await unit.sleep_async(MOST_IDLE_S)
 
 
 def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:

@@ -1,17 +1,18 @@
 """Whom the verbs ask that only read: the coordinator, and after the end of a run what the run has left.
 
-Invariant: what was read from files is never taken for the word of a coordinator: a line on stderr says so.
+Invariants: what was read from files is never taken for the word of a coordinator: a line on stderr says so. What only
+the store could tell is not read behind the run's back: the command is named that brings the store up.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from agentrl.cli import output
-from agentrl.cli.verbs import RUN_VARIABLE, Cli
+from agentrl.cli.verbs import Cli
 from agentrl.client import Client
+from agentrl.client.living import keepers_of
 from agentrl.client.remains import Remains
 from agentrl.errors import NoCoordinatorError
 
@@ -26,11 +27,24 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
         try:
             found = await stack.enter_async_context(cli.connect())
         except NoCoordinatorError as nobody:
-            found = None if cli.remote else Remains.find(cli.run or os.environ.get(RUN_VARIABLE))
+            found = None if cli.remote else Remains.find(cli.named)
             if found is None:
                 raise
             output.note(f"{nobody.message} This is what {found.name} has left in its files.")
         yield found
+
+
+def how_to_read(named: str | None) -> str:
+    """Which command brings up the store of a run that is down, and which one ends it; "" where none would."""
+    found = Remains.find(named)
+    if found is None:
+        return "" if named else "agentrl up --run NAME --read-only brings up the store of one that is down."
+    if keepers_of(found.state_dir) or not found.has_store:
+        return ""
+    return (
+        f"agentrl up --run {found.name} --read-only brings up its store and nothing else, to read from; "
+        f"agentrl down --run {found.name} ends that."
+    )
 
 
 def living(found: Reader) -> Client:

@@ -22,10 +22,10 @@ BAR = 20
 
 def register(app: typer.Typer) -> None:
     tools = group(app, "tools", "What tools did, and what went wrong.")
-    verb(tools, "errors")(tool_errors)
-    verb(tools, "failures")(failures)
-    verb(app, "accounting")(accounting)
-    verb(app, "staleness")(staleness)
+    verb(tools, "errors", reads=True)(tool_errors)
+    verb(tools, "failures", reads=True)(failures)
+    verb(app, "accounting", reads=True)(accounting)
+    verb(app, "staleness", reads=True)(staleness)
 
 
 async def tool_errors(

@@ -25,9 +25,9 @@ SPARE = ("ended", "tokens", "owner")
 
 def register(app: typer.Typer) -> None:
     records = group(app, "records", "Attempts: whole episodes, turn by turn.")
-    verb(records, "list")(list_records)
-    verb(records, "show")(show_record)
-    verb(records, "export")(export)
+    verb(records, "list", reads=True)(list_records)
+    verb(records, "show", reads=True)(show_record)
+    verb(records, "export", reads=True)(export)
 
 
 async def list_records(

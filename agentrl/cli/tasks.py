@@ -20,8 +20,8 @@ TASK = typer.Argument(metavar="TASK", help="A task's id, such as shop/train/0/00
 
 def register(app: typer.Typer) -> None:
     tasks = group(app, "tasks", "Rows of datasets, and what became of them.")
-    verb(tasks, "list")(list_tasks)
-    verb(tasks, "show")(show_task)
+    verb(tasks, "list", reads=True)(list_tasks)
+    verb(tasks, "show", reads=True)(show_task)
     verb(tasks, "requeue", acts=True)(requeue)
     verb(tasks, "add", acts=True)(add)
 

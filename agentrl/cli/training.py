@@ -20,15 +20,15 @@ CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Its id; `agentrl checkpo
 
 def register(app: typer.Typer) -> None:
     steps = group(app, "steps", "Trained batches: from a metric to the records behind it.")
-    verb(steps, "list")(list_steps)
-    verb(steps, "show")(show_step)
+    verb(steps, "list", reads=True)(list_steps)
+    verb(steps, "show", reads=True)(show_step)
     checkpoints = group(app, "checkpoints", "What was saved, and what is kept.")
-    verb(checkpoints, "list")(list_checkpoints)
-    verb(checkpoints, "show")(show_checkpoint)
+    verb(checkpoints, "list", reads=True)(list_checkpoints)
+    verb(checkpoints, "show", reads=True)(show_checkpoint)
     verb(checkpoints, "pin", acts=True)(pin)
     verb(checkpoints, "unpin", acts=True)(unpin)
     versions = group(app, "versions", "Published weights, and which engine serves them.")
-    verb(versions, "list")(list_versions)
+    verb(versions, "list", reads=True)(list_versions)
 
 
 async def list_steps(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:

@@ -19,7 +19,7 @@ import typer
 
 from agentrl.cli.settings import RunFile, Sets, usual_file
 from agentrl.cli.verbs import Cli, verb
-from agentrl.errors import ConfigError, ExitCode
+from agentrl.errors import ConfigError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.cli.launch import Place
@@ -39,18 +39,23 @@ async def up(
     file: RunFile = None,
     sets: Sets = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Then show what changes, until Ctrl-C.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Bring up only what its records are read from, as the run was last.")
+    ] = False,
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
     from agentrl.cli import launch
     from agentrl.config import paths
 
+    if read_only:
+        return await _to_be_read(cli, file, sets, follow=follow)
     loaded, chosen_sets = load(cli, file, sets)
     config = loaded.config
     run_dir = Path(config.dir)
     place = launch.Place(config.name, paths.state_dir(config.name), run_dir)
     if cli.remote:
         with _Terminal() as terminal:
-            return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
+            return await _apply(cli, place, _arguments(loaded), follow=follow, terminal=terminal)
     if launch.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
     launch.refuse_if_in_use(place)
@@ -63,13 +68,52 @@ async def up(
         elsewhere=Path(config.coordinator.state_dir) if config.coordinator.state_dir else None,
     )
     with _Terminal() as terminal, cli.hinting():
-        from agentrl.cli.progress import Progress
-
-        with _if_it_fails(lambda: _what_lives(place)), Progress(cli) as progress:
-            silent_s = config.supervision.coordinator_silent_s
-            await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
+        await _coordinator(cli, place, config.supervision.coordinator_silent_s)
         launch.remember(place, loaded.path, chosen_sets)
-        return await _apply(cli, place, loaded, follow=follow, terminal=terminal)
+        return await _apply(cli, place, _arguments(loaded), follow=follow, terminal=terminal)
+
+
+async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
+    """The store of a run that is down, and who answers questions about it. No run file is needed, or looked at."""
+    from agentrl.cli import launch
+    from agentrl.client.remains import Remains
+    from agentrl.config.times import SupervisionTimes
+    from agentrl.protocol.commands import Apply
+
+    if file is not None or sets:
+        raise UsageError(
+            "--read-only takes the run as it was last, so it wants neither a file nor --set.",
+            hint="Name the run: agentrl up --run NAME --read-only.",
+        )
+    arguments = Apply(config={}, reading=True)
+    if cli.remote:
+        raise UsageError("--read-only brings up a run of this host, not one behind a key.")
+    found = Remains.find(cli.named)
+    if found is None:
+        from agentrl.client.discovery import state_of
+
+        if cli.named:
+            state_of(cli.named)
+        raise UsageError("It is not said which run is meant.", hint="Name it: agentrl up --run NAME --read-only.")
+    cli = dataclasses.replace(cli, run=found.name)
+    place = launch.Place(found.name, found.state_dir, found.run_dir)
+    launch.refuse_if_in_use(place)
+    if cli.dry_run and not await launch.answers(place.name):
+        from agentrl.cli import output
+
+        output.say("Would bring up the store of the run and who answers questions about it.")
+        return ExitCode.OK
+    with _Terminal() as terminal, cli.hinting():
+        await _coordinator(cli, place, SupervisionTimes().coordinator_silent_s)
+        return await _apply(cli, place, arguments, follow=follow, terminal=terminal)
+
+
+async def _coordinator(cli: Cli, place: Place, silent_s: float) -> None:
+    from agentrl.cli import launch
+    from agentrl.cli.progress import Progress
+
+    with _if_it_fails(lambda: _what_lives(place)), Progress(cli) as progress:
+        await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
@@ -178,11 +222,10 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     return ExitCode.OK
 
 
-async def _apply(cli: Cli, place: Place, loaded: Loaded, *, follow: bool, terminal: _Terminal) -> ExitCode:
+async def _apply(cli: Cli, place: Place, args: Apply, *, follow: bool, terminal: _Terminal) -> ExitCode:
     from agentrl.cli.acts import agreed, finished, report_accepted
     from agentrl.client import Client
 
-    args = _arguments(loaded)
     connection = cli.connect() if cli.remote else Client.connect(run=place.name, timeout_s=5.0)
     async with connection as client:
         with _if_it_fails(lambda: "Nothing was started or changed."):

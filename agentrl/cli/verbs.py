@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from agentrl.errors import AgentrlError, ExitCode
+from agentrl.errors import AgentrlError, ExitCode, NoCoordinatorError
 from agentrl.words.amounts import seconds as seconds
 
 if TYPE_CHECKING:
@@ -87,10 +87,14 @@ class Cli:
     timeout_s: float | None = None
 
     @property
+    def named(self) -> str | None:
+        """The run that was named, on the command line or in the environment."""
+        return self.run or os.environ.get(RUN_VARIABLE)
+
+    @property
     def remote(self) -> bool:
         """True if a key file, not a state directory, says where the coordinator is."""
-        named = self.run or os.environ.get(RUN_VARIABLE)
-        return self.key is not None or (not named and bool(os.environ.get("AGENTRL_KEY")))
+        return self.key is not None or (not self.named and bool(os.environ.get("AGENTRL_KEY")))
 
     def connect(self, timeout_s: float = 5.0) -> AbstractAsyncContextManager[Client]:
         """The coordinator of the run that is meant."""
@@ -98,7 +102,7 @@ class Cli:
 
         if self.remote:
             return Client.connect(key_file=self.key, timeout_s=timeout_s)
-        return Client.connect(self.run or os.environ.get(RUN_VARIABLE), timeout_s=timeout_s)
+        return Client.connect(self.named, timeout_s=timeout_s)
 
     def aimed(self, text: str) -> str:
         """The text, with the commands in it aimed at the same run as this one."""
@@ -109,11 +113,15 @@ class Cli:
         return aimed(text, f"--key {shlex.quote(str(self.key))}" if self.key is not None else f"--run {self.run}")
 
     @contextmanager
-    def hinting(self) -> Iterator[None]:
-        """What an error suggests is aimed at the run that is meant."""
+    def hinting(self, *, reads: bool = False) -> Iterator[None]:
+        """What an error suggests is aimed at the run that is meant; `reads`: the verb reads what runs leave behind."""
         try:
             yield
         except AgentrlError as error:
+            if reads and isinstance(error, NoCoordinatorError) and not self.remote:
+                from agentrl.cli.afterwards import how_to_read
+
+                error.hint = how_to_read(self.named) or error.hint
             error.hint = self.aimed(error.hint)
             raise
 
@@ -137,11 +145,12 @@ def root_options(
 
 
 def verb(
-    app: typer.Typer, name: str, *, acts: bool = False, numbers: bool = False, **settings: Any
+    app: typer.Typer, name: str, *, acts: bool = False, reads: bool = False, numbers: bool = False, **settings: Any
 ) -> Callable[[Verb], Verb]:
     """Register a function as a verb.
 
-    `acts` adds the options of commands that change something. `numbers` lets an argument begin with a minus.
+    `acts` adds the options of commands that change something. `reads` is for what is read from the store, which is
+    down with its run. `numbers` lets an argument begin with a minus.
     """
     options = {**_SHARED, **_ACTING} if acts else _SHARED
     context_settings = settings.pop("context_settings", {})
@@ -156,7 +165,7 @@ def verb(
         def run(context: typer.Context, **values: Any) -> ExitCode:
             given = {option: values.pop(option, None) for option in (*_SHARED, *_ACTING)}
             cli = _merged(context.obj, given)
-            with cli.hinting():
+            with cli.hinting(reads=reads):
                 outcome = function(cli, **values)
                 return _finish(outcome) if inspect.isawaitable(outcome) else outcome
 

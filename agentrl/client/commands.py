@@ -66,16 +66,20 @@ class CommandMethods(DataMethods):
         *,
         source: str = "",
         given: Iterable[str] = (),
+        reading: bool = False,
         request_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Accepted:
-        """Make the run equal to this configuration."""
-        return await self._act("apply", self.apply_args(config, source=source, given=given), request_id, deadline_s)
+        """Make the run equal to this configuration; with `reading`, bring up only what its records are read from."""
+        args = self.apply_args(config, source=source, given=given, reading=reading)
+        return await self._act("apply", args, request_id, deadline_s)
 
     @staticmethod
-    def apply_args(config: Mapping[str, Any], *, source: str = "", given: Iterable[str] = ()) -> commands.Apply:
+    def apply_args(
+        config: Mapping[str, Any], *, source: str = "", given: Iterable[str] = (), reading: bool = False
+    ) -> commands.Apply:
         """The arguments of `apply`, for a preview."""
-        return commands.Apply({key: wire.raw(value) for key, value in config.items()}, source, tuple(given))
+        return commands.Apply({key: wire.raw(value) for key, value in config.items()}, source, tuple(given), reading)
 
     async def down(
         self,

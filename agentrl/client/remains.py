@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.client.living import read_json
 from agentrl.config import paths
 from agentrl.config.logfiles import LogFiles
 from agentrl.errors import DiskError, UnknownNameError
@@ -34,6 +35,12 @@ class Remains:
         """Of the run of that name, else of the only one that there is; None if that is not clear."""
         known = [run for run in paths.list_runs() if not run.broken and name in (None, run.name)]
         return cls(known[0]) if len(known) == 1 else None
+
+    @property
+    def has_store(self) -> bool:
+        """Whether there are records of it; they can be read while its store is up."""
+        environments = read_json(self.run_dir / "config.json").get("environments")
+        return bool(environments)
 
     async def read_logs(self, unit: str, *, incarnation: int = 0, offset: int = -65536, limit: int = 65536) -> LogChunk:
         """As `Client.read_logs`; 0 is the newest incarnation that has a log here."""

@@ -107,6 +107,8 @@ class Apply(Args, frozen=True):
     source: str = ""
     given: tuple[str, ...] = ()
     """Dotted keys that stand in the file, environment or command line; the others are defaults."""
+    reading: bool = False
+    """Bring up only what records are read from, as it was last; `config` is not looked at."""
 
 
 class Down(Args, frozen=True):

@@ -28,6 +28,8 @@ class UnitState(enum.StrEnum):
     FATAL = "fatal"
 
 
+ONLY_READ = "only to be read from: nothing is sampled or trained"
+"""Why a run is up in which nothing happens."""
 COMPLETED = "completed"
 """What a job that came to its end is called beside the states of units."""
 

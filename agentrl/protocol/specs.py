@@ -26,6 +26,10 @@ class Role(enum.StrEnum):
     SIDECAR = "sidecar"
 
 
+READ_FROM = frozenset({Role.MONGO, Role.STEWARD})
+"""What a run is up with that is only read from: its store, and who answers questions about it."""
+
+
 class Life(enum.StrEnum):
     """What exit 0 means: the end of a job, the death of a service."""
 

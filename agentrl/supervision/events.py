@@ -25,6 +25,8 @@ class Applied(Event, frozen=True):
 
     specs: tuple[GroupSpec, ...]
     by: str
+    reading: bool = False
+    """Only what it is read from is to be up; the others stay as they are, in the plan and on disk."""
 
 
 class Scaled(Event, frozen=True):

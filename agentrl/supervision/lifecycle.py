@@ -109,7 +109,8 @@ class Lifecycle:
     def runs(self, slot: Slot) -> bool:
         """Whether desired state wants a process here."""
         group = self.state.groups.get(slot.group)
-        return self.state.run.up and slot.wanted and not slot.held and group is not None and not group.removed
+        wanted = slot.wanted and not slot.held and not self.state.left_alone(slot.group)
+        return self.state.run.up and wanted and group is not None and not group.removed
 
     def outdated(self, slot: Slot) -> bool:
         """Whether the present life has to make room for another."""

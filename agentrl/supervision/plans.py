@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from agentrl.protocol.rows import UnitState
-from agentrl.protocol.specs import GroupSpec, unit_name
+from agentrl.protocol.specs import READ_FROM, GroupSpec, unit_name
 from agentrl.supervision.choices import victims
 from agentrl.supervision.slots import GroupState, Slot, State
 from agentrl.supervision.transitions import MAY_STAY
@@ -33,14 +33,16 @@ class Plan(msgspec.Struct, frozen=True):
         return not (self.started or self.stopped or self.changed)
 
 
-def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
-    """Compare without changing anything."""
+def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -> Plan:
+    """Compare without changing anything. `reading`: only what the run is read from is to be up."""
     kept: list[str] = []
     started: list[str] = []
     stopped: list[str] = []
     changed: list[str] = []
     notes: list[str] = []
     for spec in specs:
+        if reading and spec.role not in READ_FROM:
+            continue
         group = state.groups.get(spec.name)
         members = [s for s in state.of_group(spec.name) if s.wanted]
         count = count_after(group, spec)
@@ -53,7 +55,8 @@ def plan(state: State, specs: tuple[GroupSpec, ...]) -> Plan:
         for slot in members:
             if slot.unit in leaving:
                 continue
-            if slot.state not in MAY_STAY and (not state.run.up or slot.held or slot.state is UnitState.FATAL):
+            down = not state.run.up or state.left_alone(spec.name)
+            if slot.state not in MAY_STAY and (down or slot.held or slot.state is UnitState.FATAL):
                 started.append(slot.unit)
             elif not same:
                 changed.append(slot.unit)

@@ -12,7 +12,7 @@ import msgspec
 
 from agentrl.protocol.messages import ExitStatus, HostFacts
 from agentrl.protocol.rows import UnitState
-from agentrl.protocol.specs import GroupSpec
+from agentrl.protocol.specs import READ_FROM, GroupSpec
 from agentrl.supervision.transitions import STATE_MOVES, IllegalMoveError
 
 STORY_LENGTH = 12
@@ -27,6 +27,8 @@ class RunState(msgspec.Struct):
     draining_hosts: set[str] = set()
     desired_by: str = ""
     stop_now: bool = False
+    reading: bool = False
+    """Up only to be read from: whoever has no part in that is left alone until an `up` of the whole."""
 
 
 class GroupState(msgspec.Struct):
@@ -155,3 +157,8 @@ class State(msgspec.Struct):
 
     def of_group(self, group: str) -> Iterable[Slot]:
         return [slot for slot in self.slots.values() if slot.group == group]
+
+    def left_alone(self, group: str) -> bool:
+        """Whether the run is up only to be read from, and this group has no part in that."""
+        known = self.groups.get(group)
+        return self.run.reading and known is not None and known.spec.role not in READ_FROM

@@ -89,8 +89,8 @@ class Supervisor:
         self._life.touch_all()
         return self._finish(now)
 
-    def plan(self, specs: tuple[GroupSpec, ...]) -> Plan:
-        return plan(self.state, specs)
+    def plan(self, specs: tuple[GroupSpec, ...], *, reading: bool = False) -> Plan:
+        return plan(self.state, specs, reading=reading)
 
     def paused(self, unit: str) -> bool:
         return self._life.paused(self.state.slots[unit])

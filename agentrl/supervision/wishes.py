@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from agentrl.protocol.rows import UnitState
-from agentrl.protocol.specs import GroupSpec, split_unit
+from agentrl.protocol.specs import READ_FROM, GroupSpec, split_unit
 from agentrl.supervision import events
 from agentrl.supervision.choices import victims
 from agentrl.supervision.instructions import Persist, Publish
@@ -23,14 +23,15 @@ from agentrl.supervision.transitions import WITH_PROCESS
 def apply(life: Lifecycle, event: events.Applied, now: float) -> None:
     """The run is to be what this configuration says."""
     run = life.state.run
-    was_up = run.up
+    was_up = run.up and run.reading == event.reading
     if not was_up:
         run.up_since_at = now
-    run.up, run.stop_now, run.desired_by = True, False, event.by
+    run.up, run.reading, run.stop_now, run.desired_by = True, event.reading, False, event.by
     life.out.append(Persist("run", ""))
     life.touch_all()
     for spec in event.specs:
-        _apply_group(life, spec, event.by, was_up)
+        if not event.reading or spec.role in READ_FROM:
+            _apply_group(life, spec, event.by, was_up)
     wanted = {spec.name for spec in event.specs}
     for name, group in life.state.groups.items():
         if name not in wanted and not group.removed:

@@ -46,6 +46,14 @@ def test_six_lines_make_every_role(tmp_path: Path) -> None:
     assert groups["sampler"].stop_rank < groups["steward"].stop_rank, "what is needed stops later"
 
 
+def test_to_be_read_a_run_has_another_steward_and_the_same_store(tmp_path: Path) -> None:
+    config = config_of(tmp_path, SMALL)
+    whole = specs_of(config, run_dir="/r", state_dir="/s")
+    read = specs_of(config, run_dir="/r", state_dir="/s", reading=True)
+    other = {one.name: two.command[3:] for one, two in zip(whole, read, strict=True) if one != two}
+    assert other == {"steward": ("--read-only",)}
+
+
 def test_without_environments_there_is_no_data_plane(tmp_path: Path) -> None:
     config = config_of(tmp_path, "name: bare\nmodel: {build: tiny}\n")
     assert config.sizes == {}

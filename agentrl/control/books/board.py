@@ -119,7 +119,7 @@ class Board:
             state=slot.state,
             reason=slot.reason,
             since_at=slot.since,
-            desired=slot.wanted and not slot.held and self.state.run.up,
+            desired=self._is_desired(slot),
             incarnation=slot.incarnation,
             host=slot.host,
             pid=slot.pid if alive else 0,
@@ -157,7 +157,7 @@ class Board:
         return rows.GroupRow(
             name=group.spec.name,
             role=group.spec.role.value,
-            desired=group.spec.count,
+            desired=0 if self.state.left_alone(group.spec.name) else group.spec.count,
             ready=ready,
             other=dict(sorted(states.items())),
             paused=group.paused or self.state.run.paused,
@@ -206,8 +206,11 @@ class Board:
             segment=life.segment,
         )
 
+    def _is_desired(self, slot: Slot) -> bool:
+        return slot.wanted and not slot.held and self.state.run.up and not self.state.left_alone(slot.group)
+
     def _run_state(self) -> tuple[str, str]:
-        wanted = [s for s in self.state.slots.values() if s.wanted]
+        wanted = [s for s in self.state.slots.values() if s.wanted and not self.state.left_alone(s.group)]
         if not self.state.run.up:
             left = [s.unit for s in self.state.slots.values() if not s.tree_gone]
             return ("stopping", f"{_units(len(left), 'has', 'have')} not ended") if left else ("stopped", "")
@@ -225,7 +228,7 @@ class Board:
             return "degraded", f"{again[0].unit} died and is {again[0].state.value} again{more}"
         if coming:
             return "starting", f"{_units(len(coming), 'is', 'are')} not ready yet"
-        return "running", ""
+        return "running", rows.ONLY_READ if self.state.run.reading else ""
 
     # ---- waits ----
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.run import RunConfig
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.operations import Goal, Operation, Want
 from agentrl.control.commands import effects
@@ -21,6 +22,7 @@ from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobValue, OperationState, UnitState, short
+from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision import events
 from agentrl.supervision.slots import Slot
 from agentrl.supervision.transitions import MAY_STAY, WITH_PROCESS
@@ -62,25 +64,31 @@ class Acts:
             raise ConflictError(
                 f"The run {self._context.run.name} is going down.", hint="Try again in a moment: `agentrl up`."
             )
-        config = self._settings.config_of(args)
-        return effects.of_plan(self._context.supervisor.plan(self._specs(config)))
+        if args.reading:
+            effects.refuse_reading(self._context.state, self._context.run.name)
+        plan = self._context.supervisor.plan(self._specs(self._config(args), args.reading), reading=args.reading)
+        return effects.of_plan(plan, reading=args.reading)
 
-    def _specs(self, config: Any) -> Any:
+    def _config(self, args: commands.Apply) -> RunConfig:
+        return self._settings.config_to_read() if args.reading else self._settings.config_of(args)
+
+    def _specs(self, config: RunConfig, reading: bool) -> tuple[GroupSpec, ...]:
         run = self._context.run
-        return specs_of(config, run_dir=run.run_dir, state_dir=self._settings.state_dir)
+        return specs_of(config, run_dir=run.run_dir, state_dir=self._settings.state_dir, reading=reading)
 
     def _apply(self, operation: Operation, args: commands.Apply) -> Goals:
-        config = self._settings.config_of(args)
-        specs = self._specs(config)
-        plan = self._context.supervisor.plan(specs)
+        config = self._config(args)
+        specs = self._specs(config, args.reading)
+        plan = self._context.supervisor.plan(specs, reading=args.reading)
         slots = self._context.state.slots
         before = {unit: slot.incarnation for unit, slot in slots.items()}
         goals = {unit: Goal(Want.UP, before.get(unit, 0)) for unit in (*plan.started, *plan.changed)}
         goals |= {unit: Goal(Want.ENDED, before[unit]) for unit in plan.stopped}
         goals |= {unit: Goal(Want.UP, shared=True) for unit in plan.kept}
-        self._settings.adopt(config, args, operation.who)
+        if not args.reading:
+            self._settings.adopt(config, args, operation.who)
         self._supersede_downs(operation)
-        self._context.happened(events.Applied(specs=specs, by=operation.id))
+        self._context.happened(events.Applied(specs=specs, by=operation.id, reading=args.reading))
         return goals
 
     def _supersede_downs(self, operation: Operation) -> None:

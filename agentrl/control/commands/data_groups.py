@@ -32,6 +32,8 @@ _OF_GROUPS = tuple(
 )
 """How groups close: samplers close most of them, and read nothing else of the trainer's section."""
 
+READ_ONLY = ("--read-only",)
+
 _READS: dict[Role, tuple[str, ...]] = {
     Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation", "retention"),
     Role.TOOLBOX: ("mongo", "tools"),
@@ -63,20 +65,20 @@ _ORPHAN_LEASES: dict[Role, float] = {
 }
 
 
-def groups_of(config: RunConfig, *, run_dir: str) -> tuple[GroupSpec, ...]:
-    """In the order in which they are shown."""
+def groups_of(config: RunConfig, *, run_dir: str, reading: bool = False) -> tuple[GroupSpec, ...]:
+    """In the order in which they are shown. `reading`: the steward answers questions and keeps no house."""
     if not config.environments:
         return ()
     plain = config_to_plain(config)
-    return tuple(_group(Role(name), config, plain, run_dir) for name in config.data_groups)
+    return tuple(_group(Role(name), config, plain, run_dir, reading) for name in config.data_groups)
 
 
-def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str) -> GroupSpec:
+def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str, reading: bool) -> GroupSpec:
     needs = tuple(need.value for need in _NEEDS[role] if need.value in config.data_groups)
     return GroupSpec(
         name=role.value,
         role=role,
-        command=("{python}", "-m", f"daemons.{role.value}"),
+        command=("{python}", "-m", f"daemons.{role.value}", *(READ_ONLY if reading and role is Role.STEWARD else ())),
         count=config.sizes[role.value],
         env={SETTINGS_VARIABLE: _digest(plain, _READS[role])},
         cwd=run_dir,

@@ -20,15 +20,16 @@ _FIRST_STOP_RANK = 10
 
 
 def specs_of(
-    config: RunConfig, *, run_dir: str | os.PathLike[str], state_dir: str | os.PathLike[str]
+    config: RunConfig, *, run_dir: str | os.PathLike[str], state_dir: str | os.PathLike[str], reading: bool = False
 ) -> tuple[GroupSpec, ...]:
-    """All groups of the run, in the order of the configuration, the embedded database first."""
+    """All groups of the run, in the order of the configuration, the embedded database first. `reading`: those that it
+    is read from change nothing."""
     ranks = stop_ranks({name: sidecar.after for name, sidecar in config.sidecars.items()})
     groups = tuple(
         _sidecar(name, sidecar, ranks[name], os.fspath(run_dir)) for name, sidecar in config.sidecars.items()
     )
     mongo = (_mongo(os.fspath(state_dir)),) if config.has_mongo else ()
-    return (*mongo, *data_groups.groups_of(config, run_dir=os.fspath(run_dir)), *groups)
+    return (*mongo, *data_groups.groups_of(config, run_dir=os.fspath(run_dir), reading=reading), *groups)
 
 
 def stop_ranks(after: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

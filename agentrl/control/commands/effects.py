@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
-from agentrl.protocol import commands
+from agentrl.protocol import commands, rows
 from agentrl.protocol.danger import Effect
 from agentrl.supervision.choices import victims
 from agentrl.supervision.plans import Plan, new_units
@@ -21,13 +21,29 @@ MOST_UNITS = 10_000
 """More units in one group than this are a slip of the finger."""
 
 
-def of_plan(plan: Plan) -> Effect:
+def of_plan(plan: Plan, *, reading: bool = False) -> Effect:
+    told = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
     return Effect(
         starts=(*plan.started, *plan.changed),
         drains=(*plan.stopped, *plan.changed),
         changes=tuple(f"the definition of {unit} changed" for unit in plan.changed),
-        notes=plan.notes,
+        notes=(*plan.notes, told) if reading else plan.notes,
     )
+
+
+def refuse_reading(state: State, run: str) -> None:
+    """A run that is up can be read as it is, and is not taken down in part."""
+    if state.run.up and not state.run.reading:
+        raise ConflictError(
+            f"The run {run} is up, so its records can be read as it is.", hint="agentrl records list shows them."
+        )
+
+
+def _refuse_left_alone(state: State, group: str) -> None:
+    if state.left_alone(group):
+        raise ConflictError(
+            f"The run is up {rows.ONLY_READ}, so {group} is left alone.", hint="agentrl up brings up all of it."
+        )
 
 
 def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[Effect, int]:
@@ -35,6 +51,7 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
     group = state.groups.get(args.group)
     if group is None or group.removed:
         raise unknown("group", args.group, (g for g, s in state.groups.items() if not s.removed))
+    _refuse_left_alone(state, args.group)
     if (args.to is None) == (args.by is None):
         raise UsageError("scale wants a number of units, or a difference such as +1.")
     count = args.to if args.to is not None else group.spec.count + (args.by or 0)
@@ -70,6 +87,8 @@ def of_stop(state: State, args: commands.Stop) -> Effect:
 def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str, ...]]:
     """The effect, and the units concerned."""
     units = targets(state, args.target)
+    for group in dict.fromkeys(state.slots[unit].group for unit in units):
+        _refuse_left_alone(state, group)
     if args.incarnation:
         present(state, args.target, args.incarnation)
     alive = tuple(u for u in units if state.slots[u].state in WITH_PROCESS)

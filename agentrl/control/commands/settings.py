@@ -68,6 +68,16 @@ class Settings:
         self.may_refuse(config)
         return config
 
+    def config_to_read(self) -> RunConfig:
+        """The configuration in force, of a run that is to be up only to be read from."""
+        config = self._context.config
+        if config is None or not config.environments:
+            raise ConflictError(
+                f"The run {self._context.run.name} has no store that could be read from.",
+                hint="A run file with `environments:` that was up once has one.",
+            )
+        return config
+
     def adopt(self, config: RunConfig, args: commands.Apply, who: str) -> None:
         """This configuration is in force from now on."""
         self.stored = StoredConfig(config_to_plain(config), args.source, args.given)

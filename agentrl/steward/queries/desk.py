@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import UnknownNameError
+from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import decode_as
 from agentrl.steward.epochs import Source
@@ -34,8 +35,9 @@ Query = Callable[[Any], Awaitable[Any]]
 
 class Desk:
     def __init__(
-        self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source], run_dir: Path
+        self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source] | None, run_dir: Path
     ) -> None:
+        """Without `sources` it only answers questions, and changes nothing."""
         self.queries: dict[str, Query] = {
             **{name: partial(rows.page, database, kind) for name, kind in LISTS.items()},
             "show_task": lambda args: stories.task(database, args.id),
@@ -49,10 +51,12 @@ class Desk:
             "staleness": lambda args: staleness.report(database, rules()),
             "accounting": lambda args: accounts.report(database, rules().max_trained_count),
         }
-        self.changes = Changes(database, rules, sources).table
+        self.changes = {} if sources is None else Changes(database, rules, sources).table
 
     async def answer(self, question: AskUnit) -> Any:
         spec = COMMANDS.get(question.name)
+        if spec is not None and spec.mutates and not self.changes:
+            raise RefusedError(f"The run is up {ONLY_READ}.", hint="agentrl up brings up all of it.")
         query, change = self.queries.get(question.name), self.changes.get(question.name)
         if spec is None or (query is None and change is None):
             raise UnknownNameError(

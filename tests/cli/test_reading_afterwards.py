@@ -1,0 +1,58 @@
+"""What is read from the store of a run, asked for while the run is down."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ExitCode
+from agentrl.protocol.commands import COMMANDS
+from tests.cli.conftest import Shell
+
+READ = sorted({spec.cli.partition(" --")[0] for spec in COMMANDS.values() if spec.served_by and not spec.mutates})
+
+
+@pytest.fixture
+def down(shell: Shell, tmp_path: Path) -> str:
+    """The name of a run that trained and was taken down."""
+    name, run_dir = "shop", tmp_path / "run"
+    (shell.home / name).mkdir(mode=0o700)
+    run_dir.mkdir()
+    made = {"name": name, "uuid": str(uuid.uuid4()), "run_dir": str(run_dir), "created_at": time.time()}
+    (shell.home / name / "run.json").write_text(json.dumps(made))
+    (run_dir / "config.json").write_text(json.dumps({"name": name, "environments": {"shop": {}}}))
+    return name
+
+
+@pytest.mark.parametrize("verb", READ)
+def test_every_verb_that_reads_the_store_names_the_command_that_brings_it_up(
+    verb: str, shell: Shell, down: str
+) -> None:
+    words = [*verb.split(), *(["some/id"] if verb.endswith(" show") else [])]
+    for named in ([], ["--run", down]):
+        said = shell(*words, *named, "--json", expect=ExitCode.NO_COORDINATOR)
+        hint = said.json["error"]["hint"]
+        assert hint.startswith(f"agentrl up --run {down} --read-only brings up its store and nothing else")
+        assert hint.endswith(f"agentrl down --run {down} ends that.")
+
+
+def test_where_nothing_could_be_read_nothing_is_promised(shell: Shell, down: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"name": down, "environments": {}}))
+    said = shell("records", "list", "--run", down, "--json", expect=ExitCode.NO_COORDINATOR)
+    assert said.json["error"]["hint"] == f"agentrl up --run {down} starts it."
+
+
+@pytest.mark.parametrize("more", [["run.yaml"], ["--set", "training.steps=3"]])
+def test_what_is_only_read_is_taken_as_it_was(more: list[str], shell: Shell, down: str) -> None:
+    said = shell("up", *more, "--run", down, "--read-only", expect=ExitCode.USAGE)
+    assert "as it was last" in said.err
+
+
+def test_a_run_to_read_has_to_be_there(shell: Shell) -> None:
+    said = shell("up", "--run", "nosuch", "--read-only", expect=ExitCode.UNKNOWN)
+    assert "no run named nosuch" in said.err
+    shell("up", "--read-only", expect=ExitCode.USAGE)
