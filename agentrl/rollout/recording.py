@@ -81,6 +81,8 @@ class Recorder:
         self._unshown: dict[str, asyncio.TimerHandle] = {}
         """What is under way and not written as such, by id."""
         self._told_at = float("-inf")
+        self._failed: DroppedError | EndedError | None = None
+        """Why something of it is not stored."""
 
     @classmethod
     async def begin(cls, database: Database, writer: Writer, claim: Claim, owner: str) -> Recorder:
@@ -197,7 +199,7 @@ class Recorder:
         )
         self._tool_calls[call.id] = call
         # It goes out behind what led to it, if not with it.
-        self._later(self._writer.requested(copy.copy(call)))
+        self._later(self._unless_failed(self._writer.requested(copy.copy(call))))
         await self.settled()
         return call
 
@@ -225,7 +227,7 @@ class Recorder:
             return
         turn.owner = self._owner
         self._turns[turn.index] = turn
-        self._later(self._after(set(self._pending), self._writer.turn(copy.copy(turn))))
+        self._later(self._after(set(self._pending), self._unless_failed(self._writer.turn(copy.copy(turn)))))
         if not last and time.monotonic() >= self._told_at + PROGRESS_EVERY_S:
             self._told_at = time.monotonic()
             self._later(self._writer.progress(self.record.id, self._owner, self._progress()))
@@ -304,9 +306,20 @@ class Recorder:
             await asyncio.wait(earlier)
         await write
 
+    async def _unless_failed(self, write: Coroutine[Any, Any, None]) -> None:
+        """What led to it may have failed just now; then this is not stored either."""
+        if self._failed is not None:
+            write.close()
+            raise self._failed
+        await write
+
     async def _guarded(self, write: Coroutine[Any, Any, None]) -> None:
-        with ending_errors():
-            await write
+        try:
+            with ending_errors():
+                await write
+        except (DroppedError, EndedError) as failed:
+            self._failed = failed
+            raise
 
 
 @contextlib.contextmanager

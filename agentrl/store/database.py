@@ -2,7 +2,8 @@
 indexes at most; `embedded` brings its own server up by it.
 
 Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
-driver, exactly once, where it is one write; here, where it may be made any number of times. What the driver raises
+driver, exactly once, where it is one write; here, where it may be made any number of times, and whatever was refused
+before anything of it was done. What the driver raises
 becomes an error of ours; the write concern is the server's default (majority, journaled) and is never lowered. Motor
 and PyMongo's own asyncio client fit behind it alike.
 """
@@ -15,8 +16,10 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import pymongo
 import pymongo.errors
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, IndexModel, InsertOne, ReturnDocument, UpdateMany, UpdateOne
@@ -34,6 +37,8 @@ Driver = Literal["motor", "pymongo"]
 
 OPERATION_WITHIN_S = 30.0
 """A killed server is back within a few seconds; until then writers wait and see no error."""
+CLOSE_WITHIN_S = 2.0
+"""For telling the server which sessions are over. It finds out by itself; a silent one is not waited for."""
 AGAIN_S = 0.1
 INSERTED_AT_ONCE = 1000
 
@@ -53,6 +58,10 @@ class StoreUnavailableError(StoreError):
     """MongoDB did not answer in time. What was asked may have happened or not; asking again is safe."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class NotYetError(StoreUnavailableError):
+    """MongoDB has just begun and refused what was asked, so nothing of it has happened."""
 
 
 class AlreadyThereError(ConflictError):
@@ -81,8 +90,8 @@ class Database:
     async def find_one(
         self, collection: str, filter: Filter, *, sort: Sort | None = None, projection: Projection | None = None
     ) -> Plain | None:
-        with _our_errors(collection):
-            found: Plain | None = await self._database[collection].find_one(filter, projection, sort=sort)
+        asked = self._database[collection]
+        found: Plain | None = await self._asked(collection, lambda: asked.find_one(filter, projection, sort=sort))
         return found
 
     async def find(
@@ -116,13 +125,11 @@ class Database:
                 yield document
 
     async def count(self, collection: str, filter: Filter) -> int:
-        with _our_errors(collection):
-            number: int = await self._database[collection].count_documents(filter)
+        number: int = await self._asked(collection, lambda: self._database[collection].count_documents(filter))
         return number
 
     async def distinct(self, collection: str, field: str, filter: Filter) -> list[Any]:
-        with _our_errors(collection):
-            values: list[Any] = await self._database[collection].distinct(field, filter)
+        values: list[Any] = await self._asked(collection, lambda: self._database[collection].distinct(field, filter))
         return values
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
@@ -140,8 +147,8 @@ class Database:
     async def insert_many(self, collection: str, documents: Sequence[Plain], *, ordered: bool = True) -> None:
         """AlreadyThereError if one is there; those before it (ordered), or all others, are inserted nevertheless."""
         if documents:
-            with _our_errors(collection):
-                await self._database[collection].insert_many(documents, ordered=ordered)
+            into = self._database[collection]
+            await self._asked(collection, lambda: into.insert_many(documents, ordered=ordered))
 
     async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
         """Insert those whose keys are not there yet, and say how many that were."""
@@ -152,17 +159,20 @@ class Database:
         there: list[Any] = []
         for start in range(0, len(documents), INSERTED_AT_ONCE):
             batch = documents[start : start + INSERTED_AT_ONCE]
-            with _our_errors(collection):
-                try:
-                    await self._database[collection].insert_many(batch, ordered=False)
-                except pymongo.errors.BulkWriteError as partly:
-                    there += _there_before(partly)
+            there += await self._asked(collection, partial(self._insert_missing, collection, batch))
         return there
+
+    async def _insert_missing(self, collection: str, batch: Sequence[Plain]) -> list[Any]:
+        try:
+            await self._database[collection].insert_many(batch, ordered=False)
+        except pymongo.errors.BulkWriteError as partly:
+            return _there_before(partly)
+        return []
 
     async def update_one(self, collection: str, filter: Filter, update: Update, *, upsert: bool = False) -> bool:
         """True if a document matched, whether or not it was changed."""
-        with _our_errors(collection):
-            done = await self._database[collection].update_one(filter, update, upsert=upsert)
+        changed = self._database[collection]
+        done = await self._asked(collection, lambda: changed.update_one(filter, update, upsert=upsert))
         return bool(done.matched_count or done.upserted_id is not None)
 
     async def update_many(self, collection: str, filter: Filter, update: Update) -> int:
@@ -180,18 +190,21 @@ class Database:
         projection: Projection | None = None,
     ) -> Plain | None:
         """The document as it is after the update; None if none matched."""
-        with _our_errors(collection):
-            found: Plain | None = await self._database[collection].find_one_and_update(
+        changed = self._database[collection]
+        found: Plain | None = await self._asked(
+            collection,
+            lambda: changed.find_one_and_update(
                 filter, update, sort=sort, projection=projection, return_document=ReturnDocument.AFTER
-            )
+            ),
+        )
         return found
 
     async def write(self, collection: str, writes: Sequence[Write], *, ordered: bool = True) -> Bulk:
         """A batch; with `ordered`, each after the one before it."""
         if not writes:
             return Bulk(0, 0)
-        with _our_errors(collection):
-            done = await self._database[collection].bulk_write(writes, ordered=ordered)
+        changed = self._database[collection]
+        done = await self._asked(collection, lambda: changed.bulk_write(writes, ordered=ordered))
         return Bulk(done.inserted_count + done.upserted_count, done.matched_count)
 
     async def delete_many(self, collection: str, filter: Filter) -> int:
@@ -249,22 +262,32 @@ class Database:
         with _our_errors(self.name):
             await self._client.drop_database(self.name)
 
-    async def _repeated(self, where: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def _asked(self, where: str, act: Callable[[], Awaitable[T]]) -> T:
+        """What the driver repeats by itself where an answer is lost; a refusal it hands on."""
+        return await self._repeated(where, act, after=NotYetError)
+
+    async def _repeated(
+        self, where: str, act: Callable[[], Awaitable[T]], *, after: type[StoreUnavailableError] = StoreUnavailableError
+    ) -> T:
         """What the driver does not repeat by itself, and what comes to the same however often it is made."""
         deadline = time.monotonic() + self._within_s
         while True:
             try:
                 with _our_errors(where):
                     return await act()
-            except StoreUnavailableError:
+            except after:
                 if time.monotonic() + AGAIN_S > deadline:
                     raise
             await asyncio.sleep(AGAIN_S)
 
     async def close(self) -> None:
-        closing = self._client.close()
-        if inspect.isawaitable(closing):
-            await closing
+        """However the server is: one that stands still is not waited for."""
+        with pymongo.timeout(CLOSE_WITHIN_S):
+            if inspect.iscoroutinefunction(self._client.close):
+                await self._client.close()
+            else:
+                # Motor's way to close talks to the server, and the loop would stand meanwhile.
+                await asyncio.to_thread(self._client.close)
 
 
 def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = OPERATION_WITHIN_S) -> Database:
@@ -300,7 +323,9 @@ def _translated(foreign: pymongo.errors.PyMongoError, where: str) -> AgentrlErro
         return ConfigError(f"MongoDB does not let this user in ({where}).", hint="Check the URL's user and password.")
     # A cursor that is not known any more was open when the server was killed.
     away = isinstance(foreign, pymongo.errors.ConnectionFailure | pymongo.errors.CursorNotFound)
-    if foreign.timeout or away or KEYS_NOT_READ in codes:
+    if KEYS_NOT_READ in codes:
+        return NotYetError(f"MongoDB has just begun ({where}): {_shortly(foreign)}.")
+    if foreign.timeout or away:
         return StoreUnavailableError(f"MongoDB did not answer ({where}): {_shortly(foreign)}.")
     return StoreError(f"MongoDB refused an operation on {where}: {_shortly(foreign)}.")
 

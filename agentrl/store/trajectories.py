@@ -1,10 +1,10 @@
 """What happens inside an episode: turns, model calls, tool calls.
 
 Invariants: a write is answered when it is durable; writes that come while another is under way go out together, and
-what is made of others behind them; the same document again changes nothing, but one that another owner wrote is never
-taken for one's own, and a change of what is another owner's by now is never taken for made (OwnershipError). Tokens are
-stored once: a call keeps of its prompt only what its base does not have. Moves that follow each other within a moment
-may be one write; none is skipped in the tables.
+what is made of others behind them, and not at all where those were not taken; the same document again changes nothing,
+but one that another owner wrote is never taken for one's own, and a change of what is another owner's by now is never
+taken for made (OwnershipError). Tokens are stored once: a call keeps of its prompt only what its base does not have.
+Moves that follow each other within a moment may be one write; none is skipped in the tables.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class _Waiting(NamedTuple):
 
     collection: str
     id: str
+    record: str
     owner: str
     write: UpdateOne | Plain
     """A change, or a whole new document."""
@@ -121,7 +122,7 @@ class Writer:
 
     async def progress(self, record: str, owner: str, update: UpdateOne) -> None:
         """How far a Record is. OwnershipError if it is not this owner's any more, or superseded."""
-        await self._queue(_RECORD, record, owner, update)
+        await self._queue(_RECORD, record, record, owner, update)
 
     async def close(self) -> None:
         """Wait until everything is out."""
@@ -144,11 +145,11 @@ class Writer:
         await self._write(document, UpdateOne(present, setting(storable(to_bson(fields)), **computed)))
 
     async def _write(self, document: DispatchedSamplingTask | Turn | ToolCall, write: UpdateOne | Plain) -> None:
-        await self._queue(type(document).__name__, document.id, document.owner, write)
+        await self._queue(type(document).__name__, document.id, document.record, document.owner, write)
 
-    async def _queue(self, collection: str, id: str, owner: str, write: UpdateOne | Plain) -> None:
+    async def _queue(self, collection: str, id: str, record: str, owner: str, write: UpdateOne | Plain) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(collection, id, owner, write, written))
+        self._waiting.append(_Waiting(collection, id, record, owner, write, written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._flush(), name="write trajectories")
         await written
@@ -160,8 +161,13 @@ class Writer:
             if (refusal := await self._refusal()) is not None:
                 _answer(batch, refusal)
                 continue
+            failed: dict[str, Exception] = {}
             for together in _in_turn(batch):
-                await asyncio.gather(*(self._write_batch(name, entries) for name, entries in together.items()))
+                going = ((name, _without(entries, failed)) for name, entries in together.items())
+                for found in await asyncio.gather(*(self._write_batch(name, entries) for name, entries in going)):
+                    failed |= found
+            # So were these asked for by who did not know of it yet.
+            self._waiting = _without(self._waiting, failed)
 
     async def _refusal(self) -> Exception | None:
         """What is inserted after somebody took a Record over cannot be made theirs, and would mislead them later."""
@@ -174,9 +180,10 @@ class Writer:
             return failed
         return None
 
-    async def _write_batch(self, collection: str, entries: list[_Waiting]) -> None:
+    async def _write_batch(self, collection: str, entries: list[_Waiting]) -> dict[str, Exception]:
+        """The Records of which something was not written, each with the reason."""
         if not entries:
-            return
+            return {}
         try:
             known = await self._insert(collection, entries)
             others = {id(entry) for entry in known}
@@ -185,17 +192,17 @@ class Writer:
             suspects = [*known, *await self._change(collection, entries)]
             lost = await self._lost(collection, suspects) if suspects else []
         except StoreUnavailableError as away:
-            _answer(entries, away)
+            return _answer(entries, away)
         except Exception as failed:  # noqa: BLE001 - it is raised where the write was asked for
             if len(entries) == 1:
-                _answer(entries, failed)
-                return
+                return _answer(entries, failed)
             # One of them is at fault. The others must not suffer for it, and writing them again is harmless.
+            by_record: dict[str, Exception] = {}
             for entry in entries:
-                await self._write_batch(collection, [entry])
-        else:
-            _answer(lost, OwnershipError("What was to be changed belongs to another owner."))
-            _answer([entry for entry in entries if entry not in lost], None)
+                by_record |= await self._write_batch(collection, [entry])
+            return by_record
+        _answer([entry for entry in entries if entry not in lost], None)
+        return _answer(lost, OwnershipError("What was to be changed belongs to another owner."))
 
     async def _insert(self, collection: str, entries: list[_Waiting]) -> list[_Waiting]:
         """What is new. Answers what was there before: written by this owner, or by another."""
@@ -239,14 +246,27 @@ def _in_turn(batch: Iterable[_Waiting]) -> Iterator[dict[str, list[_Waiting]]]:
     yield then
 
 
-def _answer(entries: Iterable[_Waiting], error: Exception | None) -> None:
+def _without(entries: list[_Waiting], failed: Mapping[str, Exception]) -> list[_Waiting]:
+    """What may be written. Answers what is made of what was not."""
+    held = [entry for entry in entries if entry.record in failed and entry.collection in _SEE_OTHERS]
+    for entry in held:
+        _answer([entry], failed[entry.record])
+    return [entry for entry in entries if entry not in held] if held else entries
+
+
+def _answer(entries: Iterable[_Waiting], error: Exception | None) -> dict[str, Exception]:
+    """The Records concerned, where it is an error."""
+    failed: dict[str, Exception] = {}
     for entry in entries:
+        if error is not None:
+            failed[entry.record] = error
         if entry.written.done():  # whoever asked was cancelled
             continue
         if error is None:
             entry.written.set_result(None)
         else:
             entry.written.set_exception(error)
+    return failed
 
 
 def _now() -> datetime:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from typing import Any
 
+import pymongo.errors
 import pytest
 from pymongo import IndexModel, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
@@ -19,7 +21,6 @@ from agentrl.store.database import (
     Driver,
     StoreError,
     StoreUnavailableError,
-    _our_errors,
 )
 from tests.store.flow import explained
 from tests.store.server import empty_database
@@ -126,7 +127,64 @@ async def test_a_wrong_password_and_a_wrong_url_are_configuration_errors(mongo_u
         database.connect("http://somewhere", "x")
 
 
-def test_a_server_that_has_not_read_its_keys_again_is_one_that_does_not_answer_yet() -> None:
-    refused = OperationFailure("No keys found for HMAC that is valid for time", KEYS_NOT_READ)
-    with pytest.raises(StoreUnavailableError), _our_errors("Record"):
-        raise refused
+KEYS_ARE_NOT_READ = OperationFailure("No keys found for HMAC that is valid for time", KEYS_NOT_READ)
+LOST = pymongo.errors.AutoReconnect("connection closed")
+
+ACTS: dict[str, Callable[[Database], Awaitable[object]]] = {
+    "find_one": lambda db: db.find_one("Turn", {}),
+    "find": lambda db: db.find("Turn", {}),
+    "count_documents": lambda db: db.count("Turn", {}),
+    "distinct": lambda db: db.distinct("Turn", "n", {}),
+    "insert_many": lambda db: db.insert_many("Turn", [{"_id": "a"}]),
+    "update_one": lambda db: db.update_one("Turn", {"_id": "a"}, {"$inc": {"n": 1}}),
+    "update_many": lambda db: db.update_many("Turn", {}, {"$set": {"n": 1}}),
+    "find_one_and_update": lambda db: db.find_one_and_update("Turn", {}, {"$inc": {"n": 1}}),
+    "bulk_write": lambda db: db.write("Turn", [UpdateOne({"_id": "a"}, {"$inc": {"n": 1}})]),
+    "delete_many": lambda db: db.delete_many("Turn", {}),
+}
+
+
+class Refusing:
+    """A collection that refuses each operation so often, and then hands it on."""
+
+    def __init__(self, real: Any, refusal: Exception, times: int) -> None:
+        self._real = real
+        self._refusal = refusal
+        self.left = times
+
+    def __getitem__(self, name: str) -> Refusing:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left >= 0:
+                raise self._refusal
+            return getattr(self._real["Turn"], name)(*arguments, **options)
+
+        return asked
+
+
+@pytest.mark.parametrize("name", ACTS)
+async def test_what_a_server_refuses_that_has_not_read_its_keys_is_asked_again(db: Database, name: str) -> None:
+    """Writes as well: of what was refused nothing has happened."""
+    refusing = Refusing(db._database, KEYS_ARE_NOT_READ, times=2)
+    db._database = refusing
+    await ACTS[name](db)
+    assert refusing.left < 0
+
+
+async def test_a_write_whose_answer_was_lost_is_not_made_again_here(db: Database) -> None:
+    """The driver has done so where it can be sure; here nobody could know whether it was made."""
+    refusing = Refusing(db._database, LOST, times=1)
+    db._database = refusing
+    with pytest.raises(StoreUnavailableError):
+        await ACTS["find_one_and_update"](db)
+
+
+async def test_a_server_that_never_reads_its_keys_is_an_error_within_the_deadline(mongo_url: str) -> None:
+    hasty = database.connect(mongo_url, "x", within_s=0.3)
+    hasty._database = Refusing(hasty._database, KEYS_ARE_NOT_READ, times=10**6)
+    with pytest.raises(StoreUnavailableError, match="has just begun"):
+        await hasty.find_one_and_update("Turn", {}, {"$set": {"n": 1}})
+    await hasty.close()

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from agentrl.store import accounting, database, indexes
-from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.database import Database, Driver, StoreUnavailableError
 from agentrl.store.documents import Record, load
 from agentrl.store.embedded import Mongod, ServerDiedError
 from tests.store.flow import admit, claim_one, end, queue, sampler
@@ -136,3 +136,28 @@ async def test_a_database_that_stands_still_is_waited_for_and_then_is_an_error_w
         os.kill(server.mongod.pid, signal.SIGCONT)
     await asyncio.wait_for(waiting, 60)
     assert [task["_id"] for task in await patient.find("Task", {}, sort=[("_id", 1)])] == ["before", "meanwhile"]
+
+
+@pytest.mark.parametrize("driver", ["motor", "pymongo"])
+async def test_a_database_that_stands_still_is_left_without_waiting_for_it(server: Server, driver: Driver) -> None:
+    leaving = database.connect(server.url, "run", driver=driver, within_s=300.0)
+    await leaving.insert_many("Task", [{"_id": "before"}])
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    os.kill(server.mongod.pid, signal.SIGSTOP)
+    turning = asyncio.create_task(turn(), name="turn")
+    try:
+        # Far more than what is promised, and far less than the driver would wait by itself.
+        async with asyncio.timeout(25.0):
+            before = turns
+            await leaving.close()
+    finally:
+        turning.cancel()
+        os.kill(server.mongod.pid, signal.SIGCONT)
+    assert turns > before, "whoever shares the loop goes on meanwhile"

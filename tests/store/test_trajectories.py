@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,6 +178,50 @@ async def test_a_database_that_is_away_is_told_to_everybody_who_waits(db: Databa
     writer = Writer(Away(db._client, db.name))
     results = await asyncio.gather(*(writer.sent(call(index)) for index in range(3)), return_exceptions=True)
     assert all(isinstance(result, StoreUnavailableError) for result in results)
+
+
+class BackTooSoon(Database):
+    """Away for the model calls of one Record, and there again for whatever comes behind them."""
+
+    def __init__(self, like: Database) -> None:
+        super().__init__(like._client, like.name)
+        self.on_away: Callable[[], None] = lambda: None
+
+    async def insert_missing(self, collection: str, documents: Any) -> list[Any]:
+        if collection == "DispatchedSamplingTask" and any(each["record"] == RECORD for each in documents):
+            self.on_away()
+            raise StoreUnavailableError("MongoDB did not answer.")
+        return await super().insert_missing(collection, documents)
+
+
+async def test_what_is_made_of_others_is_not_written_where_those_were_not(db: Database) -> None:
+    away = BackTooSoon(db)
+    writer = Writer(away)
+    meanwhile: list[asyncio.Task[None]] = []
+    away.on_away = lambda: meanwhile.append(asyncio.create_task(writer.requested(tool(2))))
+    results = await asyncio.gather(
+        writer.answered(answered(0, [4, 5]), shown=False),
+        writer.requested(tool(1)),
+        writer.tool_moved(tool(1, ToolCallStatus.LOST)),
+        writer.turn(Turn(id=turn_id(RECORD, 0), record=RECORD, owner=ME, text="one")),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [StoreUnavailableError] * 4
+    await asyncio.gather(*meanwhile, return_exceptions=True)
+    assert isinstance(meanwhile[0].exception(), StoreUnavailableError), "asked for while nobody knew of it"
+    assert await trajectories.tool_calls_of(db, RECORD) == []
+    assert await trajectories.turns_of(db, RECORD) == []
+
+
+async def test_another_record_does_not_suffer_for_what_was_not_written(db: Database) -> None:
+    other = f"{RECORD}-other"
+    theirs = ToolCall(id=tool_call_id(other, 0, 0), record=other, owner=ME)
+    writer = Writer(BackTooSoon(db))
+    told = await asyncio.gather(
+        writer.answered(answered(0, [4, 5]), shown=False), writer.requested(theirs), return_exceptions=True
+    )
+    assert (type(told[0]), told[1]) == (StoreUnavailableError, None)
+    assert len(await trajectories.tool_calls_of(db, other)) == 1
 
 
 async def test_a_tool_call_goes_from_requested_to_its_end_and_not_further(db: Database) -> None:
