@@ -51,7 +51,10 @@ async def tool_errors(
 async def failures(
     cli: Cli, filter: Filter = "", sort: Sort = "-requested_at", after: After = "", limit: Limit = 100
 ) -> ExitCode:
-    """Tool calls that failed, each for itself; `owner` is the unit that made it."""
+    """List tool calls that failed, each for itself.
+
+    `owner` is the unit that made it.
+    """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await lists.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=("took", "what"))
 
@@ -79,7 +82,10 @@ def _tell_errors(cli: Cli, kind: ToolErrorGroup) -> None:
 
 
 async def accounting(cli: Cli) -> ExitCode:
-    """Count every task, record, seat and step, and say what does not agree; exit 14 if anything does not."""
+    """Count tasks, records, seats and steps: sums that must agree.
+
+    Exit 14 if anything does not.
+    """
     from agentrl.cli import output
 
     async with cli.connect() as client:
@@ -104,7 +110,10 @@ def _tell_account(report: AccountReport) -> None:
 
 
 async def staleness(cli: Cli) -> ExitCode:
-    """Show how old ready records and those under way are, what another bound would void, and whom the bound hits."""
+    """Show how old records are, and what another bound would void.
+
+    Those that are ready and those under way, and whom the bound hits.
+    """
     from agentrl.cli import output
 
     async with cli.connect() as client:

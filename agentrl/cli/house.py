@@ -92,7 +92,7 @@ def daemon(
         ),
     ] = None,
 ) -> ExitCode:
-    """Run a daemon in the foreground (systemd, Slurm, ...)."""
+    """Run a daemon in the foreground, as systemd and Slurm want it."""
     if role not in DAEMONS:
         import difflib
 

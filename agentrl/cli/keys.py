@@ -54,7 +54,7 @@ async def new(
         typer.Option("--out", metavar="FILE", help="Where the key file goes; else NAME.key here.", show_default=False),
     ] = None,
 ) -> ExitCode:
-    """Make a key file with which somebody reaches the run from another host."""
+    """Make a key file that opens the run from another host."""
     from agentrl.cli import output
     from agentrl.cli.acts import agreed, finished
     from agentrl.client import ClientKey, new_keypair

@@ -49,7 +49,10 @@ async def show_record(
     chars: Annotated[int, typer.Option("--chars", min=0, help="Of each text; 0 for all of it.")] = 4000,
     tokens: Annotated[bool, typer.Option("--tokens", help="The tree of its tokens, and which of them train.")] = False,
 ) -> ExitCode:
-    """Show an attempt turn by turn: texts, tool calls, latencies, versions, and why it ended."""
+    """Show an attempt turn by turn, and why it ended.
+
+    With texts, tool calls, latencies and versions.
+    """
     from agentrl.cli import output
 
     async with cli.connect() as client:
@@ -193,9 +196,10 @@ async def export(
         typer.Option("--output", "-o", metavar="FILE", help="Append to this file; else stdout.", show_default=False),
     ] = None,
 ) -> ExitCode:
-    """Write whole trajectories as JSON lines: texts, calls, token ids, log-probs, masks, versions.
+    """Write whole trajectories as JSON lines.
 
-    Only what has ended, in the order of the ends. `--after` goes on where an export stopped.
+    With texts, calls, token ids, log-probs, masks and versions. Only what has ended, in the order of the ends.
+    `--after` goes on where an export stopped.
     """
     from agentrl.cli import output
     from agentrl.client import bodies

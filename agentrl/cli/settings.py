@@ -56,7 +56,7 @@ def show(
     sources: Annotated[bool, typer.Option("--sources", help="Say where each value came from.")] = False,
     given: Annotated[bool, typer.Option("--given", help="Leave out the defaults.")] = False,
 ) -> ExitCode:
-    """Print the configuration as it is after file, environment and --set."""
+    """Print what holds after file, environment and --set."""
     from agentrl.cli import output
     from agentrl.config.show import document, rows
 

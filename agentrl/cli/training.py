@@ -32,7 +32,10 @@ def register(app: typer.Typer) -> None:
 
 
 async def list_steps(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
-    """List steps with their metrics; `--sort -metrics.loss` finds the one behind a peak."""
+    """List steps with their metrics.
+
+    `--sort -metrics.loss` finds the one behind a peak.
+    """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await lists.show_page(cli, "list_steps", asked, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
 
@@ -72,7 +75,7 @@ async def list_checkpoints(
 
 
 async def show_checkpoint(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
-    """Show a checkpoint with its files, its step, and the version that was published of it."""
+    """Show a checkpoint with its files, step and published version."""
     return await lists.show_story(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
 
 
@@ -108,7 +111,10 @@ async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 async def list_versions(
     cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
 ) -> ExitCode:
-    """List publications: who serves them now, how far engines were off at the canary, and why others refused."""
+    """List published weights, and who serves them now.
+
+    With how far engines were off at the canary, and why others refused.
+    """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await lists.show_page(cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step", "canary"))
 

@@ -29,7 +29,10 @@ async def wipe(
     ] = "",
     dry_run: DryRun = False,
 ) -> ExitCode:
-    """Delete all data of a run that is down: database, weights, checkpoints, logs."""
+    """Delete all data of a run that is down.
+
+    Database, weights, checkpoints and logs.
+    """
     from agentrl.cli import output
     from agentrl.cli.acts import report_preview
     from agentrl.cli.launch import Place, refuse_if_in_use

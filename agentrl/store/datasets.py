@@ -65,7 +65,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """`train` or `eval`; empty if the row does not say."""
     extra: dict[str, Any] = {}
     where: str = ""
-    """File and number, for people."""
+    """Path and number, as errors name it: whoever has to mend a row has to find its file."""
+
+    @property
+    def file_and_number(self) -> str:
+        """As rows of datasets that are known are pointed at."""
+        return self.where.rpartition("/")[2]
 
 
 class Leak(msgspec.Struct, frozen=True):
@@ -103,7 +108,8 @@ def split_of(rows: Iterable[Row], split: str, *, default: str) -> list[Row]:
 
 def leaks(train: Iterable[Row], held_out: Iterable[Row]) -> list[Leak]:
     """Held-out prompts that are trained on."""
-    return [Leak(held.query, trained.where, held.where) for held, trained in repeated(held_out, train)]
+    found = repeated(held_out, train)
+    return [Leak(held.query, trained.file_and_number, held.file_and_number) for held, trained in found]
 
 
 def repeated(rows: Iterable[Row], known: Iterable[Row]) -> list[tuple[Row, Row]]:
@@ -167,11 +173,11 @@ def _read_jsonl(place: Path) -> _Numbered:
     with place.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                where = f"{place.name} line {number}"
+                where = f"{place} line {number}"
                 try:
                     yield where, "", json.loads(line)
                 except ValueError as broken:
-                    raise DatasetError(f"{place} line {number} is no JSON: {_reason(broken)}.") from None
+                    raise DatasetError(f"{where} is no JSON: {_reason(broken)}.") from None
 
 
 def _read_json(place: Path) -> _Numbered:
@@ -187,7 +193,7 @@ def _read_json(place: Path) -> _Numbered:
     if not isinstance(whole, list):
         raise DatasetError(f"{place} holds no list of rows.")
     for number, row in enumerate(whole, start=1):
-        yield f"{place.name} row {number}", "", row
+        yield f"{place} row {number}", "", row
 
 
 def _read_parquet(place: Path) -> _Numbered:
@@ -198,7 +204,7 @@ def _read_parquet(place: Path) -> _Numbered:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{place.name} row {number}", "", row
+                    yield f"{place} row {number}", "", row
     except (OSError, ValueError) as broken:  # Arrow's own errors are ValueErrors
         raise DatasetError(f"{place} is no Parquet file: {broken}.") from None
 
@@ -231,7 +237,7 @@ def _read_saved(place: Path, split: str) -> _Numbered:
                 for batch in stream:
                     for row in batch.to_pylist():
                         number += 1
-                        yield f"{place.name} row {number}", split, row
+                        yield f"{place} row {number}", split, row
         except (OSError, ValueError) as broken:
             raise DatasetError(f"{place / name} is no Arrow file: {broken}.") from None
 

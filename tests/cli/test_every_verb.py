@@ -59,6 +59,26 @@ def test_every_verb_takes_the_common_options_and_shows_help(verb: tuple[str, ...
     assert command.hidden or (command.help or "").strip().endswith("."), "a verb says in a sentence what it does"
 
 
+def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if (below := getattr(command, "commands", None)) is not None:
+        yield path, below
+        for name, child in below.items():
+            yield from groups(child, (*path, name))
+
+
+@pytest.mark.parametrize(("path", "below"), list(groups(TREE)))
+def test_no_sentence_is_cut_where_verbs_are_listed(
+    path: tuple[str, ...], below: dict[str, Any], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*path, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    shown = dict(line.strip().split(maxsplit=1) for line in listed)
+    assert sorted(shown) == sorted(name for name, child in below.items() if not child.hidden)
+    cut = {name: sentence for name, sentence in shown.items() if "..." in sentence or not sentence.endswith(".")}
+    assert not cut
+
+
 def test_whatever_follows_the_role_of_a_daemon_is_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))

@@ -57,7 +57,7 @@ FINE = '{"query": "what costs a pear?", "answer": 3}\n'
     ("rows", "sentence"),
     [
         (None, "environments.shop: There is no dataset "),
-        (FINE + '{"answer": 4}\n', "environments.shop: rows.jsonl line 2 has no query"),
+        (FINE + '{"answer": 4}\n', "/rows.jsonl line 2 has no query"),
         (FINE + "{nonsense\n", "rows.jsonl line 2 is no JSON"),
         (FINE.replace("}", ', "split": "test"}'), "rows.jsonl has no rows to train on"),
     ],

@@ -169,11 +169,12 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
         ("\n", "has no rows"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_number(tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_wrong_is_named_with_path_and_number(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    with pytest.raises(DatasetError, match=says):
+    with pytest.raises(DatasetError, match=says) as told:
         read(path)
+    assert told.value.message.startswith(f"{path} "), "whoever mends it has to find it"
 
 
 @pytest.mark.parametrize(
@@ -188,8 +189,9 @@ def test_what_is_wrong_is_named_with_file_and_number(tmp_path: Path, text: str, 
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DatasetError, match=says):
+    with pytest.raises(DatasetError, match=says) as told:
         read(tmp_path / name)
+    assert told.value.message.startswith(f"{tmp_path / name} ")
 
 
 def test_directories_that_are_no_datasets(tmp_path: Path) -> None:
@@ -203,7 +205,10 @@ def test_directories_that_are_no_datasets(tmp_path: Path) -> None:
 
 
 def test_a_prompt_in_two_splits_is_reported() -> None:
-    train = [Row(query="what  is\n1 + 1?", where="train.jsonl line 4"), Row(query="other", where="train.jsonl line 5")]
+    train = [
+        Row(query="what  is\n1 + 1?", where="/data/train.jsonl line 4"),
+        Row(query="other"),
+    ]
     held_out = [Row(query="what is 1 + 1?", where="eval.jsonl line 9"), Row(query="new", where="eval.jsonl line 10")]
     [leak] = datasets.leaks(train, held_out)
     assert leak.sentence() == (

@@ -141,7 +141,7 @@ class Changes:
         ):
             pairs = datasets.repeated(rows, known)
             if pairs:
-                shown = ", ".join(f"{new.where} ({old.where})" for new, old in pairs[:SHOWN])
+                shown = ", ".join(f"{new.file_and_number} ({old.file_and_number})" for new, old in pairs[:SHOWN])
                 told.append(f"{len(pairs)} of its prompts {what}: {shown}{' …' if len(pairs) > SHOWN else ''}")
         return told
 
