@@ -48,9 +48,7 @@ async def tool_errors(
     return ExitCode.OK
 
 
-async def failures(
-    cli: Cli, filter: Filter = "", sort: Sort = "-requested_at", after: After = "", limit: Limit = 100
-) -> ExitCode:
+async def failures(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
     """List tool calls that failed, each for itself.
 
     `owner` is the unit that made it.

@@ -36,7 +36,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("consumed", "status pruned admitted_order"),
         # What may train once more, apart from all that may not.
         _index("again", "trained_count", partialFilterExpression={"status": TaskStatus.TRAINED.value}),
-        # Lists of the console, over and over; so are `finished` and `newest` of Records and `leased` of Steps.
+        # Lists of people and the console, over and over; so are `finished` and `newest` of Records, `leased` of Steps
+        # and `saved` of Checkpoints.
         _index("admitted", "admitted_at _id"),
     ],
     "Record": [
@@ -83,7 +84,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("leased", "leased_at _id"),
     ],
     "Lineage": [_index("closed", "closed"), _index("opened", "opened_at")],
-    "Checkpoint": [_index("status", "status step")],
+    "Checkpoint": [_index("status", "status step"), _index("saved", "at _id")],
     "Publication": [_index("status", "status"), _index("evaluation", "evaluation")],
     "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at"), _index("unit", "unit")],
     "Service": [_index("alive", "state kind seen_at")],

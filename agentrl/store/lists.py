@@ -33,6 +33,17 @@ FIELDS: Mapping[str, Fields] = {
     "Owner": known_fields.OWNERS,
     "Service": known_fields.SERVICES,
 }
+NEWEST_FIRST: Mapping[str, str] = {
+    # Tasks that were not admitted yet come last.
+    "Task": "-admitted_at",
+    "Record": "-created_at",
+    "ToolCall": "-requested_at",
+    "Step": "-leased_at",
+    "Checkpoint": "-at",
+    # Versions are numbers that rise.
+    "Publication": "-id",
+}
+"""The order of a list that is asked for in none: whoever looks wants to see what is new. Each stands on an index."""
 MOST_ROWS = 1000
 LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0}
 
@@ -54,10 +65,10 @@ async def page(
     limit: int = 100,
     also: Query | None = None,
 ) -> Page:
-    """One page. FilterError says where a query is wrong; `after` is the id of the last row that was seen. `also` is
-    asked besides, in MongoDB's own words."""
+    """One page, the newest first unless another order is asked for. FilterError says where a query is wrong; `after` is
+    the id of the last row that was seen. `also` is asked besides, in MongoDB's own words."""
     fields = _fields(kind)
-    keys = parse_sort(sort, fields)
+    keys = parse_sort(sort or NEWEST_FIRST.get(kind, ""), fields)
     asked = await _asked(database, kind, filter, keys, after)
     limit = max(1, min(limit, MOST_ROWS))
     if also:

@@ -104,7 +104,7 @@ def test_pages_put_together_are_the_whole_list(run: Run) -> None:
     seen: list[str] = []
     after = ""
     while True:
-        page = run.cli("tasks", "list", "--limit", "5", *(("--after", after) if after else ()))
+        page = run.cli("tasks", "list", "--sort", "id", "--limit", "5", *(("--after", after) if after else ()))
         seen += [row["id"] for row in page["rows"]]
         after = page["after"]
         if not after:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -251,6 +252,28 @@ async def test_pages_put_together_are_the_list(db: Database) -> None:
         await lists.page(db, "Chunk")
     with pytest.raises(UnknownNameError, match="go on from"):
         await lists.page(db, "Task", after="nowhere")
+
+
+async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database) -> None:
+    ids = [f"shop/train/0/{number:06d}" for number in range(6)]
+    at = dict(zip(ids, (3, None, 5, 1, None, 4), strict=True))
+    began = await db.now()
+    moments = {id: began + timedelta(minutes=minute) for id, minute in at.items() if minute is not None}
+    await db.insert_many("Task", [{"_id": id, "admitted_at": moments.get(id)} for id in ids])
+    seen: list[str] = []
+    after: str | int | None = None
+    while after is not None or not seen:
+        page = await lists.page(db, "Task", after=after, limit=2)
+        seen += [found["id"] for found in page.rows]
+        if page.after is None:
+            break
+        after = page.after
+    waiting = [id for id in reversed(ids) if id not in moments]
+    assert seen == [*sorted(moments, key=moments.__getitem__, reverse=True), *waiting]
+
+    await db.insert_many("Record", [{"_id": id, "task": id, "created_at": moment} for id, moment in moments.items()])
+    (newest,) = (await lists.page(db, "Record", limit=1)).rows
+    assert newest["id"] == ids[2]
 
 
 async def test_a_wipe_tells_what_is_lost_and_refuses_while_somebody_writes(mongo_url: str, db: Database) -> None:
