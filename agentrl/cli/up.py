@@ -60,6 +60,7 @@ async def up(
         cli = dataclasses.replace(cli, run=config.name)
     launch.refuse_if_in_use(place)
     _tell_of_datasets(loaded, chosen_sets, place)
+    _tell_of_left_out(loaded, chosen_sets, place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     paths.create_run(
@@ -158,6 +159,19 @@ def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> No
         told = [str(wrong)]
     for sentence in told:
         output.note(sentence)
+
+
+def _tell_of_left_out(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
+    """Settings of the last `up` of this file that were given by hand, and are not given now."""
+    from agentrl.cli import launch, output
+
+    before = launch.remembered(place.state_dir)
+    if before is None or before[0] != loaded.path:
+        return
+    given = {one.partition("=")[0] for one in sets}
+    if left_out := [f"--set {one}" for one in before[1] if one.partition("=")[0] not in given]:
+        again = f"`agentrl up --run {place.name}` takes it again"
+        output.note(f"The last `up` of this file had {' '.join(left_out)}, which is left out now; {again}.")
 
 
 class _Terminal:

@@ -5,6 +5,7 @@ Invariant: a secret is shown as its reference; what looks like a secret and is w
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +16,13 @@ from agentrl.config import shape
 from agentrl.config.load import DEFAULT, Loaded
 from agentrl.config.placeholders import unknown
 from agentrl.config.plain import config_to_plain
+from agentrl.config.run import RunConfig
 from agentrl.config.secrets import is_reference, names_a_secret
 
 HIDDEN = "(hidden)"
+MOST_CHANGES = 12
+LONGEST_VALUE = 60
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,25 @@ def document(loaded: Loaded) -> dict[str, Any]:
             here = here[key]
         here[path[-1]] = HIDDEN
     return plain
+
+
+def changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """Which settings one configuration has otherwise than another, as sentences."""
+    old, new = (dict(shape.leaves(config_to_plain(config))) for config in (before, after))
+    paths = [path for path in {**old, **new} if old.get(path, _ABSENT) != new.get(path, _ABSENT)]
+    told = [
+        f"{'.'.join(path)} goes from {_short(path, old.get(path, _ABSENT))} to {_short(path, new.get(path, _ABSENT))}"
+        for path in paths[:MOST_CHANGES]
+    ]
+    more = len(paths) - MOST_CHANGES
+    return [*told, f"{more} more settings change"] if more > 0 else told
+
+
+def _short(path: tuple[str, ...], value: object) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    text = HIDDEN if _is_bare_secret(path, value) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def advice(loaded: Loaded) -> list[str]:

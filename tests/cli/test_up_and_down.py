@@ -53,6 +53,22 @@ def test_up_says_what_it_kept_started_stopped_and_changed(a_run: Run) -> None:
     assert "stopped" not in said
 
 
+def test_up_without_a_setting_of_the_last_one_says_what_that_changes(a_run: Run) -> None:
+    a_run.sidecar("web", SLEEPER, env={"API_TOKEN": "hunter2"})
+    a_run.up("--set", "sidecars.web.drain_grace_s=7")
+    again = a_run.raw("up", "--run", a_run.name, "--dry-run")
+    assert "changes nothing" in again.stdout, "the settings are remembered"
+    assert "left out" not in again.stderr
+    other = a_run.raw("up", str(a_run.file), "--dry-run", "--set", "sidecars.web.env.API_TOKEN=another")
+    assert "The last `up` of this file had --set sidecars.web.drain_grace_s=7, which is left out now" in other.stderr
+    assert "restarts web-0" in other.stdout
+    assert "sidecars.web.drain_grace_s goes from 7.0 to 5.0" in other.stdout
+    assert "API_TOKEN goes from (hidden) to (hidden)" in other.stdout
+    done = a_run.cli("up", str(a_run.file))
+    assert "sidecars.web.drain_grace_s goes from 7.0 to 5.0" in done["changed"]
+    assert a_run.cli("up", str(a_run.file))["changed"] == []
+
+
 def test_up_of_a_run_that_nobody_knows(a_run: Run) -> None:
     code, document = a_run.cli("up", "--run", "nosuch", check=False)
     assert code == ExitCode.UNKNOWN

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.run import RunConfig
+from agentrl.config.show import changes
 from agentrl.control.books.asks import Asks
 from agentrl.control.books.operations import Goal, Operation, Want
 from agentrl.control.commands import effects
@@ -66,8 +67,10 @@ class Acts:
             )
         if args.reading:
             effects.refuse_reading(self._context.state, self._context.run.name)
-        plan = self._context.supervisor.plan(self._specs(self._config(args), args.reading), reading=args.reading)
-        return effects.of_plan(plan, reading=args.reading)
+        config, before = self._config(args), self._context.config
+        plan = self._context.supervisor.plan(self._specs(config, args.reading), reading=args.reading)
+        settings = changes(before, config) if before is not None else []
+        return effects.of_plan(plan, settings, reading=args.reading)
 
     def _config(self, args: commands.Apply) -> RunConfig:
         return self._settings.config_to_read() if args.reading else self._settings.config_of(args)

@@ -21,12 +21,13 @@ MOST_UNITS = 10_000
 """More units in one group than this are a slip of the finger."""
 
 
-def of_plan(plan: Plan, *, reading: bool = False) -> Effect:
+def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False) -> Effect:
+    """`settings` says which ones change, and how."""
     told = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
     return Effect(
         starts=(*plan.started, *plan.changed),
         drains=(*plan.stopped, *plan.changed),
-        changes=tuple(f"the definition of {unit} changed" for unit in plan.changed),
+        changes=(*settings, *(f"the definition of {unit} changed" for unit in plan.changed)),
         notes=(*plan.notes, told) if reading else plan.notes,
     )
 
