@@ -18,12 +18,13 @@ from agentrl.config.tokenfile import TOKEN_FILE, http_token
 from agentrl.engines.kept import Kept
 from agentrl.engines.manifest import Agreement
 from agentrl.engines.published import StoredPublications
-from agentrl.engines.puller import Puller, ServiceReport
+from agentrl.engines.puller import Puller
 from agentrl.engines.sglang.engine import SglangEngine
-from agentrl.engines.sglang.process import free_port
 from agentrl.errors import ConfigError
+from agentrl.http.ports import free_port
 from agentrl.http.server import listening
 from agentrl.store import access
+from agentrl.store.documents import Service
 from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter
 from agentrl.unit import Unit, run_unit
 
@@ -44,7 +45,7 @@ async def main(unit: Unit) -> None:
             puller = Puller(
                 kept.engine,
                 StoredPublications(database, load_within_s=config.engines.load_s),
-                ServiceReport(id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=kept.url),
+                Service(kind="engine", id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=kept.url),
                 run_dir=unit.run_dir,
                 beside=kept.beside,
                 evaluates=unit.slot == 0,

@@ -32,6 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 2**20
+DO_YOU_LIVE = b"do you live?"
 ENDS_WITHIN_S = 5.0
 ALSO = ("agentrl.client.core", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
 """What commands import when they need it, beside the modules of the command line."""
@@ -116,11 +117,24 @@ def _running() -> subprocess.Popen[bytes]:
 
 
 def _what_ended(server: subprocess.Popen[bytes]) -> str:
-    """What was killed together with a fork may be another moment in ending."""
+    """What was killed together with a fork may be another moment in ending, so it is asked whether it lives."""
+    if _answers():
+        return f"The fork of the server of preloaded commands (pid {server.pid}, which lives) ended"
     try:
         return f"The server of preloaded commands ended with exit code {server.wait(ENDS_WITHIN_S)}"
     except subprocess.TimeoutExpired:
-        return f"The fork of the server of preloaded commands (pid {server.pid}, which lives) ended"
+        return f"The server of preloaded commands (pid {server.pid}) stands still"
+
+
+def _answers() -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(ENDS_WITHIN_S)
+        try:
+            connection.connect(_address)
+            connection.send(DO_YOU_LIVE)
+            return bool(connection.recv(64))
+        except OSError:
+            return False
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
@@ -159,6 +173,9 @@ def _import_everything() -> None:
 def _carry_out(connection: socket.socket) -> None:
     """Start one command, and wait for its end."""
     order, ancillary, _, _ = connection.recvmsg(LARGEST, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+    if order == DO_YOU_LIVE:
+        connection.send(b"0")
+        os._exit(0)
     streams = array.array("i")
     streams.frombytes(ancillary[0][2])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

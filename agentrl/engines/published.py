@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from agentrl.engines.manifest import Agreement, Manifest
-from agentrl.engines.puller import Announced, ServiceReport
+from agentrl.engines.puller import Announced
 from agentrl.policies.states import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store import services
 from agentrl.store.database import Database, Plain
@@ -87,9 +87,8 @@ class StoredPublications:
         await self._database.update_one("Publication", {"_id": version}, told)
         await self._give_back(engine)
 
-    async def report(self, service: ServiceReport) -> None:
-        fields = msgspec.to_builtins(service)
-        await services.report(self._database, Service(id=fields.pop("id"), **fields))
+    async def report(self, service: Service) -> None:
+        await services.report(self._database, service)
 
     async def _routed(self, *, but: str) -> list[str]:
         """Whose permits count: what has not served yet takes nothing out of routing, nor does what is gone."""

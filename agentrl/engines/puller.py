@@ -23,6 +23,7 @@ import msgspec
 
 from agentrl.engines.manifest import Agreement, Manifest
 from agentrl.engines.protocol import EngineGoneError, Load, WeightsRefusedError
+from agentrl.store.documents import Service
 
 log = logging.getLogger("engine")
 REPORT_EVERY_S = 2.0
@@ -43,20 +44,6 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Relative to the run's directory."""
     manifest: Manifest
-
-
-class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine writes of itself into its Service document; the store adds the time."""
-
-    id: str
-    unit: str
-    kind: str = "engine"
-    url: str
-    state: State = "starting"
-    version: int | None = None
-    versions_loaded: tuple[int, ...] = ()
-    slots: int = 0
-    running: int = 0
 
 
 class Publications(Protocol):
@@ -82,7 +69,7 @@ class Publications(Protocol):
         """This engine does not take it; gives the permit back."""
         ...
 
-    async def report(self, service: ServiceReport) -> None: ...
+    async def report(self, service: Service) -> None: ...
 
 
 class Target(Protocol):
@@ -120,7 +107,7 @@ class Puller:
         self,
         target: Target,
         publications: Publications,
-        me: ServiceReport,
+        me: Service,
         *,
         run_dir: Path,
         beside: Beside | None = None,
@@ -192,7 +179,7 @@ class Puller:
                 self._me,
                 state=self.state,
                 version=self.version,
-                versions_loaded=load.versions_loaded,
+                versions_loaded=list(load.versions_loaded),
                 slots=load.slots,
                 running=load.running + load.waiting,
             )

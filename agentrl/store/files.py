@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import ConfigError, DiskError
+from agentrl.http.ports import free_port
 
 USER = "agentrl"
 REPLICA_SET = "rs0"
@@ -60,7 +61,7 @@ def prepare(root: Path) -> MongoFiles:
             directory.chmod(0o700)
         _kept(root / "keyfile", secrets.token_hex(256))
         password = _kept(root / "password", secrets.token_urlsafe(24))
-        port = _kept(root / "port", str(_free_port()))
+        port = _kept(root / "port", str(free_port()))
     except OSError as broken:
         raise DiskError(f"{root} cannot be prepared for MongoDB: {broken.strerror}.") from broken
     if not port.isdecimal():
@@ -111,10 +112,3 @@ def _kept(path: Path, fresh: str) -> str:
     if not path.exists():
         write_secret(path, fresh)
     return path.read_text().strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

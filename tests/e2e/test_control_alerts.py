@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ExitCode
+from agentrl.http.ports import free_port
 from agentrl.protocol.rows import AlertRow, AlertState
 from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
@@ -49,12 +49,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             show(run, name, WELL)
         run.up()
         yield run
-
-
-def free_port() -> int:
-    with socket.socket() as line:
-        line.bind(("127.0.0.1", 0))
-        return int(line.getsockname()[1])
 
 
 def alerts(run: Run) -> dict[str, Any]:

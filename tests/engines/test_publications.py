@@ -24,15 +24,19 @@ from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.manifest import Agreement, Canary, Manifest
 from agentrl.engines.protocol import EngineGoneError, Load, Sampling
 from agentrl.engines.published import StoredPublications
-from agentrl.engines.puller import Announced, Puller, ServiceReport
+from agentrl.engines.puller import Announced, Puller
 from agentrl.store import lists
 from agentrl.store.database import connect
-from agentrl.store.documents import Publication, load
+from agentrl.store.documents import Publication, Service, load
 from tests.engines.conftest import Weights
 from tests.waiting import aeventually
 
 ROOT = Path(__file__).parents[2]
 Database = Any
+
+
+def service_of(slot: int, **more: Any) -> Service:
+    return Service(id=f"engine-{slot}.1", unit=f"engine-{slot}", kind="engine", url="http://127.0.0.1:1", **more)
 
 
 @pytest.fixture
@@ -76,7 +80,7 @@ async def document(database: Database, version: int) -> dict[str, Any]:
 
 
 def puller_of(engine: Any, store: Any, run_dir: Path, news: list[str] | None = None) -> Puller:
-    me = ServiceReport(id="engine-0.1", unit="engine-0", url="http://127.0.0.1:1")
+    me = service_of(0)
     return Puller(engine, store, me, run_dir=run_dir, beside=engine, on_news=(news if news is not None else []).append)
 
 
@@ -145,7 +149,7 @@ async def test_how_far_the_canary_was_off_is_kept_for_every_engine_and_version(
     for slot in range(2):
         engine = EmbeddedEngine(slots=1, context=64)
         engine.start()
-        me = ServiceReport(id=f"engine-{slot}.1", unit=f"engine-{slot}", url="http://127.0.0.1:1")
+        me = service_of(slot)
         puller = Puller(engine, store, me, run_dir=run_dir, beside=engine, on_canary=told.append)
         await puller.look()
         await database["Publication"].update_one({"_id": 1}, {"$set": {"manifest": msgspec.to_builtins(shifted)}})
@@ -172,7 +176,7 @@ async def test_at_most_half_of_the_engines_update_at_once(
 ) -> None:
     await publish(database, first)
     for number in range(4):
-        await store.report(ServiceReport(id=f"engine-{number}.1", unit=f"engine-{number}", url="", state="serving"))
+        await store.report(service_of(number, state="serving"))
     granted = await asyncio.gather(*(store.permit(1, f"engine-{number}.1") for number in range(4)))
     assert sum(granted) == 2
     holder, other = f"engine-{granted.index(True)}.1", f"engine-{granted.index(False)}.1"
@@ -193,7 +197,7 @@ async def test_permits_count_whichever_versions_they_are_for_as_long_as_a_load_m
 ) -> None:
     await publish(database, first)
     for number in range(2):
-        await store.report(ServiceReport(id=f"engine-{number}.1", unit=f"engine-{number}", url="", state="serving"))
+        await store.report(service_of(number, state="serving"))
     assert await store.permit(1, "engine-0.1")
     (held,) = (await document(database, 1))["permits"]
     assert held["until"] - datetime.now(UTC) > timedelta(seconds=500)
@@ -295,7 +299,7 @@ class OneVersion:
 def lone_puller(
     engine: OneVersion, store: StoredPublications, run_dir: Path, serving: list[str], slot: int = 0, **options: Any
 ) -> Puller:
-    me = ServiceReport(id=f"engine-{slot}.1", unit=f"engine-{slot}", url="http://127.0.0.1:1")
+    me = service_of(slot)
     return Puller(engine, store, me, run_dir=run_dir, evaluates=slot == 0, on_serving=serving.append, **options)
 
 
@@ -391,7 +395,7 @@ class Away:
     async def refused(self, version: int, engine: str, why: str) -> None:
         raise AssertionError(why)
 
-    async def report(self, service: ServiceReport) -> None:
+    async def report(self, service: Service) -> None:
         self._check()
 
     async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:

@@ -15,6 +15,7 @@ from agentrl.host import proc
 from agentrl.host.listeners import holds
 from agentrl.host.probes import Verdict, parse_metrics
 from agentrl.host.questions import port_here
+from agentrl.http.ports import free_port
 from agentrl.protocol.messages import Exited, Probed, Scraped, Spawned
 from agentrl.protocol.specs import Probe
 from tests.host.harness import SLEEP, Bench, python, spawn
@@ -37,12 +38,6 @@ class H(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
 http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 async def test_an_http_server_becomes_ready_and_shows_numbers(bench: Bench) -> None:

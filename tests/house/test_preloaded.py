@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +69,11 @@ def waiting_for(asked: Future[CompletedProcess[str]], server: psutil.Process) ->
     def waits() -> psutil.Process | None:
         assert not asked.done(), asked.result()
         # Its caller knows the command by then.
-        asleep = psutil.STATUS_SLEEPING
-        return next((fork for fork in server.children() if fork.children() and fork.status() == asleep), None)
+        for fork in server.children():
+            # That of the command before may be ending still.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if fork.children() and fork.status() == psutil.STATUS_SLEEPING:
+                    return fork
+        return None
 
     return eventually(waits, what="a command")

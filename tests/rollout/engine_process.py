@@ -15,9 +15,10 @@ import torch
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.server import build_app
 from agentrl.engines.published import StoredPublications
-from agentrl.engines.puller import Puller, ServiceReport
+from agentrl.engines.puller import Puller
 from agentrl.http.server import listening
 from agentrl.store.database import connect
+from agentrl.store.documents import Service
 
 
 async def main(name: str, run_dir: Path) -> None:
@@ -26,7 +27,7 @@ async def main(name: str, run_dir: Path) -> None:
     engine = EmbeddedEngine(slots=32, context=256)
     engine.start()
     async with listening(build_app(engine, os.environ["TOKEN"])) as url:
-        me = ServiceReport(id=name, unit=name.partition(".")[0], url=url)
+        me = Service(kind="engine", id=name, unit=name.partition(".")[0], url=url)
         await Puller(engine, StoredPublications(database), me, run_dir=run_dir, beside=engine).follow()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.data import ToolServer
+from agentrl.http.ports import free_port
 from agentrl.http.server import listening
 from agentrl.toolbox.answers import Answer, CallTool, OpenSession
 from agentrl.toolbox.api import build_app
@@ -74,19 +75,13 @@ async def over_http(hands: Hands) -> AsyncIterator[Tools]:
 @contextlib.contextmanager
 def http_server(*command: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An MCP server behind a URL; `{port}` in the command is replaced."""
-    port = port or _free_port()
+    port = port or free_port()
     with subprocess.Popen([part.replace("{port}", str(port)) for part in command], stdin=subprocess.DEVNULL) as process:
         try:
             eventually(lambda: _listens(port, process), what="the server listens")
             yield f"http://127.0.0.1:{port}/mcp", process
         finally:
             process.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:

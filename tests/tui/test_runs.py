@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import threading
 import time
 import uuid
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.http.ports import free_ports
 from agentrl.protocol import rows
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import Accepted, Restart
@@ -180,14 +179,6 @@ def far(coordinator: Scripted, tmp_path: Path) -> Iterator[Path]:
     key.save(tmp_path / "far.key")
     with made:
         yield tmp_path / "far.key"
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        lines = [held.enter_context(socket.socket()) for _ in range(count)]
-        for line in lines:
-            line.bind(("127.0.0.1", 0))
-        return [line.getsockname()[1] for line in lines]
 
 
 async def test_a_run_elsewhere_is_found_by_its_key_file(

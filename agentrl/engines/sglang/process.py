@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -94,14 +93,6 @@ class SglangServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
-
-
-def free_port() -> int:
-    """One that nobody has now. SGLang opens its own listener: if somebody is faster it ends, and is started again."""
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def url_of(port: int) -> str:

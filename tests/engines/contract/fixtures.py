@@ -16,7 +16,7 @@ from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.server import build_app
 from agentrl.engines.protocol import Generated, Sampling
 from agentrl.engines.sglang.engine import SglangEngine
-from agentrl.engines.sglang.process import free_port
+from agentrl.http.ports import free_port
 from agentrl.http.server import listening
 from tests.engines.conftest import Weights
 from tests.engines.contract import servers
