@@ -19,11 +19,12 @@ import typer
 
 from agentrl.cli.settings import RunFile, Sets, usual_file
 from agentrl.cli.verbs import Cli, verb
-from agentrl.errors import ConfigError, ExitCode, UsageError
+from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.cli.launch import Place
     from agentrl.client import Client
+    from agentrl.client.remains import Remains
     from agentrl.config.load import Loaded
     from agentrl.protocol.commands import Apply
     from agentrl.protocol.danger import Effect
@@ -76,8 +77,7 @@ async def up(
 
 async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
     """The store of a run that is down, and who answers questions about it. No run file is needed, or looked at."""
-    from agentrl.cli import launch
-    from agentrl.client.remains import Remains
+    from agentrl.cli import launch, output
     from agentrl.config.times import SupervisionTimes
     from agentrl.protocol.commands import Apply
 
@@ -86,27 +86,36 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
             "--read-only takes the run as it was last, so it wants neither a file nor --set.",
             hint="Name the run: agentrl up --run NAME --read-only.",
         )
-    arguments = Apply(config={}, reading=True)
-    if cli.remote:
-        raise UsageError("--read-only brings up a run of this host, not one behind a key.")
-    found = Remains.find(cli.named)
-    if found is None:
-        from agentrl.client.discovery import state_of
-
-        if cli.named:
-            state_of(cli.named)
-        raise UsageError("It is not said which run is meant.", hint="Name it: agentrl up --run NAME --read-only.")
+    found = _run_to_read(cli)
     cli = dataclasses.replace(cli, run=found.name)
     place = launch.Place(found.name, found.state_dir, found.run_dir)
     launch.refuse_if_in_use(place)
     if cli.dry_run and not await launch.answers(place.name):
-        from agentrl.cli import output
-
-        output.say("Would bring up the store of the run and who answers questions about it.")
+        output.say("Would bring up the store of the run, and who answers questions about it.")
         return ExitCode.OK
     with _Terminal() as terminal, cli.hinting():
         await _coordinator(cli, place, SupervisionTimes().coordinator_silent_s)
-        return await _apply(cli, place, arguments, follow=follow, terminal=terminal)
+        return await _apply(cli, place, Apply(config={}, reading=True), follow=follow, terminal=terminal)
+
+
+def _run_to_read(cli: Cli) -> Remains:
+    """Raises for one that is not here, or that has nothing to be read from."""
+    from agentrl.client.discovery import state_of
+    from agentrl.client.remains import Remains
+
+    if cli.remote:
+        raise UsageError("--read-only brings up a run of this host, not one behind a key.")
+    found = Remains.find(cli.named)
+    if found is None:
+        if cli.named:
+            state_of(cli.named)
+        raise UsageError("It is not said which run is meant.", hint="Name it: agentrl up --run NAME --read-only.")
+    if not found.has_store:
+        raise ConflictError(
+            f"The run {found.name} has no store that could be read from.",
+            hint="A run file with `environments:` that was up once has one.",
+        )
+    return found
 
 
 async def _coordinator(cli: Cli, place: Place, silent_s: float) -> None:

@@ -67,6 +67,7 @@ async def test_rows_of_any_table_become_a_file_and_any_screen_a_picture(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTRL_HOME", str(coordinator.state_dir.parent))
     populate(coordinator, long=HOSTILE)
     answers(coordinator, HOSTILE)
     async with opened(coordinator.state_dir, (120, 30)) as screen:
