@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentrl.protocol.messages import ExitStatus
+from agentrl.protocol.specs import Role
 from agentrl.supervision import events
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from tests.supervision.world import World, spec
 
+DB = msgspec.structs.replace(spec("db", 1, stop_rank=100, speaks=True), role=Role.MONGO)
 CONFIGS = (
     (spec("web", 2), spec("cell", 1, speaks=True, fenced=True)),
-    (spec("web", 1), spec("cell", 2, speaks=True, fenced=True), spec("db", 1, stop_rank=100, speaks=True)),
-    (spec("web", 2, env={"A": "1"}, after=("db",)), spec("db", 1, stop_rank=100, speaks=True)),
+    (spec("web", 1), spec("cell", 2, speaks=True, fenced=True), DB),
+    (spec("web", 2, env={"A": "1"}, after=("db",)), DB),
     (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
 )
 EXITS = (*tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)), ExitStatus(signal=9), ExitStatus(signal=9, oom=True))
@@ -56,6 +59,14 @@ class AnyOrder(RuleBasedStateMachine):
         again = self.world.handle(events.Applied(specs=CONFIGS[self.config], by=self.by()))
         acts = [i for i in again if type(i).__name__ in ("Spawn", "Signal", "KillTree", "Tell", "StartTimer")]
         assert not acts, f"up twice differs from up once: {acts}"
+
+    @precondition(lambda self: not self.world.supervisor.state.run.up or self.world.supervisor.state.run.reading)
+    @rule()
+    def up_to_be_read(self) -> None:
+        specs = CONFIGS[self.config]
+        self.world.handle(events.Applied(specs=specs, by=self.by(), reading=True))
+        assert self.world.supervisor.plan(specs, reading=True).empty, "a plan applied to its own result is empty"
+        self.promised = {}
 
     @rule(now=st.booleans())
     def down(self, now: bool) -> None:
@@ -182,6 +193,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.quiesce()
         for slot in self.world.supervisor.state.slots.values():
             wanted = self.world.supervisor.runs(slot.unit)
+            assert not (wanted and self.world.supervisor.state.run.reading) or slot.group == "db"
             if wanted and slot.state == "ready":
                 assert slot.incarnation > self.promised.get(slot.unit, 0), f"{slot.unit} was promised another life"
             settled = ("ready", "fatal", "stopped", "pending") if wanted else ("stopped",)
