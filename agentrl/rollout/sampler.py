@@ -33,6 +33,8 @@ SHIPPED = (single_turn.SingleTurnAgent, tool_agent.ToolAgent)
 IDLE_S = 0.05
 MOST_IDLE_S = 0.5
 """Between looks for work while there is none."""
+BUSY_IDLE_S = 0.05
+"""At most this while episodes run: what they end makes room for more."""
 MOST_AT_ONCE = 16
 """Seats of one claim: samplers that claim side by side shall share what is open."""
 LOOK_S = 0.25
@@ -69,6 +71,8 @@ class Sampler:
         self._strays: set[str] = set()
         """Records that were this sampler's at the last look although nobody here works on them."""
         self._changed = asyncio.Event()
+        self._heeds_ends = True
+        """The end of an episode is something that changed."""
         self._concurrency = concurrency
         self._drain_began: float | None = None
         self.paused = False
@@ -145,8 +149,9 @@ class Sampler:
                 idle_s = IDLE_S
             else:
                 self.idle_because = self.idle_because or "nothing is open"
-                await self._wait(idle_s)
-                idle_s = min(2 * idle_s, MOST_IDLE_S)
+                # A seat that becomes free does not bring anything that would fill it.
+                await self._wait(idle_s, heeds_ends=False)
+                idle_s = min(2 * idle_s, BUSY_IDLE_S if self._attempts else MOST_IDLE_S)
 
     def _obstacle(self) -> str:
         """Why nothing may be claimed now."""
@@ -225,7 +230,8 @@ class Sampler:
             del self._attempts[attempt]
             self.ended += 1
             self._tick()
-            self._changed.set()
+            if self._heeds_ends:
+                self._changed.set()
 
     async def _clear_away(self, claim: Claim) -> None:
         """A Record must not stay with an owner who does nothing about it."""
@@ -251,8 +257,9 @@ class Sampler:
             return
         await self._wait(LOOK_S)
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self, seconds: float, *, heeds_ends: bool = True) -> None:
         """Until something changed, but not longer than this."""
+        self._heeds_ends = heeds_ends
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

@@ -44,15 +44,22 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     hold = rules.hold or str(told.get("hold", ""))
     if hold or room < rules.n:
         return Admitted(0, room, counted, hold or "there is no room", held)
-    queue = await _queue(database, rules, held)
+    order = await tasks.last_order(database) + 1
+    queue = await _queue(database, rules, held, order)
     # Once more behind the queue: what another steward admitted by now is either not in it, or loses here below.
     counted = await counts.of_admission(database)
     rooms = _rooms(rules, told, counted)
-    done = 0
-    for task in queue[: admission.granted((rooms[task.environment], rules.n) for task in queue)]:
-        if not await _admit(database, rules, task):
-            break  # Somebody else is at it: what was counted is out of date.
-        done += 1
+    granted = admission.granted((rooms[task.environment], rules.n) for task in queue)
+    # It ends where somebody else is at it: what was counted is out of date by then.
+    done = await tasks.admit(
+        database,
+        queue[:granted],
+        n=rules.n,
+        sampling=rules.sampling(),
+        deadline_s=rules.group_s,
+        rounds_max=rules.rounds_max,
+        first_order=order,
+    )
     nothing = "; ".join(held.values()) or "the queue is empty"
     why_not = "" if done else nothing if not queue else "there is no room"
     return Admitted(done, max(rooms.values()), counted, why_not, held)
@@ -72,28 +79,20 @@ async def admit_evaluations(database: Database, rules: Rules, held: Collection[s
     """Evaluation and probes, which need no capacity."""
     waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}, "environment": {"$nin": list(held)}}
     found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_AT_ONCE)
-    done = 0
-    for task in [load(Task, document) for document in found]:
-        done += await tasks.admit(
+    left, done = [load(Task, document) for document in found], 0
+    while left:
+        ready = await tasks.admit(
             database,
-            task,
+            left,
             n=rules.evaluation_samples,
             sampling=rules.sampling_of_evaluation(),
             deadline_s=rules.group_s,
             rounds_max=rules.rounds_max,
         )
+        done += ready
+        # One that went elsewhere holds up nothing here.
+        left = left[ready + 1 :]
     return done
-
-
-async def _admit(database: Database, rules: Rules, task: Task) -> bool:
-    return await tasks.admit(
-        database,
-        task,
-        n=rules.n,
-        sampling=rules.sampling(),
-        deadline_s=rules.group_s,
-        rounds_max=rules.rounds_max,
-    )
 
 
 async def plan_told(database: Database) -> Mapping[str, object]:
@@ -109,9 +108,8 @@ def _rooms(rules: Rules, told: Mapping[str, object], counted: Counts) -> dict[st
     return {name: admission.capacity(rules.plan(told, name), counted) for name in rules.environments}
 
 
-async def _queue(database: Database, rules: Rules, held: Collection[str]) -> list[Task]:
-    """What is admitted next, if there is room."""
-    place = await tasks.last_order(database) + 1
+async def _queue(database: Database, rules: Rules, held: Collection[str], place: int) -> list[Task]:
+    """What is admitted next, if there is room, from this place in the order on."""
     weights = {name: environment.weight for name, environment in rules.environments.items() if name not in held}
     waiting = {name: await _waiting(database, name) for name in weights}
     queue: list[Task] = []

@@ -82,6 +82,7 @@ class Database:
         # Both drivers have the same methods but not the same types, so this is the one place without them.
         self._client = client
         self._database = client[name]
+        self._known: dict[str, Any] = {}
         self.name = name
         self._within_s = within_s
 
@@ -90,7 +91,7 @@ class Database:
     async def find_one(
         self, collection: str, filter: Filter, *, sort: Sort | None = None, projection: Projection | None = None
     ) -> Plain | None:
-        asked = self._database[collection]
+        asked = self._collection(collection)
         found: Plain | None = await self._asked(collection, lambda: asked.find_one(filter, projection, sort=sort))
         return found
 
@@ -104,7 +105,7 @@ class Database:
         projection: Projection | None = None,
     ) -> list[Plain]:
         async def read() -> list[Plain]:
-            cursor = self._database[collection].find(filter, projection, sort=sort, limit=limit)
+            cursor = self._collection(collection).find(filter, projection, sort=sort, limit=limit)
             found: list[Plain] = await cursor.to_list(None)
             return found
 
@@ -120,21 +121,21 @@ class Database:
     ) -> AsyncIterator[Plain]:
         """One by one, for what may be many. Each batch has the deadline of an operation, the whole has none."""
         with _our_errors(collection):
-            cursor = self._database[collection].find(filter, projection, sort=sort)
+            cursor = self._collection(collection).find(filter, projection, sort=sort)
             async for document in cursor:
                 yield document
 
     async def count(self, collection: str, filter: Filter) -> int:
-        number: int = await self._asked(collection, lambda: self._database[collection].count_documents(filter))
+        number: int = await self._asked(collection, lambda: self._collection(collection).count_documents(filter))
         return number
 
     async def distinct(self, collection: str, field: str, filter: Filter) -> list[Any]:
-        values: list[Any] = await self._asked(collection, lambda: self._database[collection].distinct(field, filter))
+        values: list[Any] = await self._asked(collection, lambda: self._collection(collection).distinct(field, filter))
         return values
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
         async def read() -> list[Plain]:
-            asked = self._database[collection].aggregate(pipeline)
+            asked = self._collection(collection).aggregate(pipeline)
             # Motor gives a cursor, PyMongo a coroutine that gives one.
             cursor = await asked if inspect.isawaitable(asked) else asked
             found: list[Plain] = await cursor.to_list(None)
@@ -147,7 +148,7 @@ class Database:
     async def insert_many(self, collection: str, documents: Sequence[Plain], *, ordered: bool = True) -> None:
         """AlreadyThereError if one is there; those before it (ordered), or all others, are inserted nevertheless."""
         if documents:
-            into = self._database[collection]
+            into = self._collection(collection)
             await self._asked(collection, lambda: into.insert_many(documents, ordered=ordered))
 
     async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
@@ -164,20 +165,20 @@ class Database:
 
     async def _insert_missing(self, collection: str, batch: Sequence[Plain]) -> list[Any]:
         try:
-            await self._database[collection].insert_many(batch, ordered=False)
+            await self._collection(collection).insert_many(batch, ordered=False)
         except pymongo.errors.BulkWriteError as partly:
             return _there_before(partly)
         return []
 
     async def update_one(self, collection: str, filter: Filter, update: Update, *, upsert: bool = False) -> bool:
         """True if a document matched, whether or not it was changed."""
-        changed = self._database[collection]
+        changed = self._collection(collection)
         done = await self._asked(collection, lambda: changed.update_one(filter, update, upsert=upsert))
         return bool(done.matched_count or done.upserted_id is not None)
 
     async def update_many(self, collection: str, filter: Filter, update: Update) -> int:
         """How many documents matched. After a restart of the server in the middle, those that still did."""
-        done = await self._repeated(collection, lambda: self._database[collection].update_many(filter, update))
+        done = await self._repeated(collection, lambda: self._collection(collection).update_many(filter, update))
         return int(done.matched_count)
 
     async def find_one_and_update(
@@ -190,7 +191,7 @@ class Database:
         projection: Projection | None = None,
     ) -> Plain | None:
         """The document as it is after the update; None if none matched."""
-        changed = self._database[collection]
+        changed = self._collection(collection)
         found: Plain | None = await self._asked(
             collection,
             lambda: changed.find_one_and_update(
@@ -203,13 +204,19 @@ class Database:
         """A batch; with `ordered`, each after the one before it."""
         if not writes:
             return Bulk(0, 0)
-        changed = self._database[collection]
+        changed = self._collection(collection)
         done = await self._asked(collection, lambda: changed.bulk_write(writes, ordered=ordered))
         return Bulk(done.inserted_count + done.upserted_count, done.matched_count)
 
     async def delete_many(self, collection: str, filter: Filter) -> int:
-        done = await self._repeated(collection, lambda: self._database[collection].delete_many(filter))
+        done = await self._repeated(collection, lambda: self._collection(collection).delete_many(filter))
         return int(done.deleted_count)
+
+    def _collection(self, name: str) -> Any:
+        """Made once: drivers make a new one, with all its options, each time they are asked."""
+        if name not in self._known:
+            self._known[name] = self._database[name]
+        return self._known[name]
 
     # ---- the whole ----
 
@@ -224,7 +231,7 @@ class Database:
         await self._repeated(collection, lambda: self._create_indexes(collection, indexes))
 
     async def _create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
-        made = self._database[collection]
+        made = self._collection(collection)
         try:
             await made.create_indexes(indexes)
             return

@@ -7,6 +7,7 @@ former round holds a seat. Whoever finds a flag finishes the work: `repair`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,7 @@ from agentrl.store.updates import NOW, from_now, setting
 
 STALE = "stale"
 """The reason of a round whose records were all too old to train once its group was closed."""
+_SEATS_FOLLOW_FROM = ["environment", "purpose", "status", "round", "n", "admitted_order", "admitted_at"]
 _SWEPT = sorted(status.value for status in HOLDS_SEAT)
 
 
@@ -37,34 +39,40 @@ async def get(database: Database, task: str) -> Task:
 
 async def admit(
     database: Database,
-    task: Task,
+    tasks: Sequence[Task],
     *,
     n: int,
     sampling: Mapping[str, Any],
     deadline_s: float,
     rounds_max: int,
-) -> bool:
-    """Admit a queued Task and open its seats. False if somebody else was first, or it is another round by now."""
-    check(TASK, TaskStatus.QUEUED, TaskStatus.ADMITTED, Actor.STEWARD, story(task))
-    frozen = {
-        "status": TaskStatus.ADMITTED,
-        "seating": True,
-        "n": n,
-        "sampling": dict(sampling),
-        "rounds_max": rounds_max,
-        "admitted_order": await last_order(database) + 1,
-        "shares": [],
-        "baseline": None,
-        "signal": False,
-        "members": 0,
-    }
-    queued = {"_id": task.id, "status": TaskStatus.QUEUED, "round": task.round}
-    won = await database.update_one(
-        "Task", queued, setting(frozen, admitted_at=NOW, deadline_at=from_now(deadline_s), closed_at=None)
-    )
-    if won:
-        await seat(database, task.id)
-    return won
+    first_order: int | None = None,
+) -> int:
+    """Admit queued Tasks one after the other, and open their seats. Answers how many: it ends at the first that
+    somebody else had before, or that is another round by now. `first_order`: the place of the first one."""
+    order = first_order or await last_order(database) + 1
+    admitted: list[Task] = []
+    for task in tasks:
+        check(TASK, TaskStatus.QUEUED, TaskStatus.ADMITTED, Actor.STEWARD, story(task))
+        frozen = {
+            "status": TaskStatus.ADMITTED,
+            "seating": True,
+            "n": n,
+            "sampling": dict(sampling),
+            "rounds_max": rounds_max,
+            "admitted_order": order + len(admitted),
+            "shares": [],
+            "baseline": None,
+            "signal": False,
+            "members": 0,
+        }
+        queued = {"_id": task.id, "status": TaskStatus.QUEUED, "round": task.round}
+        update = setting(frozen, admitted_at=NOW, deadline_at=from_now(deadline_s), closed_at=None)
+        won = await database.find_one_and_update("Task", queued, update, projection=_SEATS_FOLLOW_FROM)
+        if won is None:
+            break
+        admitted.append(load(Task, won))
+    await seat(database, admitted)
+    return len(admitted)
 
 
 async def last_order(database: Database) -> int:
@@ -82,19 +90,26 @@ async def last_admission(database: Database) -> datetime | None:
     return newest["admitted_at"] if newest else None
 
 
-async def seat(database: Database, task_id: str) -> None:
-    """Open the seats of an admitted Task, as far as that was not done."""
-    found = await database.find_one("Task", {"_id": task_id, "status": TaskStatus.ADMITTED, "seating": True})
-    if found is None:
+async def seat(database: Database, admitted: Sequence[Task]) -> None:
+    """Open the seats of Tasks that were admitted, as far as that was not done."""
+    if not admitted:
         return
-    task = load(Task, found)
-    await open_records(database, task, [(place, 1) for place in range(task.n)])
-    await database.update_one("Task", {"_id": task.id, "round": task.round}, {"$set": {"seating": False}})
+    await _open(database, [(task, place, 1, task.admitted_at) for task in admitted for place in range(task.n)])
+    rounds: dict[int, list[str]] = defaultdict(list)
+    for task in admitted:
+        rounds[task.round].append(task.id)
+    for round, names in rounds.items():
+        await database.update_many("Task", {"_id": {"$in": names}, "round": round}, {"$set": {"seating": False}})
 
 
 async def open_records(database: Database, task: Task, seats: Sequence[tuple[int, int]]) -> int:
     """New attempts: (seat, attempt). If the Task went on meanwhile they are superseded at once."""
     now = await database.now()
+    return await _open(database, [(task, place, attempt, now) for place, attempt in seats])
+
+
+async def _open(database: Database, seats: Sequence[tuple[Task, int, int, datetime | None]]) -> int:
+    """Task, seat, attempt, since when."""
     records = [
         Record(
             id=record_id(task.id, task.round, place, attempt),
@@ -106,16 +121,18 @@ async def open_records(database: Database, task: Task, seats: Sequence[tuple[int
             attempt=attempt,
             # Somebody waits for the result of an evaluation, while training has other episodes to go on with.
             order=task.admitted_order if task.purpose in TRAINS else 0,
-            created_at=now,
+            created_at=at,
         )
-        for place, attempt in seats
+        for task, place, attempt, at in seats
     ]
     new = await database.insert_new("Record", to_bson(records))
     # Looked at after the insert: a round that was raised before it could not sweep what was not there yet.
-    still = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
-    if await database.find_one("Task", still, projection=["_id"]) is None:
-        opened = {"_id": {"$in": [record.id for record in records]}, "status": RecordStatus.OPEN}
-        await _supersede(database, opened, "its task had gone on")
+    rounds = {task.id: task.round for task, *_ in seats}
+    still = {"_id": {"$in": list(rounds)}, "status": TaskStatus.ADMITTED}
+    found = await database.find("Task", still, projection=["round"])
+    there = {task["_id"] for task in found if task["round"] == rounds[task["_id"]]}
+    if gone := [record.id for record in records if record.task not in there]:
+        await _supersede(database, {"_id": {"$in": gone}, "status": RecordStatus.OPEN}, "its task had gone on")
     return new
 
 
@@ -205,10 +222,9 @@ async def _supersede(database: Database, filter: Plain, reason: str) -> None:
 
 async def repair(database: Database) -> int:
     """Finish what somebody left half done."""
-    seating = await database.find("Task", {"seating": True}, projection=["_id"])
+    seating = await database.find("Task", {"seating": True}, projection=_SEATS_FOLLOW_FROM)
     sweeping = await database.find("Task", {"sweeping": True}, projection=["_id"])
-    for found in seating:
-        await seat(database, found["_id"])
+    await seat(database, [load(Task, found) for found in seating if found["status"] == TaskStatus.ADMITTED])
     for found in sweeping:
         await sweep(database, found["_id"])
     return len(seating) + len(sweeping)

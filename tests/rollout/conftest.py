@@ -222,7 +222,7 @@ class Stage:
         )
         await tasks.insert(self.db, [task])
         frozen = {"temperature": 1.0, "top_p": 1.0, "max_tokens_per_call": 600, "context": 4000, **(sampling or {})}
-        assert await tasks.admit(self.db, task, n=n, sampling=frozen, deadline_s=600, rounds_max=3)
+        assert await tasks.admit(self.db, [task], n=n, sampling=frozen, deadline_s=600, rounds_max=3)
         return await tasks.get(self.db, task.id)
 
     # ---- what became of it ----

@@ -36,7 +36,8 @@ async def queue(db: Database, count: int, *, environment: str = "shop", purpose:
 
 
 async def admit(db: Database, task: Task, *, n: int = 4, deadline_s: float = 600, rounds_max: int = 3) -> bool:
-    return await tasks.admit(db, task, n=n, sampling={"temperature": 1.0}, deadline_s=deadline_s, rounds_max=rounds_max)
+    frozen = {"temperature": 1.0}
+    return bool(await tasks.admit(db, [task], n=n, sampling=frozen, deadline_s=deadline_s, rounds_max=rounds_max))
 
 
 async def sampler(db: Database, name: str = "sampler-0.1") -> str:

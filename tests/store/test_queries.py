@@ -132,12 +132,12 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
 
     # A sampler.
     await sampler(watched, "sampler-0.2")
-    await tasks.admit(watched, row(10), n=2, sampling={}, deadline_s=60, rounds_max=3)
+    await tasks.admit(watched, [row(10)], n=2, sampling={}, deadline_s=60, rounds_max=3)
     assert await run_group(watched, [0.0, 1.0], owner="sampler-0.2") == "ready"
     await claim_one(watched, "sampler-0.2", environments=["shop"])
     await claims.claim_for_scoring(watched, "sampler-0.2")
     await claims.held_by(watched, "sampler-0.2")
-    await tasks.admit(watched, row(11), n=2, sampling={}, deadline_s=60, rounds_max=3)
+    await tasks.admit(watched, [row(11)], n=2, sampling={}, deadline_s=60, rounds_max=3)
     claim = await claim_one(watched, "sampler-0.2")
     assert claim is not None
     progress = claims.progress(claim.record.id, "sampler-0.2", turns=1, generated_tokens=4, versions=[1])
