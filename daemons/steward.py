@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, DiskError
-from agentrl.steward import epochs, rules
+from agentrl.steward import admission, epochs, rules
 from agentrl.steward.epochs import Source
 from agentrl.steward.knobs import StewardKnobs
 from agentrl.steward.queries.desk import Desk
@@ -117,7 +117,8 @@ async def _serve(unit: Unit, steward: Steward) -> None:
             unit.metric("ready", counted.ready)
             pause_s = PACE_S if done.anything or counted != before else min(2 * pause_s, MOST_IDLE_S)
             before = counted
-            await unit.sleep_async(pause_s)
+            if done.admitted.groups < admission.MOST_AT_ONCE:
+                await unit.sleep_async(pause_s)
 
 
 if __name__ == "__main__":

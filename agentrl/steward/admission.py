@@ -8,7 +8,7 @@ that it has queued: what would be admitted could only fail.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,8 +20,9 @@ from agentrl.store import counts, lineages, services, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, Task, load
 
-MOST_AT_ONCE = 64
-"""Groups of one turn."""
+MOST_AT_ONCE = 16
+"""Groups of one turn; where there are more, the next turn follows at once."""
+MOST_EVALUATIONS = 64
 _GOLDEN = 0.6180339887498949
 """Multiples of it spread evenly over 0 to 1, however many there are."""
 
@@ -39,14 +40,10 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     """One turn."""
     told = await plan_told(database)
     held = await held_environments(database, rules)
-    counted = await counts.of_admission(database)
-    room = max(_rooms(rules, told, counted).values())
     hold = rules.hold or str(told.get("hold", ""))
-    if hold or room < rules.n:
-        return Admitted(0, room, counted, hold or "there is no room", held)
     order = await tasks.last_order(database) + 1
-    queue = await _queue(database, rules, held, order)
-    # Once more behind the queue: what another steward admitted by now is either not in it, or loses here below.
+    queue = [] if hold else await _queue(database, rules, held, order)
+    # Behind the queue: what another steward admitted by now is either not in it, or is lost to us here below.
     counted = await counts.of_admission(database)
     rooms = _rooms(rules, told, counted)
     granted = admission.granted((rooms[task.environment], rules.n) for task in queue)
@@ -60,9 +57,14 @@ async def admit(database: Database, rules: Rules) -> Admitted:
         rounds_max=rules.rounds_max,
         first_order=order,
     )
-    nothing = "; ".join(held.values()) or "the queue is empty"
-    why_not = "" if done else nothing if not queue else "there is no room"
-    return Admitted(done, max(rooms.values()), counted, why_not, held)
+    room = max(rooms.values())
+    return Admitted(done, room, counted, "" if done else _why_none(hold, room < rules.n, held, queue), held)
+
+
+def _why_none(hold: str, is_full: bool, held: Mapping[str, str], queue: Sequence[Task]) -> str:
+    if hold or is_full or queue:
+        return hold or "there is no room"
+    return "; ".join(held.values()) or "the queue is empty"
 
 
 async def held_environments(database: Database, rules: Rules) -> dict[str, str]:
@@ -78,7 +80,7 @@ async def held_environments(database: Database, rules: Rules) -> dict[str, str]:
 async def admit_evaluations(database: Database, rules: Rules, held: Collection[str] = ()) -> int:
     """Evaluation and probes, which need no capacity."""
     waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}, "environment": {"$nin": list(held)}}
-    found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_AT_ONCE)
+    found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_EVALUATIONS)
     left, done = [load(Task, document) for document in found], 0
     while left:
         ready = await tasks.admit(
@@ -125,7 +127,7 @@ async def _waiting(database: Database, environment: str) -> list[Task]:
         queued,
         sort=[("epoch", 1), ("place", 1)],
         limit=MOST_AT_ONCE,
-        projection={"query": 0, "answer": 0, "extra": 0},
+        projection=["environment", "purpose", "status", "reason", "round", "rounds_max", "lineage", "step"],
     )
     return [load(Task, document) for document in found]
 

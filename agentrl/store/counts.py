@@ -2,7 +2,10 @@
 
 Invariants: Tasks are read before Records, so a Task that was admitted before the look counts with its seats or with its
 Records; one of which the Records are not all there yet counts as if they were, so two stewards that count one after the
-other never admit into the same capacity. Two commands say it all: it is asked several times a second.
+other never admit into the same capacity.
+
+It is asked several times a second, so every question is one that the server plans once and answers from an index: an
+`$or` over both of those about Records takes it three times as long as they do.
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ _TRAINING = {"$in": list(TRAINS)}
 
 async def of_admission(database: Database) -> Counts:
     groups = await _groups(database)
-    records = await _records(database, groups.unclosed)
-    # Counted twice while seats are being opened: a little too cautious, for a moment.
-    opening = groups.opening + sum(records.get(status, 0) for status in UNFOLLOWED)
+    flying = await _flying(database)
+    landed = await _landed(database, groups.unclosed) if groups.unclosed else _Landed(0, 0)
     return Counts(
-        open=records.get(RecordStatus.OPEN, 0) + opening,
-        running=records.get(RecordStatus.RUNNING, 0),
-        finished=records.get(RecordStatus.FINISHED, 0),
-        unscored=records.get(RecordStatus.UNSCORED, 0),
-        ready=groups.ready + records.get(RecordStatus.SCORED, 0),
+        # Counted twice while seats are being opened: a little too cautious, for a moment.
+        open=flying.get(RecordStatus.OPEN, 0) + groups.opening + landed.unfollowed,
+        running=flying.get(RecordStatus.RUNNING, 0),
+        finished=flying.get(RecordStatus.FINISHED, 0),
+        unscored=flying.get(RecordStatus.UNSCORED, 0),
+        ready=groups.ready + landed.scored,
         leased=groups.leased,
     )
 
@@ -61,13 +64,29 @@ async def _groups(database: Database) -> _Groups:
     )
 
 
-async def _records(database: Database, unclosed: list[str]) -> dict[str, int]:
-    """By status: those under way, and of groups that are not closed those that are scored, and those that failed and
-    whose seat nobody has opened again yet: another group must not take their place."""
-    among = {"task": {"$in": unclosed}}
-    wanted: list[Plain] = [{"status": {"$in": sorted(IN_FLIGHT)}, "purpose": _TRAINING}]
-    if unclosed:
-        wanted.append(among | {"status": RecordStatus.SCORED})
-        wanted.append(among | {"status": {"$in": UNFOLLOWED}, "followed": False})
-    asked: list[Plain] = [{"$match": {"$or": wanted}}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
+async def _flying(database: Database) -> dict[str, int]:
+    """Records that are under way, by status."""
+    wanted = {"status": {"$in": sorted(IN_FLIGHT)}, "purpose": _TRAINING}
+    asked: list[Plain] = [{"$match": wanted}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
     return {group["_id"]: int(group["n"]) for group in await database.aggregate("Record", asked)}
+
+
+class _Landed(NamedTuple):
+    """Records of groups that are not closed."""
+
+    scored: int
+    unfollowed: int
+    """They failed, and nobody has opened their seats again yet: another group must not take their place."""
+
+
+async def _landed(database: Database, unclosed: list[str]) -> _Landed:
+    wanted = {"task": {"$in": unclosed}, "status": {"$in": [RecordStatus.SCORED, *UNFOLLOWED]}}
+    kinds = {"scored": {"$eq": ["$status", RecordStatus.SCORED]}, "followed": "$followed"}
+    asked: list[Plain] = [{"$match": wanted}, {"$group": {"_id": kinds, "n": {"$sum": 1}}}]
+    scored = unfollowed = 0
+    for group in await database.aggregate("Record", asked):
+        if group["_id"]["scored"]:
+            scored += int(group["n"])
+        elif not group["_id"]["followed"]:
+            unfollowed += int(group["n"])
+    return _Landed(scored, unfollowed)
