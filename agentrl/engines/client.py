@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,16 +83,9 @@ class HttpEngine:
     ) -> Generated:
         began = time.monotonic()
         body = _generate_body(rid, ids, sampling, version)
-        call = asyncio.create_task(
-            self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S), name=f"generate {rid}"
-        )
-        try:
-            done, _ = await asyncio.wait([call], timeout=deadline_s)
-            if not done:
-                await self._abort_late(rid)
-            made = _generated(_answer(await call), time.monotonic() - began)
-        finally:
-            call.cancel()  # closes the connection, by which the engine learns that nobody waits
+        with self._aborted_late(rid, deadline_s):
+            answer = await self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S)
+        made = _generated(_answer(answer), time.monotonic() - began)
         _check_version(made, version)
         return made
 
@@ -101,28 +94,38 @@ class HttpEngine:
     ) -> AsyncIterator[Generated]:
         began = time.monotonic()
         body = {**_generate_body(rid, ids, sampling, version), "stream": True}
-        deadline = asyncio.create_task(self._abort_after(rid, deadline_s), name=f"deadline of {rid}")
         try:
-            async with (
-                asyncio.timeout(deadline_s + ABORT_GRACE_S),
-                self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
-            ):
-                if reply.status != 200:
-                    _raise_for(reply.status, await reply.read())
-                async for event in _events(reply):
-                    yield _generated(_answer(event), time.monotonic() - began, ended=False)
+            with self._aborted_late(rid, deadline_s):
+                async with (
+                    asyncio.timeout(deadline_s + ABORT_GRACE_S),
+                    self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
+                ):
+                    if reply.status != 200:
+                        _raise_for(reply.status, await reply.read())
+                    async for event in _events(reply):
+                        yield _generated(_answer(event), time.monotonic() - began, ended=False)
         except TimeoutError:
             raise EngineError(f"The engine {self.url} did not end {rid} within {deadline_s:g} s.") from None
         except ConnectionBrokenError as broken:
             raise self._gone(broken) from broken
         except BodyTooLargeError as endless:
             raise self._rubbish(endless) from endless
-        finally:
-            deadline.cancel()
 
-    async def _abort_after(self, rid: str, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        await self._abort_late(rid)
+    @contextlib.contextmanager
+    def _aborted_late(self, rid: str, deadline_s: float) -> Iterator[None]:
+        """The engine is told to end the call if it is still under way by then."""
+        telling: list[asyncio.Task[None]] = []
+
+        def tell() -> None:
+            telling.append(asyncio.create_task(self._abort_late(rid), name=f"abort {rid}"))
+
+        timer = asyncio.get_running_loop().call_later(deadline_s, tell)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in telling:
+                task.cancel()
 
     async def _abort_late(self, rid: str) -> None:
         """An engine that cannot be told has no answer either, which the call itself will find out."""

@@ -1,25 +1,32 @@
 """A client of HTTP/1.1 for very many short calls to one server.
 
-Invariants: one connection carries one call at a time, and one that was left in the middle of a call is closed; a call
-is repeated only if it went out on a connection that the server had closed meanwhile, before a byte of an answer.
-General clients look at every open connection for every call, which costs more than the call once hundreds are open.
+Invariants: one connection carries one call at a time, and one that was left in the middle of a call, or on which more
+came than was asked for, is closed; a call is repeated only if it went out on a connection that the server had closed
+meanwhile, before a byte of an answer; who reads slowly is not sent more than a little ahead.
+General clients look at every open connection for every call, which costs more than the call once hundreds are open; and
+an answer that comes in one piece should wake its caller once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import cast
 from urllib.parse import urlsplit
 
-import h11
+import httptools
 
 from agentrl.errors import ConfigError
 
 CONNECT_WITHIN_S = 5.0
 MOST_BODY_BYTES = 64 << 20
 """A million tokens with their log-probs are less."""
-_PIECE_BYTES = 1 << 16
+_MOST_AHEAD_BYTES = 1 << 20
+_MOST_HEAD_BYTES = 1 << 16
+_FINAL = 200
+"""The first status that is an answer; what is below it announces one."""
 
 
 class ConnectionBrokenError(Exception):
@@ -37,23 +44,19 @@ class _StaleError(Exception):
 class Reply:
     """Status, and the body piece by piece."""
 
-    def __init__(self, status: int, connection: _Connection) -> None:
-        self.status = status
+    def __init__(self, connection: _Connection) -> None:
+        self.status = connection.status
         self._connection = connection
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        while True:
-            event = await self._connection.next_event()
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            else:
-                return
+        while (piece := await self._connection.piece()) is not None:
+            yield piece
 
     async def read(self) -> bytes:
         """All of it. BodyTooLargeError at the limit, for the other side may never end."""
         pieces: list[bytes] = []
         size = 0
-        async for piece in self.pieces():
+        while (piece := await self._connection.piece()) is not None:
             pieces.append(piece)
             size += len(piece)
             if size > MOST_BODY_BYTES:
@@ -61,53 +64,151 @@ class Reply:
         return b"".join(pieces)
 
 
-class _Connection:
-    """One TCP connection and the state of HTTP on it."""
+class _Connection(asyncio.Protocol):
+    """One TCP connection and the answer that comes on it. Methods that begin with `on_` are the parser's."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._state = h11.Connection(h11.CLIENT)
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._broken = ""
+        """Why nothing more comes."""
+        self._paused = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.status = 0
+        self._pieces: deque[bytes] = deque()
+        self._ahead = 0
+        self._head = 0
         self._heard = False
+        self._ends_with_connection = True
+        self._complete = False
+        self._may_go_on = False
 
-    async def ask(self, request: h11.Request, body: bytes, *, reused: bool) -> int:
-        """Send, and read up to the headers of the answer; its status."""
-        self._heard = False
-        events = (request, h11.Data(body), h11.EndOfMessage()) if body else (request, h11.EndOfMessage())
-        try:
-            self._writer.write(b"".join(self._state.send(event) or b"" for event in events))
-            await self._writer.drain()
-            while not isinstance(event := await self.next_event(), h11.Response):
-                pass
-        except (OSError, ConnectionBrokenError) as broken:
-            if reused and not self._heard:
-                raise _StaleError from broken
-            raise
-        return int(event.status_code)
+    async def ask(self, request: bytes, *, reused: bool) -> None:
+        """Send, and read up to the headers of the answer."""
+        assert self._transport is not None
+        self._transport.write(request)
+        while not self.status:
+            if self._broken:
+                raise _StaleError if reused and not self._heard else ConnectionBrokenError(self._broken)
+            await self._news()
 
-    async def next_event(self) -> h11.Event:
-        try:
-            while (event := self._state.next_event()) is h11.NEED_DATA:
-                data = await self._reader.read(_PIECE_BYTES)
-                self._heard = self._heard or bool(data)
-                self._state.receive_data(data)
-        except h11.RemoteProtocolError as broken:
-            raise ConnectionBrokenError(f"the answer broke off ({broken})") from broken
-        if isinstance(event, h11.ConnectionClosed):
-            raise ConnectionBrokenError("the connection was closed")
-        assert isinstance(event, h11.Event)
-        return event
+    async def piece(self) -> bytes | None:
+        """The next one of the body; None at its end."""
+        while not self._pieces:
+            if self._complete:
+                return None
+            if self._broken:
+                raise ConnectionBrokenError(self._broken)
+            await self._news()
+        piece = self._pieces.popleft()
+        self._ahead -= len(piece)
+        if self._paused and not self._pieces and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return piece
 
     def renew(self) -> bool:
         """Make it fit for the next call; False if it is not."""
-        if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE or self._reader.at_eof():
+        if not self._complete or not self._may_go_on or self._broken:
             return False
-        self._state.start_next_cycle()
+        self._begin_anew()
         return True
 
     def close(self) -> None:
         # An abort does not wait for what the other side may still want to hear.
-        self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _news(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _break(self, why: str) -> None:
+        self._broken = self._broken or why
+        self._wake()
+
+    # ---- what comes ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asked whether it is one: uvloop's are no asyncio.Transport by their class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        self._head += 0 if self.status else len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as wrong:
+            self._break(f"the answer broke off ({wrong})")
+            self.close()
+            return
+        if not self.status and self._head > _MOST_HEAD_BYTES:
+            self._break("its answer does not come to an end with headers")
+            self.close()
+        if self._ahead > _MOST_AHEAD_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.status and self._ends_with_connection and error is None:
+            self._complete = True
+        self._break(str(error) if error is not None else "the connection was closed")
+
+    # ---- what the parser finds ----
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("more came than was asked for")  # ends the parsing, and the connection with it
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= _FINAL:
+            self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._ahead += len(body)
+
+    def on_message_complete(self) -> None:
+        if not self.status:
+            self._ends_with_connection = True
+            return
+        self._complete = True
+        self._may_go_on = self._parser.should_keep_alive()
+
+
+class _Call:
+    """One call: the answer inside of `async with`."""
+
+    def __init__(self, client: HttpClient, request: bytes) -> None:
+        self._client = client
+        self._request = request
+        self._connection: _Connection | None = None
+
+    async def __aenter__(self) -> Reply:
+        self._connection = await self._client.begin(self._request)
+        return Reply(self._connection)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._connection is not None
+        self._client.end(self._connection)
 
 
 class HttpClient:
@@ -118,28 +219,17 @@ class HttpClient:
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of an engine; it must be such as http://127.0.0.1:30000.")
         self._host, self._port = parts.hostname, parts.port or 80
-        self._headers = [("Host", parts.netloc), ("Content-Type", "application/json"), *headers.items()]
+        named = {"Host": parts.netloc, "Content-Type": "application/json", **headers}
+        if any(sign in f"{name}{value}" for name, value in named.items() for sign in "\r\n"):
+            raise ConfigError(f"The headers of calls to {url} have a line break in them.")
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in named.items())
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
-    @contextlib.asynccontextmanager
-    async def ask(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[Reply]:
+    def ask(self, method: str, path: str, body: bytes = b"") -> _Call:
         """One call. Raises ConnectionBrokenError; deadlines are the caller's."""
-        headers = [*self._headers, ("Content-Length", str(len(body)))]
-        request = h11.Request(method=method, target=path, headers=headers)
-        try:
-            connection, status = await self._begin(request, body)
-        except OSError as broken:
-            raise ConnectionBrokenError(str(broken) or type(broken).__name__) from broken
-        try:
-            yield Reply(status, connection)
-        except OSError as broken:
-            raise ConnectionBrokenError(str(broken) or type(broken).__name__) from broken
-        finally:
-            if connection.renew():
-                self._idle.append(connection)
-            else:
-                self._drop(connection)
+        head = f"{method} {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        return _Call(self, head.encode("latin-1") + body)
 
     async def close(self) -> None:
         for connection in list(self._open):
@@ -147,25 +237,37 @@ class HttpClient:
         # Aborted transports close with the next turn of the loop.
         await asyncio.sleep(0)
 
-    async def _begin(self, request: h11.Request, body: bytes) -> tuple[_Connection, int]:
+    # ---- for a call ----
+
+    async def begin(self, request: bytes) -> _Connection:
         while True:
             reused = bool(self._idle)
             connection = self._idle.pop() if reused else await self._connect()
             try:
-                return connection, await connection.ask(request, body, reused=reused)
+                await connection.ask(request, reused=reused)
             except _StaleError:
                 self._drop(connection)
             except BaseException:
                 self._drop(connection)
                 raise
+            else:
+                return connection
+
+    def end(self, connection: _Connection) -> None:
+        if connection in self._open and connection.renew():
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
 
     async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                reader, writer = await asyncio.open_connection(self._host, self._port)
+                _, connection = await loop.create_connection(_Connection, self._host, self._port)
         except TimeoutError:
             raise ConnectionBrokenError(f"no connection within {CONNECT_WITHIN_S:g} s") from None
-        connection = _Connection(reader, writer)
+        except OSError as broken:
+            raise ConnectionBrokenError(str(broken) or type(broken).__name__) from broken
         self._open.add(connection)
         return connection
 

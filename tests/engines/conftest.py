@@ -95,7 +95,7 @@ def newer(second: Weights) -> Model:
 
 @pytest.fixture
 async def engine(first: Weights) -> AsyncIterator[EmbeddedEngine]:
-    made = EmbeddedEngine(slots=16, context=256)
+    made = EmbeddedEngine(slots=16, context=1024)
     made.start()
     await made.update(str(first.path), 1)
     yield made
