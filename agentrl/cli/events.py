@@ -102,11 +102,12 @@ def identity(row: AnyRow) -> tuple[object, ...]:
 def show(cli: Cli, row: AnyRow) -> None:
     """One event on a line; an incident with its evidence."""
     from agentrl.cli import output
+    from agentrl.words.folding import folded
     from agentrl.words.rows import kind_of, sentence, when
 
     if cli.json:
         output.emit_line(row)
         return
     output.say(f"{output.moment(when(row))}  {kind_of(row):9}  {sentence(row)}")
-    for line in getattr(row, "tail", ()):
+    for line in folded(getattr(row, "tail", ())):
         output.say(f"                       | {line}")

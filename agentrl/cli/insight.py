@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from agentrl.cli import output
 from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import ExitCode
-
-if TYPE_CHECKING:
-    from agentrl.protocol.commands import WaitChain, WaitLink
-
-MOST_WAITS = 3
-"""Waits of one unit in a chain that are told one by one."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,34 +18,24 @@ def register(app: typer.Typer) -> None:
 
 async def why(cli: Cli) -> ExitCode:
     """Say who waits for whom, how long, and who is the culprit."""
+    from agentrl.words import waits
+
     async with cli.connect() as client:
         found = await client.why()
     if cli.json:
         output.emit(found)
         return ExitCode.OK
-    if not found.chains:
-        output.say("Nobody waits.")
-    for chain in found.chains:
+    chains = waits.worth_telling(found.chains)
+    if not chains:
+        output.say(waits.NOBODY)
+    elif waits.all_well(chains):
+        output.say(waits.ALL_WELL)
+    for chain in chains:
         output.say(chain.sentence)
-        for line in _waits(chain):
-            output.say(f"    {line}")
-        output.say(f"    culprit: {chain.culprit}: {chain.because}")
+        for told in waits.of_chain(chain):
+            output.say(f"    {told.sentence}{', overdue' if told.overdue else ''}")
+        output.say("    {}: {}".format(*waits.end_of(chain)))
     return ExitCode.OK
-
-
-def _waits(chain: WaitChain) -> Iterator[str]:
-    """The waits of a chain by who waits; of many of one unit the oldest, and how many more."""
-    by_unit: dict[str, list[WaitLink]] = {}
-    for link in chain.links:
-        by_unit.setdefault(link.who, []).append(link)
-    for who, links in by_unit.items():
-        shown = links if len(links) <= MOST_WAITS else links[: MOST_WAITS - 1]
-        for link in shown:
-            what = f" ({link.what})" if link.what and link.what != link.on else ""
-            yield f"{who} waits for {link.on}{what}, {output.age(link.age_s)}{', overdue' if link.overdue else ''}"
-        if more := links[len(shown) :]:
-            late = sum(link.overdue for link in more)
-            yield f"{who} has {len(more)} more such waits" + (f", {late} of them overdue" if late else "")
 
 
 async def stacks(

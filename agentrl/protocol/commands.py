@@ -253,6 +253,8 @@ class WaitChain(msgspec.Struct, frozen=True, omit_defaults=True):
     because: str
     """What is wrong with the culprit (hung, fatal, restarting, a circle of waits), or that it is at work."""
     sentence: str
+    amiss: bool = True
+    """Somebody has to see to it; else it ends at work, or at what nobody here can say more of, in good time."""
 
 
 class WhyReport(msgspec.Struct, frozen=True, omit_defaults=True):

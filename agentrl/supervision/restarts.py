@@ -34,7 +34,7 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
     hung = slot.stopping_because
     if not hung:
         if exit.code == 0 and life is Life.JOB:
-            return Verdict("done", done=True)
+            return Verdict(f"done: {slot.bye_reason}" if slot.bye_reason else "done", done=True)
         if exit.code == EXIT_TEMPORARY:
             return _as_asked(slot, times, now, dice)
         if exit.code == EXIT_CONFIG:

@@ -36,6 +36,8 @@ class UnitFacts:
     """The process is stopped (state T)."""
     paused: bool = False
     phase: str = ""
+    status: str = ""
+    """Its own sentence."""
     phase_over_s: float = 0.0
     """How far it is beyond the deadline of its phase; 0 if it is not."""
     progress_age_s: float | None = None

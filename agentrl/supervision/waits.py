@@ -12,7 +12,7 @@ something is told (a task, a record, a tool) is blamed before the unit that work
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -43,13 +43,9 @@ def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> lis
     loose = {name: _why(name, units, graph) for name in undecided}
     for late in (True, False):
         _reach(graph, ends, {name: why for name, (why, is_late) in loose.items() if is_late is late})
-    ends.busy = {
-        name
-        for name, (_, is_late) in loose.items()
-        if not is_late and (moved_s := units[name].progress_age_s) is not None and moved_s <= no_progress_s
-    }
+    ends.busy = {name for name, (_, is_late) in loose.items() if not is_late and _gets_on(units[name], no_progress_s)}
     amiss |= {culprit for culprit, edge in _to_culprits(graph, ends) if edge.limited and edge.link.overdue}
-    chains = _chains(graph, ends)
+    chains = _chains(graph, ends, amiss)
     return sorted(chains, key=lambda chain: (chain.culprit not in amiss, -_oldest_s(chain.links), chain.culprit))
 
 
@@ -139,6 +135,13 @@ def _late(unit: UnitFacts | None) -> str:
     return ""
 
 
+def _gets_on(unit: UnitFacts, no_progress_s: float) -> bool:
+    """Who starts or drains has a deadline of its own, however slow the machine is."""
+    if unit.state in (UnitState.STARTING, UnitState.DRAINING):
+        return True
+    return unit.progress_age_s is not None and unit.progress_age_s <= no_progress_s
+
+
 def _is_ready(unit: UnitFacts | None) -> bool:
     return unit is not None and unit.state is UnitState.READY
 
@@ -169,7 +172,8 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
     if unit.state is UnitState.PENDING:
         return f"is not started yet, for {unit.age_s:.0f} s{because}", True
     if unit.state in (UnitState.STARTING, UnitState.DRAINING):
-        return f"is {unit.state} for {unit.age_s:.0f} s{because}", False
+        # What it says of itself, such as how far its warm-up is, tells more than where it was started.
+        return f"is {unit.state} for {unit.age_s:.0f} s{f': {unit.status}' if unit.status else because}", False
     doing = f" (phase {unit.phase})" if unit.phase else ""
     moved = "" if unit.progress_age_s is None else f", last progress {unit.progress_age_s:.0f} s ago"
     return f"is at work{doing}{moved}", False
@@ -187,16 +191,19 @@ def _to_culprits(graph: Graph, ends: _Ends) -> Iterator[tuple[str, Edge]]:
             yield ends.culprit[who if broken_itself else edge.target], edge
 
 
-def _chains(graph: Graph, ends: _Ends) -> list[WaitChain]:
+def _chains(graph: Graph, ends: _Ends, amiss: Collection[str]) -> list[WaitChain]:
     links: dict[str, list[WaitLink]] = {}
     for culprit, edge in _to_culprits(graph, ends):
         in_time = culprit in ends.busy and not edge.limited
         link = replace(edge.link, overdue=False) if in_time else edge.link
         links.setdefault(culprit, []).append(link)
-    return [_chain(culprit, found, ends) for culprit, found in links.items()]
+    return [
+        _chain(culprit, found, ends, amiss=culprit in amiss or any(link.overdue for link in found))
+        for culprit, found in links.items()
+    ]
 
 
-def _chain(culprit: str, links: list[WaitLink], ends: _Ends) -> WaitChain:
+def _chain(culprit: str, links: list[WaitLink], ends: _Ends, *, amiss: bool) -> WaitChain:
     because = ends.because[culprit]
     waited_for = {link.on for link in links}
     roots = [link for link in links if link.who not in waited_for] or links
@@ -213,7 +220,7 @@ def _chain(culprit: str, links: list[WaitLink], ends: _Ends) -> WaitChain:
         sentence = f"{_path(path)}, {oldest_s:.0f} s: {culprit} {because}{more}"
     order = {name: place for place, name in enumerate(path)}
     links.sort(key=lambda link: (order.get(link.who, len(path)), -link.age_s, link.who))
-    return WaitChain(tuple(links), culprit, because, sentence)
+    return WaitChain(tuple(links), culprit, because, sentence, amiss)
 
 
 def _follow(link: WaitLink, ends: _Ends) -> list[str]:

@@ -153,7 +153,8 @@ class _Life:
         self.unit._answers.close()
         if self.speaker.given_up:
             self.code = int(ExitCode.REFUSED)
-        self.speaker.finish(self.code, self.reason)
+        # A main loop that simply returns has said last how it ended.
+        self.speaker.finish(self.code, self.reason or ("" if self.code else self.unit._account.status))
         self._requests.restore()
         faulthandler.unregister(signal.SIGUSR2)
         if self._stacks is not None:

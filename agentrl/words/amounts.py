@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
 
 def counted(number: int, plural: str) -> str:
     """`2 records`, `1 record`, `1 kind of tool errors`."""
-    what = re.sub(r"s\b", "", plural, count=1) if number == 1 else plural
+    what = re.sub(r"(?<=ss)es\b|s\b", "", plural, count=1) if number == 1 else plural
     return f"{number} {what}"
 
 

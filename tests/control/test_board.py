@@ -100,6 +100,23 @@ def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
     assert board.group_row(board.state.groups["job"]).other == {"completed": 1}
 
 
+def test_a_run_tells_how_its_jobs_have_ended() -> None:
+    board = board_of(("trainer", ()), ("web", ()), members=1)
+    board.state.run.up = True
+    file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
+    trainer, web = board.state.slots["trainer-0"], board.state.slots["web-0"]
+    trainer.state, trainer.done, trainer.reason = UnitState.STOPPED, True, "done"
+    assert board.run_row(file, life).reason == ""
+    trainer.reason = trainer.bye_reason = "done: and no step trained anything"
+    row = board.run_row(file, life)
+    assert (row.state, row.reason) == ("running", "trainer-0 is done: and no step trained anything")
+    web.state, web.done = UnitState.STOPPED, True
+    row = board.run_row(file, life)
+    assert (row.state, row.reason) == ("completed", "trainer-0 is done: and no step trained anything")
+    trainer.bye_reason = ""
+    assert board.run_row(file, life).reason == "every job is done"
+
+
 def test_a_run_of_which_a_unit_died_is_degraded_until_it_is_up_again() -> None:
     board = board_of(("web", ()))
     board.state.run.up = True

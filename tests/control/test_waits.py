@@ -151,6 +151,31 @@ def test_a_group_stands_for_its_least_healthy_unit() -> None:
     assert chain.culprit == "judge-1"
 
 
+def test_who_starts_is_waited_for_as_long_as_its_start_may_take_and_says_what_it_does() -> None:
+    warm_up = {
+        "state": UnitState.STARTING,
+        "age_s": 700.0,
+        "reason": "starting on far",
+        "status": "warm-up: step 3 of 9",
+    }
+    chain = only(world(unit("sampler-0", Wait("trainer-0", age_s=650.0)), unit("trainer-0", **warm_up)))
+    assert chain.sentence == "sampler-0 ← trainer-0, 650 s: trainer-0 is starting for 700 s: warm-up: step 3 of 9"
+    assert not any(link.overdue for link in chain.links)
+    assert not chain.amiss
+    limited = Wait("trainer-0", age_s=650.0, at_most_s=600.0)
+    assert only(world(unit("sampler-0", limited), unit("trainer-0", **warm_up))).amiss, (
+        "it said itself what is too long"
+    )
+
+
+def test_a_chain_says_whether_somebody_has_to_see_to_it() -> None:
+    work = unit("b-0", progress_age_s=1.0)
+    assert not only(world(unit("a-0", Wait("b-0", age_s=900.0)), work)).amiss, "b-0 gets on with it"
+    assert only(world(unit("a-0", Wait("b-0", age_s=900.0)), unit("b-0"))).amiss, "nobody knows"
+    assert only(world(unit("a-0", "b-0"), unit("b-0", state=UnitState.FATAL))).amiss
+    assert not only(world(unit("a-0", Wait("page", age_s=4.0)))).amiss
+
+
 def test_a_resource_in_words_is_the_end_when_no_unit_stands_for_it() -> None:
     chain = only(world(unit("trainer-0", Wait("batch", age_s=4.0))))
     assert chain.culprit == "batch"

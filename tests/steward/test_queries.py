@@ -6,7 +6,7 @@ import json
 import platform
 import re
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ from agentrl.store.documents import (
 from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary import pack_floats, pack_ids
 from agentrl.tokens.spans import Span
+from agentrl.words.folding import kind_of
 from tests.store import flow
 
 SOURCE = Source.of([Row(query="one and one", where="train line 1")], [Row(query="two and two", where="eval line 1")])
@@ -243,8 +244,8 @@ async def test_a_trajectory_that_is_longer_than_a_message_comes_whole(db: Databa
     ],
 )
 def test_messages_that_differ_in_numbers_and_names_are_of_one_kind(one: str, other: str) -> None:
-    assert errors.kind_of_message(one) == errors.kind_of_message(other)
-    assert errors.kind_of_message(one) != errors.kind_of_message("something else")
+    assert kind_of(one) == kind_of(other)
+    assert kind_of(one) != kind_of("something else")
 
 
 async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) -> None:
@@ -261,6 +262,49 @@ async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) 
     assert [kind.count for kind in only] == [3]
     read: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors(filter="status=malformed and task=t1"))
     assert [kind.count for kind in read] == [96]
+
+
+async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(db: Database) -> None:
+    said = [f"no such item: {name}" for name in ("baek", "baek", "stwe", "soop", "pei")] + ["too long"]
+    await db.insert_many("ToolCall", [failed(number, message) for number, message in enumerate(said)])
+    found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
+    assert [(kind.count, kind.message) for kind in found] == [(5, "no such item: …"), (1, "too long")]
+    samples = {sample.text for sample in found[0].samples}
+    assert len(samples) == errors.SAMPLES, "names differ among the samples"
+    assert (found[0].first_at, found[0].last_at) == (1_700_000_000.0, 1_700_000_004.0)
+
+
+async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
+    tools = ("lookuplookup", "lookupcalculator", "luk")
+    calls = [failed(n, f"There is no tool {tool}. There are: lookup, calculator.") for n, tool in enumerate(tools)]
+    calls = [call | {"server": "", "tool": tool} for call, tool in zip(calls, tools, strict=True)]
+    calls += [failed(9, "too long") | {"tool": "lookup"}, failed(10, "too long") | {"tool": "calculator"}]
+    await db.insert_many("ToolCall", calls)
+    found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
+    assert [(kind.count, kind.tool, kind.message) for kind in found] == [
+        (3, "…", "There is no tool …. There are: lookup, calculator."),
+        (1, "calculator", "too long"),
+        (1, "lookup", "too long"),
+    ], "tools that are there are told apart"
+
+
+async def test_more_names_than_there_is_room_for_are_one_kind_all_the_same(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "MOST_KINDS", 20)
+    names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
+    await db.insert_many("ToolCall", [failed(number, f"no such item: {name}x") for number, name in enumerate(names)])
+    (found,) = await asked(db, "tool_errors", ToolErrors())
+    assert (found.count, found.message) == (64, "no such item: …")
+
+
+def failed(number: int, message: str) -> dict[str, Any]:
+    return timed_out(number) | {
+        "status": "error",
+        "error_class": "policy",
+        "result": message,
+        "requested_at": datetime.fromtimestamp(1_700_000_000 + number, UTC),
+    }
 
 
 def malformed(number: int) -> dict[str, Any]:

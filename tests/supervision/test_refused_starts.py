@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from agentrl.config.times import SupervisionTimes
 from agentrl.protocol.messages import ExitStatus
-from agentrl.supervision import events
+from agentrl.protocol.specs import GroupSpec, Life, Role
+from agentrl.supervision import events, restarts
+from agentrl.supervision.slots import Slot
 from tests.supervision.world import World, spec
 
 FULL = "The disk is full."
@@ -54,6 +57,15 @@ def test_a_wrong_configuration_is_the_reason_that_the_unit_itself_gave() -> None
         "fatal",
         "configuration error (exit 78): rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'",
     )
+
+
+def test_a_job_that_is_done_says_how_it_ended() -> None:
+    times = SupervisionTimes()
+    slot = Slot("trainer-0", "trainer", 0, spec=GroupSpec("trainer", Role.TRAINER, ("true",), life=Life.JOB))
+    assert restarts.judge(slot, ExitStatus(code=0), times, 0.0, 0.5).reason == "done"
+    slot.bye_reason = "complete: all 2 steps are done"
+    verdict = restarts.judge(slot, ExitStatus(code=0), times, 0.0, 0.5)
+    assert (verdict.done, verdict.reason) == (True, "done: complete: all 2 steps are done")
 
 
 def test_one_that_ended_without_a_word_points_to_its_log_and_not_to_what_an_earlier_life_said() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow
-from agentrl.words.amounts import age, duration, moment, size
+from agentrl.words import folding, waits
+from agentrl.words.amounts import age, counted, duration, moment, size
 from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
 from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span, trend, wrapped
@@ -56,6 +57,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
     deadline = f", at most {age(row.phase_deadline_at - now)} more" if row.phase_deadline_at else ""
     pulse = mirror.get("pulse")
     use = pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
+    processes = counted(row.processes, "processes")
     lines = page(
         (
             ("state", wording.state(row.state.value)),
@@ -66,9 +68,9 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
             ("phase", f"{row.phase}, for {age(now - row.phase_since_at)}{deadline}" if row.phase else ""),
             ("progress", f"{row.progress}, last {age(now - row.progress_at)} ago" if row.progress_at else ""),
             ("life", f"{row.unit}.{row.incarnation}" if row.incarnation else "none yet"),
-            ("died", f"{row.restarts} times, {row.deaths_in_window} lately" if row.restarts else ""),
+            ("died", f"{counted(row.restarts, 'times')}, {row.deaths_in_window} lately" if row.restarts else ""),
             ("last exit", row.last_exit),
-            ("where", f"host {row.host}, pid {row.pid}, {row.processes} processes" if row.pid else row.host),
+            ("where", f"host {row.host}, pid {row.pid}, {processes}" if row.pid else row.host),
             ("weights", row.serving or (f"v{row.weights}" if row.weights is not None else "")),
             ("wanted", "" if row.desired else "no"),
             ("paused", "yes" if row.paused else ""),
@@ -78,8 +80,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    waits = (_wait(wait) for wait in row.waits)
-    lines += _told("waits for", waits)
+    lines += _told("waits for", (_wait(wait) for wait in row.waits))
     lines += _told("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())))
     incidents = mirror.incidents(row.unit)[:8]
     lines += _told("incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents))
@@ -103,7 +104,7 @@ def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("its last lines", row.tail)
+    lines += _told("its last lines", folding.folded(row.tail))
     lines += _told("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept))
     return lines
 
@@ -185,17 +186,18 @@ def of_audit(row: AuditRow, width: int) -> list[Line]:
 
 
 def of_waits(report: WhyReport, width: int) -> list[Line]:
-    if not report.chains:
-        return [(Span("✓ nobody waits", Tone.GOOD),)]
-    lines = list[Line]()
-    for chain in report.chains:
+    chains = waits.worth_telling(report.chains)
+    if not chains:
+        return [(Span(f"✓ {waits.NOBODY}", Tone.GOOD),)]
+    lines: list[Line] = [(Span(f"✓ {waits.ALL_WELL}", Tone.GOOD),), ()] if waits.all_well(chains) else []
+    for chain in chains:
         for number, part in enumerate(wrapped(span(chain.sentence).text, width - 2)):
             lines.append((Span("" if number == 0 else "  "), Span(part, Tone.STRONG)))
-        for link in chain.links:
-            what = f" ({link.what})" if link.what and link.what != link.on else ""
-            late = Span("  overdue", Tone.WARN) if link.overdue else Span("")
-            lines.append((Span("  "), span(f"{link.who} ← {link.on}{what}, {age(link.age_s)}"), late))
-        lines.append((Span("  culprit: ", Tone.DIM), span(f"{chain.culprit}: {chain.because}", Tone.WARN)))
+        for told in waits.of_chain(chain):
+            late = Span("  overdue", Tone.WARN) if told.overdue else Span("")
+            lines.append((Span("  "), span(told.sentence), late))
+        called, why = waits.end_of(chain)
+        lines.append((Span(f"  {called}: ", Tone.DIM), span(why, Tone.WARN if chain.amiss else Tone.PLAIN)))
         lines.append(())
     return lines
 

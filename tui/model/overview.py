@@ -12,6 +12,7 @@ from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow, UnitState
 from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value, sentence, when
+from agentrl.words.waits import worth_telling
 from tui.model import fleet, outlook, wording
 from tui.model.ink import Line, Span, Tone, cut, span, trend
 from tui.model.mirror import Mirror
@@ -117,10 +118,9 @@ def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) ->
                 return [(span(waits),), (span(what_it_hangs_on), Span(since, Tone.DIM))]
             return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(pulse)]
         return [(span(pulse.sentence), Span(since, Tone.DIM)), *_tools(pulse)]
-    if why is None or not why.chains:
-        return []
-    lines: list[Line] = [(span(chain.sentence),) for chain in why.chains[:MOST_LINES]]
-    if (more := len(why.chains) - len(lines)) > 0:
+    chains = worth_telling(why.chains) if why is not None else []
+    lines: list[Line] = [(span(chain.sentence),) for chain in chains[:MOST_LINES]]
+    if (more := len(chains) - len(lines)) > 0:
         lines[-1] = (*lines[-1], Span(f" and {more} more", Tone.DIM))
     return lines
 

@@ -13,6 +13,7 @@ from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.protocol.data import ToolErrorGroup
+from agentrl.words.folding import OPEN
 from tui.model import trajectories
 from tui.model.table import Column
 from tui.model.trajectories import MALFORMED
@@ -68,7 +69,8 @@ class ToolErrors(AskedList):
 def same_kind(group: ToolErrorGroup, besides: str) -> str:
     """What the calls of a kind have in common, but for the words of the message."""
     names = ("server", "tool", "status", "error_class")
-    same = " and ".join(f"{name}={json.dumps(getattr(group, name), ensure_ascii=False)}" for name in names)
+    values = {name: getattr(group, name) for name in names if getattr(group, name) != OPEN}
+    same = " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
     return f"{same} and ({besides})" if besides else same
 
 

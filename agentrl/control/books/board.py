@@ -219,8 +219,9 @@ class Board:
             worst = min(bad, key=lambda s: (list(_TROUBLE).index(s.state), s.unit))
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             return "degraded", f"{worst.unit} is {worst.state.value}: {worst.reason}{more}"
+        ends = "; ".join(f"{s.unit} is {s.reason}" for s in wanted if s.done and s.bye_reason)
         if wanted and all(s.done for s in wanted):
-            return "completed", "every job is done"
+            return "completed", ends or "every job is done"
         coming = [s for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
         again = [s for s in coming if s.deaths or s.oom_deaths or s.failed_starts]
         if again:
@@ -228,7 +229,7 @@ class Board:
             return "degraded", f"{again[0].unit} died and is {again[0].state.value} again{more}"
         if coming:
             return "starting", f"{_units(len(coming), 'is', 'are')} not ready yet"
-        return "running", rows.ONLY_READ if self.state.run.reading else ""
+        return "running", rows.ONLY_READ if self.state.run.reading else ends
 
     # ---- waits ----
 
@@ -270,6 +271,7 @@ class Board:
             stopped=slot.stopped_process,
             paused=paused,
             phase=facts.report.phase,
+            status=facts.report.status,
             phase_over_s=max(0.0, now - ends) if ends is not None else 0.0,
             progress_age_s=now - lease.progressed if lease is not None else None,
             next_what=f"{next_what} in {max(0.0, next_at - now):.0f} s" if next_what else "",

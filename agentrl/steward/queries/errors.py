@@ -1,13 +1,14 @@
 """Errors of tools by what they say: what happened 192 times is one line, with samples to go on from.
 
 Invariant: two errors are one kind if they come from the same tool, ended alike and their messages differ only in
-numbers, quoted words, addresses and room between words. Calls that could not be read count like calls that failed.
+numbers, names, quoted words, addresses and room between words. Calls that could not be read count like calls that
+failed.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
 from agentrl.protocol.data import ToolErrorGroup, ToolErrors, ToolErrorSample
 from agentrl.store.database import Database, Plain
+from agentrl.words.folding import OPEN, kind_of, kinds_of
 
 MALFORMED = "malformed"
 """The status of a call that could not be read, which no tool ever saw."""
@@ -29,9 +31,6 @@ READ_CHARS = 400
 SAMPLES = 3
 MOST_KINDS = 2000
 OTHERS = "(other messages)"
-
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|<[^<>]{1,200}>")
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}[0-9a-fA-F-]*\b|\d+(?:[.:,]\d+)*")
 
 
 class Kind(NamedTuple):
@@ -58,28 +57,61 @@ class _Seen:
         if len(self.samples) < SAMPLES:
             self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"]))
 
-
-def kind_of_message(text: str) -> str:
-    """A message without what differs from one time to the next."""
-    text = " ".join(text[:READ_CHARS].split())
-    return _NUMBER.sub("#", _QUOTED.sub("'…'", text))
+    def join(self, other: _Seen) -> None:
+        """Every name gives a sample, as long as there is room."""
+        self.count += other.count
+        self.first_at = min(filter(None, (self.first_at, other.first_at)), default=0.0)
+        self.last_at = max(self.last_at, other.last_at)
+        both = [*self.samples, *other.samples]
+        firsts = {sample.text: sample for sample in reversed(both)}
+        self.samples = sorted(both, key=lambda sample: sample is not firsts[sample.text])[:SAMPLES]
 
 
 async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
     asked, now = parse(args.filter, TOOL_CALLS), await database.now()
     seen: dict[Kind, _Seen] = {}
+    names_are_out = False
     async for error in _errors(database, asked, now):
-        kind = Kind(
-            error["server"], error["tool"], error["status"], error["error_class"], kind_of_message(error["result"])
-        )
+        kind = _kind(error)
+        if kind not in seen and len(seen) >= MOST_KINDS and not names_are_out:
+            seen = _without_names(seen)
+            # Where that made no room it will not the next time, and it takes a while.
+            names_are_out = len(seen) > MOST_KINDS // 2
         if kind not in seen and len(seen) >= MOST_KINDS:
             kind = kind._replace(message=OTHERS)
         seen.setdefault(kind, _Seen()).add(error)
-    most_frequent = sorted(seen.items(), key=lambda one: (-one[1].count, one[0]))
+    most_frequent = sorted(_without_names(seen).items(), key=lambda one: (-one[1].count, one[0]))
     return [
         ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
         for kind, found in most_frequent[: max(1, args.limit)]
     ]
+
+
+def _without_names(seen: Mapping[Kind, _Seen]) -> dict[Kind, _Seen]:
+    """The kinds whose messages differ in a name only, as one."""
+    of_tool: dict[Kind, list[str]] = defaultdict(list)
+    for kind in seen:
+        of_tool[kind._replace(message="")].append(kind.message)
+    named = {tool: kinds_of(messages) for tool, messages in of_tool.items()}
+    wider = {kind: kind._replace(message=named[kind._replace(message="")][kind.message]) for kind in seen}
+    invented: dict[Kind, set[str]] = defaultdict(set)
+    for kind in wider.values():
+        invented[kind._replace(tool=OPEN)].add(kind.tool)
+    made: dict[Kind, _Seen] = {}
+    for kind, found in seen.items():
+        one = wider[kind]
+        # Tools that no server has are names that a model made up.
+        any_tool = one._replace(tool=OPEN)
+        of_one = any_tool if not one.server and len(invented[any_tool]) > 1 else one
+        made.setdefault(of_one, _Seen()).join(found)
+    return made
+
+
+def _kind(error: Plain) -> Kind:
+    said = error["result"][:READ_CHARS]
+    if not error["server"] and error["tool"]:
+        said = said.replace(error["tool"], OPEN)
+    return Kind(error["server"], error["tool"], error["status"], error["error_class"], kind_of(said))
 
 
 async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:
