@@ -25,7 +25,7 @@ BUILT_IN_RULES = (
     ),
     *("journal-full", "not-listening", "not-recording", "no-progress"),
     *("no-step", "engine-lags", "version-rejected", "canary-differs", "tool-server-left-alone", "tool-fails"),
-    *("held-out-trained", "warm-up-unused"),
+    *("held-out-trained", "warm-up-unused", "learning-nothing"),
     *(
         "learning-mismatch",
         "learning-drift",

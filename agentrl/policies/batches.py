@@ -143,7 +143,8 @@ def _last(left: Cut, wanted: Wanted) -> Decision:
 
 
 def _step(left: Cut, chosen: tuple[ReadyGroup, ...]) -> Decision:
-    why = f"{len(chosen)} groups with signal" if chosen else "no group has signal: the Step is empty"
+    groups = "1 group" if len(chosen) == 1 else f"{len(chosen)} groups"
+    why = f"{groups} with signal" if chosen else "no group has signal: the Step is empty"
     if left.flat:
         why += f", {len(left.flat)} without"
     return Decision(

@@ -20,6 +20,9 @@ CALLED_AT_MOST = 2
 AROUND_A_TOOL_CALL_S = 100.0
 """What comes to the times of the calls: waiting for a turn and for a server to return, and the fresh session."""
 
+AROUND_A_DEADLINE_S = 60.0
+"""What comes to the time of a model call or an episode, which ends itself: queues, a busy machine, the telling."""
+
 
 class OutcomeClass(enum.StrEnum):
     POLICY = "policy"
@@ -154,6 +157,11 @@ def tool_fault(
 def tool_call_within_s(limit_s: float) -> float:
     """In which time a toolbox has answered for certain, if one call may take `limit_s`."""
     return CALLED_AT_MOST * limit_s + AROUND_A_TOOL_CALL_S
+
+
+def longest_group_s(episode_s: float) -> float:
+    """How long a group may take whose every seat is redrawn."""
+    return episode_s * (1 + MAX_REDRAWS)
 
 
 def fault_on_fresh_session(first: tuple[str, str], again: tuple[str, str] | None, *, works_for_others: bool) -> Blame:

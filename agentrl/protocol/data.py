@@ -224,7 +224,7 @@ class DurationShare(msgspec.Struct, frozen=True):
 
 
 class StalenessReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far what is ready and under way lies behind the newest version."""
+    """How far what is ready and under way lies behind the newest version, all of it counted at one time."""
 
     bound: int
     version: int | None = None
@@ -236,6 +236,7 @@ class StalenessReport(msgspec.Struct, frozen=True, omit_defaults=True):
     previews: tuple[BoundPreview, ...] = ()
     dropped: tuple[DurationShare, ...] = ()
     """The shortest records first."""
+    counted_at: float = 0.0
 
 
 class RequeueTasks(Args, frozen=True):

@@ -30,7 +30,7 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
 )
 from agentrl.engines.routing import Candidate
-from agentrl.policies.outcomes import Outcome
+from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, Outcome
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.loops import EndedError, HandedOverError
 from agentrl.rollout.recording import Recorder
@@ -145,7 +145,8 @@ class ModelCalls:
         self._under_way = client, call.id
         self._fleet.sent(engine)
         try:
-            with self._wait("model call", engine.name.partition(".")[0], self._call_s):
+            late_after_s = self._call_s + AROUND_A_DEADLINE_S
+            with self._wait("model call", engine.name.partition(".")[0], late_after_s):
                 made = await client.generate(call.id, prompt, sampling, deadline_s=self._call_s, version=wanted.version)
             if problem := self._problem_of(made, room):
                 raise EngineRubbishError(problem)

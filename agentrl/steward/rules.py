@@ -124,7 +124,7 @@ def from_config(config: RunConfig) -> Rules:
         publish_every=training.publish_every,
         frozen=training.frozen,
         # Every attempt may take a whole episode's time, one after another.
-        group_s=float(config.rollout.episode_s) * (1 + outcomes.MAX_REDRAWS),
+        group_s=outcomes.longest_group_s(float(config.rollout.episode_s)),
         episode_s=float(config.rollout.episode_s),
         call_s=float(config.rollout.call_s),
         tools_s={name: float(server.timeout_s) for name, server in config.tools.items()},

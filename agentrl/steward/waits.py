@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from agentrl.policies.outcomes import tool_call_within_s
+from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, tool_call_within_s
 from agentrl.policies.states import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward.admission import Admitted
@@ -20,8 +20,6 @@ from agentrl.store import services, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
 
-AROUND_A_CALL_S = 60.0
-"""What comes to the time of a model call: queues."""
 ADMITS_WITHIN_S = 600.0
 _OPEN_TOOL_CALLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
 
@@ -104,14 +102,15 @@ def _of_record(task: str, record: Record, group: Group, rules: Rules, now: datet
         yield Wait("sampler", "to be claimed", age_s, rules.group_s, name)
         return
     name, age_s = f"record {record.id} on {owner}" if owner else f"record {record.id}", _since(record.started_at, now)
+    episode_s = rules.episode_s + AROUND_A_DEADLINE_S
     if record.status != RecordStatus.RUNNING:
         scored_s = _since(record.finished_at, now)
         waits = "the scorer cannot answer" if record.status == RecordStatus.UNSCORED else "it waits for its score"
-        yield Wait(name, f"has ended, and {waits}", scored_s, rules.episode_s, task)
+        yield Wait(name, f"has ended, and {waits}", scored_s, episode_s, task)
         return
-    yield Wait(name, f"is under way, in turn {record.turns + 1}", age_s, rules.episode_s, task)
+    yield Wait(name, f"is under way, in turn {record.turns + 1}", age_s, episode_s, task)
     if owner:
-        yield Wait(owner, "runs it", age_s, rules.episode_s, name)
+        yield Wait(owner, "runs it", age_s, episode_s, name)
     yield from _of_calls(name, group, rules, now)
 
 
@@ -124,7 +123,7 @@ def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterato
     elif (call := group.call) is not None:
         engine = call.engine.partition(".")[0]
         name, age_s = f"model call c{call.index} on {engine}", _since(call.sent_at, now)
-        limit_s = rules.call_s + AROUND_A_CALL_S
+        limit_s = rules.call_s + AROUND_A_DEADLINE_S
         yield Wait(name, "has no answer yet", age_s, limit_s, record)
         yield Wait(engine or "engine", "generates", age_s, limit_s, name)
     elif needed := [server for server in group.task.servers if server in group.unusable]:

@@ -60,6 +60,9 @@ LENGTH = Metric("tokens_per_record", "", "Trained tokens of a record.")
 LENGTH_JUMP = Metric("length_jump", "", "Length of the last three steps against the twenty before.", (0.5, 2.0))
 EVALUATION_FALL = Metric("evaluation_fall", "", "How far the evaluation is below its best.", (0.0, 0.15))
 NOT_FINITE = Metric("not_finite_in_a_row", "", "Batches in a row with a loss that is not finite.", (0, 0))
+NOTHING_TRAINED = Metric(
+    "steps_without_training", "", "Steps of the run, as long as none of them trained anything; 0 once one did.", (0, 2)
+)
 VALID = Metric("valid_share", "", "Recent attempts that did not fail for infrastructure.", (0.5, float("inf")))
 INFRASTRUCTURE = Metric("infrastructure_share", "", "Attempts since the last step that failed for infrastructure.")
 
@@ -80,7 +83,7 @@ OF_STEPS = (
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
 )
 """In Step documents; the trainer reports the newest as unit metrics."""
-OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED)
+OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED)
 """Reported by the trainer between Steps."""
 
 LEARNING: dict[str, Metric] = {metric.name: metric for metric in (*OF_STEPS, *OF_THE_TRAINER)}

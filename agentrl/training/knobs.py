@@ -23,10 +23,23 @@ from agentrl.training.dumps import Recorded
 from agentrl.training.trajectories import Batch
 from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob, Preview
+from agentrl.words.amounts import age, counted
 
 log = logging.getLogger("trainer")
-Ages = Callable[[], Sequence[int] | None]
-"""Of the records that are ready now and go by the bound of the run; None before they were looked at."""
+OLD_S = 1.0
+"""What was counted longer ago says when."""
+
+
+class Counted(NamedTuple):
+    """Ages of the records that are ready and go by the bound of the run."""
+
+    ages: Sequence[int]
+    ago_s: float = 0.0
+    """How long ago they were counted."""
+
+
+Ages = Callable[[], Counted | None]
+"""None before they were looked at."""
 STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
 _AT_THE_BOUND: dict[Strategy, str] = {
     "drop": "dropped",
@@ -156,13 +169,15 @@ class FreshnessKnobs:
         return self._voiding(change, before, after)
 
     def _voiding(self, change: str, before: Freshness, after: Freshness) -> Preview:
-        ages = self._ages()
-        if ages is None:
+        found = self._ages()
+        if found is None:
             return Preview(f"{change}; how old the ready records are is not known yet", exact_undo=False)
-        lost = voided(ages, before, after)
+        lost = voided(found.ages, before, after)
+        # While a step is computed nothing is counted, and what was counted is another number than a screen's.
+        counted_at = f" (counted {age(found.ago_s)} ago)" if found.ago_s >= OLD_S else ""
         if not lost:
-            return Preview(f"{change}; no ready record is too old for it")
-        return Preview(f"{change} and voids {lost} ready records", exact_undo=False, loses=lost)
+            return Preview(f"{change}; no ready record is too old for it{counted_at}")
+        return Preview(f"{change} and voids {counted(lost, 'ready records')}{counted_at}", exact_undo=False, loses=lost)
 
 
 class DecayKnobs:

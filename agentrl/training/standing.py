@@ -29,7 +29,21 @@ class Standing:
     tried_checkpoint: int = -1
     committed: int = 0
     """Steps of the whole run that stand."""
+    taught: int = 0
+    """Those of them that trained something."""
     since_evaluation: int = 0
     """Publications since the last one was evaluated."""
     not_finite: int = 0
     """Batches in a row."""
+
+    @property
+    def for_nothing(self) -> int:
+        """Steps of the run, as long as none of them trained anything."""
+        return 0 if self.taught else self.committed
+
+
+def ending(why: str, standing: Standing) -> str:
+    """Why a run is complete, and whether it was worth anything: to end is not to have learned."""
+    if not standing.for_nothing:
+        return why
+    return f"no step trained anything ({why}): groups whose records all score the same teach nothing"

@@ -20,13 +20,14 @@ from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import Manifest
 from agentrl.errors import AgentrlError, DiskError
 from agentrl.policies.ages import VersionTree
+from agentrl.policies.outcomes import longest_group_s
 from agentrl.policies.states import Actor, StepStatus
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.telemetry.learning import NOT_FINITE, STEPS_WANTED, VALID
+from agentrl.telemetry.learning import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
 from agentrl.telemetry.services import WARMUP_UNUSED, Meter
 from agentrl.training import (
     checkpoints,
@@ -41,15 +42,16 @@ from agentrl.training import (
     suspicion,
     telling,
 )
+from agentrl.training.batchwait import BatchWait
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
 from agentrl.training.dumps import DUMPS, Recorder
 from agentrl.training.evaluating import Evaluator, over_all
-from agentrl.training.knobs import Knobs, Plan
+from agentrl.training.knobs import Counted, Knobs, Plan
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.patience import Patience
 from agentrl.training.selection import Look, Place
-from agentrl.training.standing import DivergedError, Standing
+from agentrl.training.standing import DivergedError, Standing, ending
 from agentrl.training.suspicion import Suspicion
 from agentrl.training.takeover import CHECKPOINTS, Start, take_over
 from agentrl.training.trajectories import Batch
@@ -63,8 +65,8 @@ HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
 COMPUTE_AT_MOST_S = 900.0
 """Between two micro-batches; a step as a whole may take any number of them."""
-BATCH_AT_MOST_S = 600.0
-"""Longer than that without a batch is worth a question; the trainer goes on waiting."""
+AWAY_AT_MOST_S = 600.0
+"""Longer than that without a store or room on the disk is worth a question; the trainer goes on waiting."""
 NOT_FINITE_AT_MOST = 3
 
 T = TypeVar("T")
@@ -78,14 +80,15 @@ class Trainer:
         self._run_dir = unit.run_dir
         self._recorder = Recorder(unit.run_dir / DUMPS, config.training.dumps)
         self._ages: tuple[int, ...] | None = None
-        self._knobs = Knobs(unit, config, lambda: self._ages)
+        self._ages_at = 0.0
+        self._knobs = Knobs(unit, config, self._counted)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
         self._evaluates = origin.has_held_out_tasks(config)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         life = f"{unit.name}.{unit.incarnation}"
         self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
-        self._lasting = Patience(unit, self._lease, at_most_s=BATCH_AT_MOST_S).lasting
+        self._lasting = Patience(unit, self._lease, at_most_s=AWAY_AT_MOST_S).lasting
         self._told: dict[str, object] = {}
         self._hold, self._hold_looked_at = "", float("-inf")
         self._held_since: float | None = None
@@ -93,8 +96,7 @@ class Trainer:
         self._evaluation: dict[str, float] = {}
         """The last that is known."""
         self._meter = Meter(time.monotonic())
-        self._waits = False
-        self._waiting = contextlib.ExitStack()
+        self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
         self.standing = Standing(0)
         self._suspicion = Suspicion()
         self._unannounced: Publication | None = None
@@ -178,8 +180,11 @@ class Trainer:
     async def _look(self, plan: Plan) -> Look:
         place = self._place(plan)
         look = await selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
-        self._ages = look.ages
+        self._ages, self._ages_at = look.ages, time.monotonic()
         return look
+
+    def _counted(self) -> Counted | None:
+        return None if self._ages is None else Counted(self._ages, time.monotonic() - self._ages_at)
 
     async def _park(self, plan: Plan) -> None:
         """Begin nothing, and go on counting what is ready: previews tell what another bound would void now."""
@@ -194,18 +199,15 @@ class Trainer:
             await asyncio.wait([parked])
 
     async def _wait(self, why: str) -> None:
-        """One wait from the first look that found no batch to the one that does; the steward tells what is missing."""
-        if not self._waits:
-            self._waits = True
+        """The steward tells what is missing."""
+        if self._batch_wait.begin():
             self._meter.set(0, 1, time.monotonic())
-            self._waiting.enter_context(self._unit.wait("batch", on="batch", at_most_s=BATCH_AT_MOST_S))
         self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {why}")
         await self._unit.sleep_async(LOOK_EVERY_S)
 
     def _wait_is_over(self) -> None:
-        self._waits = False
+        self._batch_wait.end()
         self._meter.set(1, 1, time.monotonic())
-        self._waiting.close()
 
     # ---- one step ----
 
@@ -293,6 +295,8 @@ class Trainer:
         now.not_finite = 0
         self._unit.metric(NOT_FINITE.name, 0)
         now.trained |= trained
+        now.taught += trained
+        self._unit.metric(NOTHING_TRAINED.name, now.for_nothing)
         self._curves.add(now.step, metrics)
         reports.to_unit(self._unit, metrics, now.step)
 
@@ -396,7 +400,10 @@ class Trainer:
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._stand_at(start, await publications.parents(self._database))
         self._suspicion = await suspicion.recall(self._database)
-        self.standing.committed = await self._database.count("Step", {"status": StepStatus.COMMITTED})
+        committed = {"status": StepStatus.COMMITTED}
+        self.standing.committed = await self._database.count("Step", committed)
+        self.standing.taught = await self._database.count("Step", committed | {"records.0": {"$exists": True}})
+        self._unit.metric(NOTHING_TRAINED.name, self.standing.for_nothing)
         return start
 
     async def _keep_reference(self, *, anew: bool) -> None:
@@ -418,6 +425,7 @@ class Trainer:
         self._wait_is_over()
         plan = self._knobs.take()
         if why:
+            why = ending(why, self.standing)
             # What would be admitted from here on, nobody would train.
             self._hold = f"complete: {why}"
         await self._lasting(lambda: self._do_what_is_due(plan, last=True))

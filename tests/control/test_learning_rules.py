@@ -109,6 +109,42 @@ BAD: dict[str, tuple[dict[str, list[float]], Severity, str]] = {
 }
 
 
+FOR_NOTHING = "learning-nothing:trainer-0"
+
+
+def test_a_short_run_that_trains_nothing_is_told_of_before_ten_steps_and_after_its_end() -> None:
+    plant = Plant()
+    silent = {"groups": [0.0] * 9, "groups_without_signal": [4.0] * 9}
+    steps = series(9, **silent)
+    for number in range(1, 10):
+        plant.report(**WELL, **alarms.against(steps[: number - 1], steps[number - 1]), steps_without_training=number)
+        assert plant.pass_time(5.0) == ([FOR_NOTHING] if number > 2 else []), number
+    assert plant.fired[0].sentence == "trainer-0 has made 3 steps, and none of them trained anything."
+    assert plant.fired[0].suggest == "agentrl tune temperature"
+    plant.report(steps_without_training=0.0)
+    assert plant.pass_time(60.0) == []
+
+
+def test_a_run_that_has_ended_for_nothing_says_so_for_as_long_as_it_is_there() -> None:
+    plant = Plant()
+    plant.report(**WELL, steps_without_training=1.0)
+    assert plant.pass_time(5.0) == [], "a single step may be so"
+    plant.units["trainer-0"] = replace(TRAINER, state=UnitState.STOPPED, done=True)
+    assert plant.pass_time(5.0) == [FOR_NOTHING]
+    assert plant.fired[-1].sentence == "trainer-0 has ended, and no step trained anything."
+    plant.metrics = Metrics(LEARNING.keys())
+    assert plant.pass_time(600.0) == [FOR_NOTHING], "another coordinator never heard its numbers"
+    plant.units["trainer-0"] = TRAINER
+    assert plant.pass_time(60.0) == [], "it is at work again"
+
+
+def test_a_run_that_has_trained_and_ended_is_silent() -> None:
+    plant = Plant()
+    plant.report(**WELL, steps_without_training=0.0)
+    plant.units["trainer-0"] = replace(TRAINER, state=UnitState.STOPPED, done=True)
+    assert plant.pass_time(600.0) == []
+
+
 @pytest.mark.parametrize("name", ["mismatch_p99_over_limit", "mismatch_k3_over_limit"])
 def test_a_tail_of_the_mismatch_is_a_fault_although_its_mean_is_within_the_limit(name: str) -> None:
     plant = Plant()

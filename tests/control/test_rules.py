@@ -186,6 +186,7 @@ def test_every_default_rule_has_a_case_here() -> None:
         "tool-fails",
         "held-out-trained",
         "warm-up-unused",
+        "learning-nothing",
     }
     elsewhere = {rule.name for rule in OUT_OF_BAND} | of_the_data_plane  # test_learning_rules has those
     assert {rule.name for rule in default_rules()} == tested | elsewhere
@@ -252,8 +253,23 @@ def test_a_wait_that_lasts_too_long_shows_its_chain() -> None:
     assert row.id == "no-progress:judge-0"
     assert row.evidence[0] == "trainer-0 ← judge-0, 312 s: judge-0 is at work"
     assert row.suggest == "agentrl why"
+    assert firing(stuck, for_s=10.0) == [], "who overstays a deadline by a moment is about to be ended"
     young = World(RunRow("my-run", "u", "running"), chains=explain(facts, no_progress_s=400.0))
     assert firing(young) == []
+
+
+def test_a_start_that_takes_long_alarms_nobody_who_waits_for_it() -> None:
+    """A machine that is many times slower than usual: every deadline is still to come."""
+    facts = {
+        "sampler-0": UnitFacts("sampler-0", "sampler", UnitState.PENDING, age_s=400.0, after=("steward",)),
+        "steward-0": UnitFacts("steward-0", "steward", UnitState.STARTING, age_s=390.0, reason="starting on a"),
+    }
+    pending = unit("sampler-0", UnitState.PENDING, reason="waits for steward to be ready")
+    slow = world(pending, unit("steward-0", UnitState.STARTING))
+    assert firing(replace_world(slow, chains=explain(facts))) == []
+    facts["steward-0"] = replace_world(facts["steward-0"], state=UnitState.FATAL)
+    dead_end = replace_world(world(pending, unit("steward-0", UnitState.FATAL)), chains=explain(facts))
+    assert "unit-pending:sampler-0" in [row.id for row in firing(dead_end)]
 
 
 # ---- memory ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from agentrl.policies.admission import Counts
-from agentrl.policies.outcomes import AROUND_A_TOOL_CALL_S, Outcome
+from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, AROUND_A_TOOL_CALL_S, Outcome
 from agentrl.policies.states import ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward import admission, waits
@@ -54,6 +54,7 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     assert told[1].what == "is under way, in turn 1"
     assert told[1].age_s >= 40.0
     assert all(wait.at_most_s for wait in told), "no wait is unbounded"
+    assert told[2].at_most_s == 30.0 + AROUND_A_DEADLINE_S, "at its deadline it ends itself"
     await services.report(db, toolbox(0, unavailable=["shop"]))
     parked = (await waits.look(db, ours, NOTHING))[-1]
     assert (parked.who, parked.on) == (name, "tool server shop")

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
-from agentrl.training.knobs import Knobs
+from agentrl.training.knobs import Counted, Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
 from tests.training.rollouts import configuration
@@ -20,7 +20,7 @@ def unit(tmp_path: Path) -> Unit:
 
 
 def test_a_new_bound_says_what_it_voids_and_holds_from_the_next_step(unit: Unit, tmp_path: Path, tiny: Path) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: [0, 1, 2, 2, 3])
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: Counted([0, 1, 2, 2, 3]))
     preview = unit._knobs.preview("bound", 1)
     assert (preview.loses, preview.exact_undo) == (2, False)
     assert "voids 2 ready records" in preview.sentence
@@ -29,6 +29,16 @@ def test_a_new_bound_says_what_it_voids_and_holds_from_the_next_step(unit: Unit,
     unit._knobs.offer("bound", 1)
     assert before.freshness.bound == 2
     assert knobs.take().freshness.bound == 1
+
+
+def test_what_was_counted_a_while_ago_says_so(unit: Unit, tmp_path: Path, tiny: Path) -> None:
+    """While a step is computed nobody counts."""
+    now = [Counted([0, 2], 0.2)]
+    Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: now[0])
+    assert unit._knobs.preview("bound", 1).sentence.endswith("and voids 1 ready record")
+    now[0] = Counted([0, 2], 47.0)
+    assert unit._knobs.preview("bound", 1).sentence.endswith("and voids 1 ready record (counted 47 s ago)")
+    assert unit._knobs.preview("bound", 3).sentence.endswith("no ready record is too old for it (counted 47 s ago)")
 
 
 def test_before_anything_was_counted_a_bound_that_may_void_something_is_not_taken_for_harmless(
@@ -41,7 +51,7 @@ def test_before_anything_was_counted_a_bound_that_may_void_something_is_not_take
 
 
 def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny: Path) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=3), tuple)
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=3), lambda: Counted(()))
     assert knobs.take().loss.decay is None
     unit._knobs.offer("strategy", "decay")
     plan = knobs.take()
@@ -53,7 +63,8 @@ def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny
 def test_a_value_that_contradicts_the_others_is_refused_and_changes_nothing(
     unit: Unit, tmp_path: Path, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=2, strategy="decay", hard_bound=3), lambda: [0, 3, 3])
+    config = configuration(tmp_path, tiny, bound=2, strategy="decay", hard_bound=3)
+    knobs = Knobs(unit, config, lambda: Counted([0, 3, 3]))
     before = knobs.take()
     with pytest.raises(ConfigError, match="must be below 1"):
         unit._knobs.preview("decay_cap", 6.0)

@@ -328,9 +328,13 @@ async def test_a_batch_that_is_not_finite_changes_nothing_and_does_not_come_back
 async def test_groups_without_signal_are_consumed_by_an_empty_step(db: Database, tiny: Path, tmp_path: Path) -> None:
     await closed_groups(db, 4, scores=(1.0, 1.0))
     await end_of_data(db)
-    await trainer(db, configuration(tmp_path, tiny), tmp_path).run()
+    mine = trainer(db, configuration(tmp_path, tiny), tmp_path)
+    await mine.run()
     (step,) = await committed(db)
     assert step["empty"] is True
+    told = mine._unit._account
+    assert "complete: no step trained anything (" in told.status
+    assert told.take_metrics()["steps_without_training"] == 1
     assert await task_statuses(db) == ["filtered"] * 4
     assert await publications.parents(db) == {1: None}, "nothing was trained, so nothing is published"
     await balanced(db)
@@ -341,7 +345,10 @@ async def test_at_the_end_of_the_data_it_takes_what_is_left_saves_and_ends(
 ) -> None:
     await closed_groups(db, 3)
     await end_of_data(db)
-    await trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path).run()
+    mine = trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path)
+    await mine.run()
+    assert "trained anything" not in mine._unit._account.status
+    assert mine._unit._account.take_metrics()["steps_without_training"] == 0
     assert [len(step["tasks"]) for step in await committed(db)] == [2, 1]  # type: ignore[arg-type]
     (checkpoint,) = await db.find("Checkpoint", {"status": "complete"})
     assert (checkpoint["step"], checkpoint["version"]) == (2, 3)

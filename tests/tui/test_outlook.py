@@ -52,6 +52,15 @@ def test_learning_tells_intervals_the_change_over_an_hour_and_the_time_left() ->
     assert "step 120 of 240  one in 60s  time left 2h00" in told
 
 
+def test_a_run_that_trained_nothing_does_not_look_complete_and_well() -> None:
+    def told(**metrics: float) -> str:
+        return text(outlook.learned(outlook.report([reported(**metrics)], Outlook()), Outlook(), NOW))
+
+    assert told(step=2, steps_wanted=2, steps_without_training=2).endswith("step 2 of 2  complete  nothing was trained")
+    assert told(step=2, steps_wanted=9, steps_without_training=2).endswith("step 2 of 9  nothing was trained")
+    assert told(step=2, steps_wanted=2, steps_without_training=0).endswith("step 2 of 2  complete")
+
+
 def test_what_few_steps_say_is_no_trend_and_what_nobody_told_is_not_there() -> None:
     seen = Outlook(steps(3, reward_mean=0.5))
     told = text(outlook.learned(outlook.report([], seen), seen, NOW))

@@ -102,6 +102,20 @@ async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(co
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
 
 
+async def test_what_the_screen_and_the_knob_count_is_asked_together_and_says_when(coordinator: Scripted) -> None:
+    """The mark stands while records come and go: what the knob said of it used to stay as it was at the key."""
+    with_a_bound(coordinator)
+    coordinator.effects["tune"] = Effect(changes=("voids 2 ready records",))
+    async with opened(coordinator.state_dir, (100, 30)) as screen:
+        await screen.press("5", "b")
+        await screen.shows("try another bound", "counted 0 s ago")
+        await screen.press("left")
+        await screen.shows("at 1: voids 2 ready", "voids 2 ready records")
+        coordinator.answers["staleness"] = lambda _: msgspec.structs.replace(REPORT, ready={0: 1, 2: 5})
+        coordinator.effects["tune"] = Effect(changes=("voids 5 ready records",))
+        await screen.shows("at 1: voids 5 ready", "voids 5 ready records")
+
+
 async def test_a_value_is_typed_as_fast_as_one_likes(coordinator: Scripted) -> None:
     """An editing key used to be done after the letters behind it, so a backspace took the one that was to stay."""
     with_a_bound(coordinator)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentrl.protocol.rows import UnitRow
 from agentrl.telemetry import learning
 from agentrl.telemetry.metrics import Metric
+from agentrl.words.amounts import counted
 from tui.model import wording
 from tui.model.curves import LATELY, Point
 from tui.model.ink import Line, Span, Tone, span
@@ -100,8 +101,11 @@ def _progress(found: Report, outlook: Outlook, now: float) -> list[Span]:
         parts.append(Span(f"  {shown}", Tone.DIM))
         if wanted and wanted > step:
             parts += [Span("  time left ", Tone.DIM), Span(wording.brief((wanted - step) / pace), Tone.STRONG)]
+    for_nothing = bool(found.get(learning.NOTHING_TRAINED.name))
     if wanted and step >= wanted:
-        parts.append(Span("  complete", Tone.GOOD))
+        parts.append(Span("  complete", Tone.WARN if for_nothing else Tone.GOOD))
+    if for_nothing:
+        parts.append(Span("  nothing was trained", Tone.BAD))
     return parts
 
 
@@ -137,7 +141,7 @@ def at_risk(found: Report, outlook: Outlook, now: float) -> Span:
         return Span("")
     lost = max(0, round(step) - outlook.checkpoint_step)
     since = f" ({wording.ago(outlook.checkpoint_at, now)} ago)" if outlook.checkpoint_at else ""
-    return Span(f"{lost} steps since checkpoint {outlook.checkpoint_step}{since}", Tone.PLAIN)
+    return Span(f"{counted(lost, 'steps')} since checkpoint {outlook.checkpoint_step}{since}", Tone.PLAIN)
 
 
 # ---- data ----
@@ -172,9 +176,9 @@ def _dropped(points: Sequence[Point]) -> list[Span]:
     counts = [(title, sum(_numbers(points, name))) for name, title in reasons]
     told = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
     silent = sum(_numbers(points, "groups_without_signal"))
-    told += f"{', ' if told else ''}{silent:.0f} groups without signal" if silent else ""
+    told += f"{', ' if told else ''}{counted(round(silent), 'groups without signal')}" if silent else ""
     tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
-    return [Span(f"dropped in {len(points)} steps ", Tone.DIM), Span(told or "none", tone)]
+    return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(told or "none", tone)]
 
 
 # ---- the policy ----

@@ -16,7 +16,7 @@ from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.protocol.data import StalenessReport
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
-from agentrl.words.amounts import moment
+from agentrl.words.amounts import age, moment
 from tui.model import details, intents, knobs, staleness
 from tui.model.consequences import in_a_sentence
 from tui.model.ink import Line, Span, Tone, cut, span
@@ -61,6 +61,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._ages: StalenessReport | None = None
+        self._ages_at = 0.0
         self._unknown = "its answer is not there yet."
         """Why the ages are not known."""
         self._mark: int | None = None
@@ -103,7 +104,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             mark = self._mark_of(self._ages)
             made += staleness.histogram(self._ages, mark, width - 2)
             said = staleness.what_if(self._ages, mark).sentence if mark != self._ages.bound else "← → try another bound"
-            made.append((Span(said, Tone.STRONG),))
+            counted = Span(f"  counted {age(self.console_app.clock() - self._ages_at)} ago", Tone.DIM)
+            made.append((Span(said, Tone.STRONG), counted))
             if self._would:
                 made.append((span(self._would),))
             if hit := staleness.dropped(self._ages):
@@ -150,9 +152,13 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         async def ask() -> None:
             try:
                 self._ages = await self.console_app.connection.client.staleness(deadline_s=ANSWER_S)
+                self._ages_at = self.console_app.clock()
             except AgentrlError as error:
                 self._ages, self._unknown = None, str(error)
             self.repaint()
+            # What the knob says of the mark is asked with it: numbers beside each other are of one time.
+            if row is not None and self._ages is not None and self._mark is not None and self._mark != row.value:
+                await self._preview(row, self._mark)
 
         row = self.knob()
         if row is not None and row.name == BOUND and self._live():

@@ -60,6 +60,30 @@ class OutOfBand:
         return Finding(unit.unit, sentence, tuple(line for line in (*told, step) if line), suggest)
 
 
+def nothing_trained(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    """A run that takes steps and learns nothing looks like a good one; with ten steps `learning-no-signal` tells more.
+    What was found of a trainer that has ended stays found, also by a coordinator that never heard its numbers."""
+    at_work = trainers(world)
+    for name, unit in world.units.items():
+        if unit.role != "trainer":
+            continue
+        numbers = world.metrics.values(name)
+        steps = numbers.get(of.NOTHING_TRAINED.name)
+        told = (*((f"{of.NOTHING_TRAINED.name} = {steps:.0f}",) if steps else ()), _WHY_NOTHING)
+        if unit.done and (steps or (steps is None and name in alerting)):
+            yield Finding(name, f"{name} has ended, and no step trained anything.", told, "agentrl steps list")
+        elif (
+            name in at_work
+            and of.ZERO_VARIANCE_LATELY.name not in numbers
+            and is_outside(of.NOTHING_TRAINED, numbers, standing=name in alerting)
+        ):
+            sentence = f"{name} has made {steps:.0f} steps, and none of them trained anything."
+            yield Finding(name, sentence, told, "agentrl tune temperature")
+
+
+_WHY_NOTHING = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or misjudged."
+
+
 def trainers(world: World) -> dict[str, UnitRow]:
     at_work = (UnitState.READY, UnitState.SUSPECT)
     return {name: unit for name, unit in world.units.items() if unit.role == "trainer" and unit.state in at_work}

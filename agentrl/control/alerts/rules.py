@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from agentrl.control.alerts import data_rules
 from agentrl.control.alerts.book import Finding, Rule, World
-from agentrl.control.alerts.learning_rules import OUT_OF_BAND
+from agentrl.control.alerts.learning_rules import OUT_OF_BAND, nothing_trained
 from agentrl.control.books.metrics import Trend
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.words.amounts import counted
 
 Check = Callable[[World, Collection[str], float], Iterable[Finding]]
 
@@ -81,7 +82,8 @@ def default_rules(
         BuiltIn("journal-full", Severity.PAGE, 0.0, _JOURNAL_FULL),
         BuiltIn("not-listening", Severity.WARNING, 0.0, _NOT_LISTENING),
         BuiltIn("not-recording", Severity.WARNING, 0.0, _NOT_RECORDING),
-        BuiltIn("no-progress", Severity.WARNING, 0.0, _no_progress),
+        # Who overstays a deadline by a moment is about to be ended for it.
+        BuiltIn("no-progress", Severity.WARNING, 15.0, _no_progress),
         BuiltIn("no-step", Severity.WARNING, 0.0, data_rules.no_step),
         BuiltIn("engine-lags", Severity.WARNING, 60.0, data_rules.engine_lags),
         BuiltIn("version-rejected", Severity.WARNING, 0.0, data_rules.version_rejected),
@@ -90,6 +92,7 @@ def default_rules(
         BuiltIn("tool-fails", Severity.WARNING, 10.0, data_rules.tool_fails),
         BuiltIn("held-out-trained", Severity.WARNING, 0.0, data_rules.held_out_trained),
         BuiltIn("warm-up-unused", Severity.WARNING, 0.0, data_rules.warmup_unused),
+        BuiltIn("learning-nothing", Severity.WARNING, 0.0, nothing_trained),
         *OUT_OF_BAND,
     )
     return [rule for rule in rules if rule.name not in off]
@@ -169,8 +172,11 @@ def _hung(world: World, alerting: Collection[str], now: float) -> Iterator[Findi
 
 
 def _pending(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    # Who waits for somebody that starts has time: a start has a deadline and, if it fails, an alert of its own.
+    starting = {name for name, unit in world.units.items() if unit.state is UnitState.STARTING}
+    coming = {link.who for chain in world.chains if chain.culprit in starting for link in chain.links}
     for name, unit in world.units.items():
-        if unit.state is UnitState.PENDING and unit.desired and not unit.paused:
+        if unit.state is UnitState.PENDING and unit.desired and not unit.paused and name not in coming:
             yield Finding(name, f"{name} is wanted and not started: {_reason(unit)}.", (_reason(unit),), "agentrl why")
 
 
@@ -205,7 +211,7 @@ class _MemoryGrows:
             f"{_size(trend.first)} -> {_size(trend.last)} in {_span(trend.window_s)}, "
             f"a straight line explains {trend.fit:.0%} of it"
         )
-        yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {unit.processes} processes"
+        yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {counted(unit.processes, 'processes')}"
         if host is not None and host.facts.memory_bytes:
             left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
             enough_s = 3600 * left / trend.slope_per_h

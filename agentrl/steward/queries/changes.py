@@ -26,6 +26,7 @@ from agentrl.store import checkpoints, datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
 from agentrl.store.documents import Said
+from agentrl.words.amounts import counted
 
 SHOWN = 5
 
@@ -62,7 +63,7 @@ class Changes:
             held = {"task": id, "round": task.round, "status": {"$in": list(HOLDS_SEAT)}}
             begun = await self._database.count("Record", held | {"status": {"$in": _WORK}})
             if begun:
-                loses.append(f"{begun} records of its round {task.round} are given up")
+                loses.append(f"{counted(begun, 'records')} of its round {task.round} are given up")
         return Effect(changes=_few(changes), loses=tuple(loses))
 
     async def _requeue(self, args: RequeueTasks, operation: str) -> Done:
@@ -97,7 +98,7 @@ class Changes:
         known = await self._known_prompts(args.environment, train)
         ids = await epochs.add(self._database, args.environment, environment, train)
         return Done(
-            (f"{len(ids)} tasks: {ids[0]} to {ids[-1]}", *known),
+            (f"{counted(len(ids), 'tasks')}: {ids[0]} to {ids[-1]}", *known),
             {"tasks": len(ids), "first": ids[0], "last": ids[-1]},
         )
 

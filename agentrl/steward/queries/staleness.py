@@ -30,10 +30,11 @@ async def report(database: Database, rules: Rules) -> StalenessReport:
     lineage = await lineages.current(database)
     plan = {} if lineage is None else lineage.plan
     bound = int(plan.get("bound", rules.bound))
+    counted_at = (await database.now()).timestamp()
     parents = await publications.parents(database)
     dropped = by_quarters(await _durations(database))
     if not parents:
-        return StalenessReport(bound=bound, dropped=dropped)
+        return StalenessReport(bound=bound, dropped=dropped, counted_at=counted_at)
     tree, newest = VersionTree(parents), max(parents)
     ready = Counter(
         tree.staleness(data.trained_versions, newest) for group in await steps.ready(database) for data in group.records
@@ -48,6 +49,7 @@ async def report(database: Database, rules: Rules) -> StalenessReport:
         under_way=dict(sorted(under_way.items())),
         previews=previews(ready, under_way, bound),
         dropped=dropped,
+        counted_at=counted_at,
     )
 
 
