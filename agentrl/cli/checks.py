@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from agentrl.protocol.data import AccountReport, StalenessReport, ToolErrorGroup
 
-BAR = 20
+BAR = 14
 """Characters of the longest bar."""
 
 
@@ -54,7 +54,7 @@ async def failures(cli: Cli, filter: Filter = "", sort: Sort = "", after: After 
     `owner` is the unit that made it.
     """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=("took", "what"))
+    return await lists.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=FAILURES_SPARE)
 
 
 FAILURES: lists.Columns = {
@@ -67,6 +67,8 @@ FAILURES: lists.Columns = {
     "took": lists.field("latency_s"),
     "what": lists.field("result"),
 }
+
+FAILURES_SPARE = ("unit", "asked", "whose", "kind")
 
 
 def _tell_errors(cli: Cli, kind: ToolErrorGroup) -> None:
@@ -113,6 +115,7 @@ async def staleness(cli: Cli) -> ExitCode:
     Those that are ready and those under way, and whom the bound hits.
     """
     from agentrl.cli import output
+    from agentrl.words.amounts import counted
 
     async with cli.connect() as client:
         report = await client.staleness(deadline_s=lists.ANSWER_WITHIN_S)
@@ -120,12 +123,15 @@ async def staleness(cli: Cli) -> ExitCode:
         output.emit(report)
         return ExitCode.OK
     where = "nothing is published yet" if report.version is None else f"version {report.version} is the newest"
-    output.say(f"The bound is {report.bound} publications; {where}.")
+    at = f"; counted at {output.moment(report.counted_at)}" if report.counted_at else ""
+    bound = counted(report.bound, "publications")
+    output.say(f"The bound is {bound}; {where}{at}.")
     if report.previews:
         output.show(_ages(report), cli.color)
     for part in report.dropped:
         times = f"{output.duration(part.from_s)} to {output.duration(part.to_s)}"
-        output.say(f"of {part.records} records that took {times}, {part.dropped} were dropped as too old")
+        was = "was" if part.dropped == 1 else "were"
+        output.say(f"of {counted(part.records, 'records')} that took {times}, {part.dropped} {was} dropped as too old")
     return ExitCode.OK
 
 
@@ -142,5 +148,5 @@ def _ages(report: StalenessReport) -> RenderableType:
         mark = "bound" if age == report.bound else "too old" if age > report.bound else ""
         cells = (str(age), str(count), str(report.under_way.get(age, 0)), bar, mark)
         rows.append((*cells, str(preview.voids_ready), str(preview.voids_under_way)))
-    names = ("age", "ready", "under way", "", "", "as a bound voids", "under way")
-    return output.table(names, rows, right=("age", "ready", "under way", "as a bound voids"))
+    names = ("age", "ready", "under way", "", "", "as a bound voids", "and under way")
+    return output.table(names, rows, right=("age", "ready", "under way", "as a bound voids", "and under way"))

@@ -7,6 +7,7 @@ stripped of control codes and is never parsed as markup; with `--json` stdout ho
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 _FOLDS_FROM = 24
 """Cells of a column in which one is so long may take several lines."""
+_NARROWEST = 12
+"""What such a column is given at least, before a name is taken apart."""
+_GAP = 2
+"""Cells between two columns."""
+_ENDLESS = 100_000
+"""Cells of a line in a pipe or a file, where nothing has to fit: programs take lines apart by themselves."""
 
 
 def say(text: str = "") -> None:
@@ -89,10 +96,22 @@ def emit_line(value: Any) -> None:
 
 
 def console(color: bool = True, *, stderr: bool = False) -> Console:
-    """A terminal that parses no markup: text from a run must not become style."""
+    """A terminal that parses no markup: text from a run must not become style.
+
+    What leads elsewhere has no width, unless `COLUMNS` gives it one.
+    """
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, no_color=not color, soft_wrap=False)
+    bounded = (sys.stderr if stderr else sys.stdout).isatty() or os.environ.get("COLUMNS")
+    return Console(
+        stderr=stderr,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        no_color=not color,
+        soft_wrap=False,
+        width=None if bounded else _ENDLESS,
+    )
 
 
 def cell(text: object, style: str = "") -> Text:
@@ -124,15 +143,14 @@ def table(
     used = [place for place in range(len(columns)) if not cells or any(row[place].plain for row in cells)]
     long = {place: max(len(columns[place]), *(row[place].cell_len for row in cells), 0) for place in used}
 
-    def is_too_wide() -> bool:
-        return (
-            bool(width) and sum((min(most, _FOLDS_FROM) if place else most) + 2 for place, most in long.items()) > width
-        )
+    def is_too_wide(folded: int = _FOLDS_FROM) -> bool:
+        taken = sum((min(most, folded) if place else most) + _GAP for place, most in long.items()) - _GAP
+        return bool(width) and taken > width
 
     for name in spare:
         if is_too_wide():
             long.pop(columns.index(name), None)
-    folds = is_too_wide()
+    folds = is_too_wide(_NARROWEST)
     for place, most in long.items():
         name = columns[place]
         # Names and what is short stay whole; what folds is the rest.
@@ -144,7 +162,14 @@ def table(
 
 
 def show(rendered: RenderableType, color: bool) -> None:
-    console(color).print(rendered)
+    made = console(color)
+    if made.is_terminal:
+        made.print(rendered)
+        return
+    # A table fills its last column with blanks, to the longest of them.
+    with made.capture() as caught:
+        made.print(rendered)
+    print("\n".join(line.rstrip() for line in caught.get().splitlines()))
 
 
 def interactive() -> bool:

@@ -92,22 +92,24 @@ def _tell(story: RecordStory) -> None:
 
 def _tell_of_training(story: RecordStory) -> None:
     from agentrl.cli import output
+    from agentrl.words.amounts import counted
 
     record, training = story.record, story.training
     parts = [] if record.get("score") is None else [f"score {record['score']:.4g}"]
     parts += [] if training.get("advantage") is None else [f"advantage {training['advantage']:.4g}"]
     if record.get("oldest_version") is not None:
         parts.append(f"versions {record['oldest_version']} to {record['newest_version']}")
-    parts.append(f"{record['turns']} turns, {record['generated_tokens']} tokens")
+    parts.append(f"{counted(record['turns'], 'turns')}, {counted(record['generated_tokens'], 'tokens')}")
     parts += [f"trained in {step}" for step in training.get("trained_in", ())]
     output.say(f"  {', '.join(parts)}")
 
 
 def _tell_turn(turn: Row) -> None:
     from agentrl.cli import output
+    from agentrl.words.amounts import counted
 
     call = turn["call"] or {}
-    made_by = ", ".join(f"v{version} {tokens} tokens" for version, tokens in call.get("versions", ()))
+    made_by = ", ".join(f"v{version} {counted(tokens, 'tokens')}" for version, tokens in call.get("versions", ()))
     at = f" at {call['engine']}" if call.get("engine") else ""
     output.say()
     output.say(f"turn {turn['index']}: {made_by or 'no tokens'}{at}{_took(call.get('seconds'))}{_of(turn['reason'])}")

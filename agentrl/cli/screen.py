@@ -16,6 +16,7 @@ from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
+from agentrl.words.amounts import counted
 from agentrl.words.rows import story, up_for
 
 _WIDE = 120
@@ -56,7 +57,7 @@ def screen(view: View, width: int, aimed: Callable[[str], str] = str) -> Rendera
         for row in view.operations
     ]
     if view.groups:
-        parts += [Text(), _groups(view.groups)]
+        parts += [Text(), _groups(view.groups, down=view.run is not None and view.run.desired == "down")]
     if view.units:
         parts += [Text(), _units(view.units, now, width)]
     if view.hosts:
@@ -71,7 +72,7 @@ def fitted(console: Console, picture: RenderableType) -> RenderableType:
         return picture
     shown = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines[: console.height - 1]]
     left = len(lines) - len(shown)
-    return Group(*shown, Text(f"... {left} more lines; `agentrl status` shows all", style="dim"))
+    return Group(*shown, Text(f"... {counted(left, 'more lines')}; `agentrl status` shows all", style="dim"))
 
 
 def _head(run: RunRow, now: float) -> Text:
@@ -94,12 +95,14 @@ def _state(state: str) -> Text:
     return Text(output.sanitise(state), style=_STYLE.get(state, ""))
 
 
-def _groups(groups: list[GroupRow]) -> RenderableType:
+def _groups(groups: list[GroupRow], *, down: bool) -> RenderableType:
     rows = []
     for row in groups:
         others = ", ".join(f"{count} {state}" for state, count in sorted(row.other.items()) if count)
         as_wanted = row.ready + row.other.get(COMPLETED, 0) == row.desired
         style = "green" if as_wanted and not {*row.other} - {COMPLETED} else "yellow"
+        if down and {*row.other} <= {COMPLETED, "stopped"}:
+            style = "dim"
         rows.append(
             (
                 row.name,
@@ -146,7 +149,7 @@ def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
             row.disk_full,
             fills,
             "draining" if row.draining else "",
-            f"{len(row.strays)} strays" if row.strays else "",
+            counted(len(row.strays), "strays") if row.strays else "",
         ]
         rows.append(
             (

@@ -65,8 +65,7 @@ def _paint(cli: Cli, view: View) -> None:
     from agentrl.cli import output
     from agentrl.cli.screen import screen
 
-    console = output.console(cli.color)
-    console.print(screen(view, console.width, cli.aimed))
+    output.show(screen(view, output.console(cli.color).width, cli.aimed), cli.color)
 
 
 async def _watch(cli: Cli) -> ExitCode:
@@ -79,7 +78,7 @@ async def _watch(cli: Cli) -> ExitCode:
             return ExitCode.OK
         console = output.console(cli.color)
         alive = console.is_terminal and not console.is_dumb_terminal
-        with _Repainted(cli, console) if alive else _Listed(cli, console) as painter:
+        with _Repainted(cli, console) if alive else _Listed(cli) as painter:
             async for view in _pictures(client):
                 painter.changed(view)
     return ExitCode.OK
@@ -134,9 +133,8 @@ class _Repainted:
 class _Listed:
     """One picture after the other, at most one a second: for a pipe, a file, a terminal that cannot go back."""
 
-    def __init__(self, cli: Cli, console: Console) -> None:
+    def __init__(self, cli: Cli) -> None:
         self._cli = cli
-        self._console = console
         self._view: View | None = None
         self._painted_at = float("-inf")
         self._next: asyncio.TimerHandle | None = None
@@ -161,10 +159,9 @@ class _Listed:
         import time
 
         from agentrl.cli import output
-        from agentrl.cli.screen import screen
 
         assert self._view is not None
         self._next, self._painted_at = None, asyncio.get_running_loop().time()
         output.say(f"---- {output.moment(time.time())}")
-        self._console.print(screen(self._view, self._console.width, self._cli.aimed))
+        _paint(self._cli, self._view)
         sys.stdout.flush()

@@ -49,11 +49,13 @@ async def show_step(
 
 def _tell_step(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
+    from agentrl.words.amounts import counted
 
     step = story.document
     reason = f" ({step['reason']})" if step.get("reason") else ""
     output.say(f"{step['id']} is {step['status']}{reason}, from version {step['base_version']}")
-    output.say(f"  {len(step['tasks'])} tasks, {len(step['filtered'])} without signal, {len(step['records'])} records")
+    told, records = counted(len(step["tasks"]), "tasks"), counted(len(step["records"]), "records")
+    output.say(f"  {told}, {len(step['filtered'])} without signal, {records}")
     _tell_metrics(step["metrics"])
 
 

@@ -18,6 +18,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import Service
 from agentrl.toolbox.answers import ServerInfo
 from agentrl.toolbox.toolbox import Toolbox
+from agentrl.words.amounts import counted
 
 log = logging.getLogger("toolbox")
 REPORT_EVERY_S = 2.0
@@ -77,7 +78,8 @@ def status_of(toolbox: Toolbox) -> str:
     """What a person should read about it."""
     servers = toolbox.servers()
     troubles = [_trouble(each) for each in servers if not each.usable]
-    good = f"{len(servers) - len(troubles)} of {len(servers)} servers serve {toolbox.open_sessions} sessions"
+    serving = f"{len(servers) - len(troubles)} of {counted(len(servers), 'servers')}"
+    good = f"{serving} {'serves' if len(servers) == 1 else 'serve'} {counted(toolbox.open_sessions, 'sessions')}"
     return "; ".join([good, *troubles])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl.protocol.data import AccountProblem, AccountReport
+from agentrl.words.amounts import counted
 
 ALL_AGREE = "All sums agree."
 
@@ -20,7 +21,7 @@ def sums(report: AccountReport) -> list[str]:
     seats = dict(report.seats)
     wanted = f"{seats.pop('wanted')} wanted = " if "wanted" in seats else ""
     made.append(f"seats: {wanted}{_sum(seats)}")
-    made.append(f"steps: {_sum(report.steps)}; {report.trained_records} records trained")
+    made.append(f"steps: {_sum(report.steps)}; {counted(report.trained_records, 'records trained')}")
     ended = f"{sum(report.outcomes.values())} = " if report.outcomes else ""
     made.append(f"attempts that ended: {ended}{_sum(report.outcomes)}")
     return made

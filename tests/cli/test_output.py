@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentrl.cli import lists, output
+from agentrl.cli.checks import FAILURES, FAILURES_SPARE
 from agentrl.cli.training import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
 from agentrl.protocol.danger import Tier
@@ -102,3 +103,38 @@ def test_json_has_every_field_also_those_at_their_default() -> None:
 
 def test_json_passes_on_a_row_of_a_newer_version() -> None:
     assert output.plain(wire.raw({"type": "engine", "name": "e"})) == {"type": "engine", "name": "e"}
+
+
+FAILED = {
+    "id": "shop/train/0/000012#r1.s3.a1/t2.0",
+    "server": "shop",
+    "tool": "calculator",
+    "status": "tool_error",
+    "error_class": "infrastructure",
+    "owner": "sampler-0.1",
+    "latency_s": 1.25,
+    "result": "calculator cannot be reached, the line is down, and has been so for a while",
+    "requested_at": datetime.now(UTC),
+}
+
+
+def failures(width: int) -> str:
+    cells = [[lists._shown(of(FAILED)) for of in FAILURES.values()]]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(output.table(list(FAILURES), cells, width=width, right=("took",), spare=FAILURES_SPARE))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_list_of_failed_calls_has_whole_ids_and_what_went_wrong_in_80_columns() -> None:
+    heading, *lines = failures(80).splitlines()
+    assert heading.split() == ["call", "tool", "took", "what"]
+    assert lines[0].split()[:3] == [FAILED["id"], "shop.calculator", "1.25"]
+    said = " ".join(line[len(heading.partition("what")[0]) :].strip() for line in lines)
+    assert said == FAILED["result"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_column_more_is_shown_where_it_just_fits() -> None:
+    wide = output.table(("one", "two"), [("a" * 10, "b" * 10)], width=22, spare=("two",))
+    assert len(wide.columns) == 2  # type: ignore[union-attr]
+    assert len(output.table(("one", "two"), [("a" * 10, "b" * 10)], width=21, spare=("two",)).columns) == 1  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from agentrl.errors import ExitCode, UnknownNameError, UsageError
 from agentrl.protocol import rows
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
+from agentrl.protocol.data import BoundPreview, Page, StalenessReport
 from agentrl.protocol.messages import LogChunk
 from agentrl.words.logtext import Choice, Lines, time_of
 from tests.cli.conftest import Said, Shell
@@ -193,6 +194,58 @@ def test_why_tells_of_many_waits_of_one_unit_the_oldest(shell: Shell, coordinato
         "    c-0 waits for page, 1 s",
     ]
     assert len(shell("why", "--json").json["chains"][0]["links"]) == 21
+
+
+def test_why_blames_nobody_for_being_at_work(shell: Shell, coordinator: Scripted) -> None:
+    nothing = WaitChain((WaitLink("a-0", "b-0", "work", 0.2),), "b-0", "is at work", "a-0 ← b-0, 0 s", amiss=False)
+    coordinator.answers["why"] = lambda args: WhyReport((nothing,))
+    assert shell("why").out.strip() == "Nobody waits."
+    work = WaitChain((WaitLink("t-0", "batch", "", 9.0),), "batch", "is at work", "t-0 ← batch, 9 s", amiss=False)
+    coordinator.answers["why"] = lambda args: WhyReport((nothing, work))
+    assert shell("why").out.splitlines() == [
+        "Nobody waits for longer than it should: what is waited for is being worked at.",
+        "t-0 ← batch, 9 s",
+        "    t-0 waits for batch, 9 s",
+        "    ends at: batch: is at work",
+    ]
+
+
+def test_last_lines_of_an_incident_are_told_once_if_they_say_the_same(shell: Shell, coordinator: Scripted) -> None:
+    tail = (*(f"call {n} failed" for n in range(13)), "the disk is full")
+    incident = rows.IncidentRow("i1", "web-0", 1, time.time(), "web-0 died", tail=tail)
+    coordinator.answers["events"] = lambda args: [incident]
+    lines = [line.partition("| ")[2] for line in shell("events").out.splitlines()[1:]]
+    assert lines == ["×13 call 12 failed", "the disk is full"]
+    assert len(shell("events", "--json").json[0]["tail"]) == 14
+
+
+@pytest.mark.parametrize("width", ["80", ""])
+def test_a_list_that_leads_elsewhere_has_a_line_for_each_row(shell: Shell, coordinator: Scripted, width: str) -> None:
+    """A program takes lines apart, and a heading that is cut says nothing."""
+    long = {"id": "shop/train/0/000012#r1.s3.a1/t2.0", "server": "shop", "tool": "lookup", "status": "lost"}
+    row = long | {"error_class": "infrastructure", "owner": "sampler-0.1", "latency_s": 1.5, "result": "away " * 60}
+    coordinator.answers["list_failed_calls"] = lambda args: Page(rows=(row, row | {"result": "gone"}))
+    heading, *lines = shell("tools", "failures", COLUMNS=width).out.splitlines()
+    if width:
+        assert len(heading) <= 80
+        return
+    assert heading.split() == ["call", "tool", "kind", "whose", "unit", "took", "what"]
+    assert len(lines) == 2
+    assert lines[0].endswith("away away")
+    assert lines[1].endswith("  gone"), "no blanks are left at its end"
+    report = StalenessReport(
+        bound=1,
+        version=9,
+        ready={0: 8},
+        previews=(BoundPreview(0, 1, 1), BoundPreview(1, 0, 0)),
+        counted_at=time.time(),
+    )
+    coordinator.answers["staleness"] = lambda args: report
+    for told in (shell("staleness", COLUMNS=width).out, shell("staleness", COLUMNS="80").out):
+        where, heading, *lines = told.splitlines()
+        assert where.startswith("The bound is 1 publication; version 9 is the newest; counted at ")
+        assert heading.split() == ["age", "ready", "under", "way", "as", "a", "bound", "voids", "and", "under", "way"]
+        assert len(lines) == 2
 
 
 READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs", "web-0"], ["scale", "web", "2"]]
