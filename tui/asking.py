@@ -54,15 +54,17 @@ class Asking:
         choices = [Choice(a.id, a.title, actions.sign(a.keys[0]) if a.keys else "", a.help) for a in here]
         choices += [Choice(a.id, a.title, "", a.help) for a in lists]
 
-        def is_line(text: str) -> bool:
+        def why_not(text: str) -> str | None:
             try:
                 typed.understood(text, console.mirror)
-            except AgentrlError:
-                return False
-            return True
+            except AgentrlError as error:
+                return str(error) if typed.begins_as_command(text) else None
+            return ""
 
         hint = "an action, a unit, or a command: scale web +1 · restart web-0 · tune KNOB VALUE"
-        console.push_screen(Palette([*choices, *self._units(_UNIT)], hint=hint, typed=is_line), self._chosen)
+        console.push_screen(
+            Palette([*choices, *self._units(_UNIT)], hint=hint, typed=why_not, verbs=typed.VERBS), self._chosen
+        )
 
     def _chosen(self, answer: str | None) -> None:
         console = self._console

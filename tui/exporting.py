@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.client import bodies
 from agentrl.errors import AgentrlError
-from agentrl.words.amounts import size
+from agentrl.words.amounts import counted, size
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import exports
 from tui.model.ink import Tone
@@ -32,7 +32,7 @@ class Exporting:
     def ask(self, name: str, rows: Sequence[Any]) -> None:
         """Where the rows of a table go."""
         kept = list(rows)
-        self._ask(f"{len(kept)} rows", name, tuple(exports.FORMATS), lambda path: self._write(path, kept))
+        self._ask(counted(len(kept), "rows"), name, tuple(exports.FORMATS), lambda path: self._write(path, kept))
 
     def ask_whole(self, filter: str) -> None:
         """Where whole trajectories go."""
@@ -90,7 +90,7 @@ class Exporting:
         except OSError as error:
             self._console.say(f"{path}: {error.strerror}.", Tone.BAD)
             return
-        self._console.say(f"{len(list(rows))} rows are in {path}")
+        self._console.say(f"{path} has {counted(len(list(rows)), 'rows')}")
 
     async def _write_whole(self, path: Path, filter: str) -> None:
         console, records, written = self._console, 0, 0
@@ -99,10 +99,10 @@ class Exporting:
                 async for lines in bodies.exported(console.connection.client, filter=filter):
                     await asyncio.to_thread(file.write, lines.data)
                     records, written = records + lines.records, written + len(lines.data)
-                    console.say(f"{records} records so far, {size(written)}")
+                    console.say(f"{counted(records, 'records')} so far, {size(written)}")
         except OSError as error:
             console.say(f"{path}: {error.strerror}.", Tone.BAD)
         except AgentrlError as error:
-            console.say(f"{records} records are in {path}; then: {error}", Tone.BAD)
+            console.say(f"{path} has {counted(records, 'records')}; then: {error}", Tone.BAD)
         else:
-            console.say(f"{records} records are in {path}, {size(written)}")
+            console.say(f"{path} has {counted(records, 'records')}, {size(written)}")

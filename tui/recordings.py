@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
 from agentrl.client.discovery import state_of
 from agentrl.config import paths
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.recording.reader import Recording
 from agentrl.words.amounts import seconds
 from tui.model.mirror import Mirror
@@ -17,6 +18,7 @@ from tui.model.playback import SPEEDS
 from tui.replaying import Replay
 
 DIRECTORY = "recordings"
+_NAMED = 8
 DEMO, SHIPPED = "demo", "demo.rec"
 """What is played under this name where no run has it: part of a real one, which comes with the programs."""
 
@@ -26,9 +28,24 @@ def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
     if not SPEEDS[0] <= speed <= SPEEDS[-1]:
         raise UsageError(f"{speed:g} is not a speed.", hint=f"It is a number from {SPEEDS[0]:g} to {SPEEDS[-1]:g}.")
     path = Path(what)
-    if not path.exists() and not path.suffix and len(path.parts) == 1:
-        return of_run(what, at, speed)
-    return _of(Recording.open(path), path.stem, at, speed)
+    if path.exists():
+        return _of(Recording.open(path), path.stem, at, speed)
+    if path.suffix or len(path.parts) != 1:
+        raise UsageError(f"There is no file or directory {what}.", hint=playable())
+    if what != DEMO and not paths.state_dir(what).is_dir():
+        raise UnknownNameError(f"There is no run named {what}, and no file.", hint=playable(what))
+    return of_run(what, at, speed)
+
+
+def playable(named: str = "") -> str:
+    """What can be played, in a sentence; what is meant by a name first, where it is near to one."""
+    runs = [run.name for run in paths.list_runs() if (paths.state_dir(run.name) / DIRECTORY).is_dir()]
+    near = difflib.get_close_matches(named, [*runs, DEMO], n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    shown = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else "")
+    of_runs = f"what was recorded of {shown}" if runs else "no run of this host has a recording"
+    beside = f"`{DEMO}`, which comes with the programs, and any .rec file or directory of them"
+    return f"{meant}It plays {of_runs}; {beside}." if runs else f"{meant}It plays {beside}; {of_runs}."
 
 
 def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Replay]:
@@ -37,7 +54,7 @@ def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Re
         return _of(Recording.open(Path(str(resources.files("assets") / SHIPPED))), name, at, speed)
     directory = state_of(name) / DIRECTORY
     if not directory.is_dir():
-        raise ConfigError(f"Nothing was recorded of {name}.", hint=f"agentrl up --run {name} starts it again.")
+        raise ConfigError(f"Nothing was recorded of {name}.", hint=playable())
     return _of(Recording.open(directory), name, at, speed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +11,10 @@ from agentrl.protocol.danger import Effect
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
-from tui.model.chrome import MOST_LINES, notice
+from tui.model.actions import VIEWS, of_view
+from tui.model.chrome import MOST_LINES, footer, notice, tabs
 from tui.model.ink import Line, Span, width_of
+from tui.model.mirror import Mirror
 
 UNDO = (Span("  u"), Span(" takes it back (9 s)"))
 
@@ -32,6 +35,26 @@ def test_no_notice_is_wider_or_longer_than_it_may_be_or_loses_what_stands_behind
     if "…" not in "".join(told):
         said = "".join(told).removesuffix("u takes it back (9 s)") if undo else "".join(told)
         assert said.replace(" ", "") == "".join(words)
+
+
+@pytest.mark.parametrize("heading", ["", "6 units", "100 of 2345, told 75 s ago", "r" * 200])
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_name_of_a_view_is_cut_and_every_digit_is_there(view: str, heading: str) -> None:
+    shown = "".join(part.text for part in tabs(Mirror(), view, heading, "", 80))
+    assert len(shown) == 80
+    bar = shown.partition("▸")[0].split()
+    assert [name[0] for name in bar] == [str(number) for number in range(1, 10)]
+    known = {*VIEWS, "view", "tune", "recs", "train", ""}
+    assert {name[1:] for name in bar} <= known
+    assert view in {name[1:] for name in bar}
+    assert heading[:20] in shown
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_way_out_and_the_help_stand_in_every_footer(view: str) -> None:
+    shown = "".join(part.text for part in footer(of_view(view), 80))
+    assert "q quit" in shown
+    assert "? help" in shown
 
 
 async def test_a_refusal_that_is_longer_than_the_screen_is_wide_is_read_to_its_end(coordinator: Scripted) -> None:

@@ -7,7 +7,7 @@ import pytest
 from agentrl.protocol import rows
 from agentrl.protocol.messages import ProcessInfo
 from tui.model import fleet
-from tui.model.ink import cut
+from tui.model.ink import Span, Tone, cut
 from tui.model.mirror import Mirror
 
 
@@ -27,6 +27,19 @@ def test_who_still_holds_a_host_is_named_before_its_load() -> None:
     assert hosts(stray(71)).startswith("far up stray: pid 71 sleep 3333 (mark; its incarnation has ended) cpu 7%")
     assert hosts(stray(71), stray(72), stray(73)).startswith("far up stray: pid 71 sleep 3333 and 2 more (mark; ")
     assert hosts(disk_full="/scratch is full").startswith("far up /scratch is full cpu 7%")
+
+
+@pytest.mark.parametrize(
+    ("desired", "told", "tone"), [("up", "!web 0/2 stopped 2", Tone.BAD), ("down", "■web stopped", Tone.DIM)]
+)
+def test_what_stopped_is_in_order_in_a_run_that_was_taken_down(desired: str, told: str, tone: Tone) -> None:
+    mirror = Mirror()
+    mirror.put("run", rows.RunRow("shop", "u", "stopped", desired=desired))
+    mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 2}))
+    assert fleet.strengths(mirror) == (Span(told, tone),)
+    mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 1, "fatal": 1}))
+    (span,) = fleet.strengths(mirror)
+    assert span.tone is Tone.BAD, "what is fatal is so in any run"
 
 
 @pytest.mark.parametrize(

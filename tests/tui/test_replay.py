@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConfigError, UsageError
 from agentrl.protocol import rows, wire
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
@@ -216,9 +217,30 @@ def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: 
         recordings.link(str(directory), "", -3.0)
     with pytest.raises(AgentrlError, match="no run named"):
         recordings.link("nosuch", "", 1.0)
+    with pytest.raises(UsageError, match="no file or directory"):
+        recordings.link("nosuch.rec", "", 1.0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no recording"):
         recordings.link(str(tmp_path / "empty"), "", 1.0)
+
+
+def test_what_can_be_played_is_told_to_whom_names_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    with pytest.raises(AgentrlError) as nothing:
+        recordings.link("nosuch", "", 1.0)
+    assert nothing.value.hint == (
+        "It plays `demo`, which comes with the programs, and any .rec file or directory of them; no run of this host "
+        "has a recording."
+    )
+    for name in ("shop", "math"):
+        paths.create_run(name, tmp_path / "runs" / name)
+        (tmp_path / name / recordings.DIRECTORY).mkdir()
+    paths.create_run("bare", tmp_path / "runs" / "bare")
+    with pytest.raises(AgentrlError) as near:
+        recordings.link("shpo", "", 1.0)
+    assert near.value.hint.startswith("Did you mean shop? It plays what was recorded of math, shop; `demo`, which")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (300, 80)])

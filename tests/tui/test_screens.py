@@ -147,6 +147,42 @@ async def test_the_palette_does_what_is_chosen_and_what_is_typed(coordinator: Sc
         await screen.shows("There is no unit named nobody.")
 
 
+async def test_a_word_that_nothing_is_called_is_answered_and_never_done(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("colon")
+        await screen.type("tunnig")
+        await screen.press("space")
+        await screen.shows("Nothing is called 'tunnig'. Did you mean the command `tune`, or:", "tuning")
+        await screen.press("escape", "colon")
+        await screen.type("restrat web-0")
+        await screen.shows("Nothing is called 'restrat web-0'. Did you mean the command `restart`?")
+        await screen.press("escape", "colon")
+        await screen.type("tunnig")
+        await screen.press("enter")
+        await screen.shows("The console has no verb 'tunnig'.")
+        await screen.press("colon")
+        await screen.type("qqqq")
+        await screen.shows("Nothing is called 'qqqq'.")
+        assert "'qqqq'. Did you mean" not in screen.text
+        await screen.press("escape", "colon")
+        await screen.type("restart wbe-0")
+        await screen.shows("There is no unit named wbe-0. Did you mean web-0?")
+        await screen.press("escape", "colon")
+        await screen.type("tunnig")
+        await screen.press("down", "enter")
+        await screen.shows("KNOB▲")
+        whole(screen, 80, 24)
+
+
+async def test_what_a_unit_is_at_is_read_to_its_end_on_a_narrow_terminal(coordinator: Scripted) -> None:
+    populate(coordinator, sentence="serving 12 of 64 episodes, the last of them has been waiting for a tool; the end")
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("2", "end")
+        await screen.shows("waiting for a ", "tool; the end", "q quit")
+        whole(screen, 80, 24)
+
+
 async def test_frozen_pictures_stand_and_the_data_goes_on(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:

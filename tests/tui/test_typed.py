@@ -26,6 +26,25 @@ def mirror() -> Mirror:
 
 
 @pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("restart wbe-0", "web-0"),
+        ("logs web0", "web-0"),
+        ("scale wbe 2", "web"),
+        ("tune pool.works 2", "pool.work_s"),
+        ("restrat web-0", "restart"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_answered_by_the_one_that_is(mirror: Mirror, line: str, meant: str) -> None:
+    with pytest.raises(AgentrlError, match=r"There is no|has no verb") as wrong:
+        understood(line, mirror)
+    assert f"Did you mean {meant}?" in wrong.value.hint
+    with pytest.raises(AgentrlError) as nothing:
+        understood("restart zzzzzz", mirror)
+    assert not nothing.value.hint
+
+
+@pytest.mark.parametrize(
     ("line", "args"),
     [
         ("scale web 5", commands.Scale("web", to=5)),

@@ -16,6 +16,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from agentrl.errors import AgentrlError
+from agentrl.words.amounts import counted
 from agentrl.words.safe import sanitise
 from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, span, wrapped
@@ -111,7 +112,7 @@ class Form(Modal[Values | None]):
     def _above(self, width: int, height: int) -> list[Line]:
         shown = [cut(line, width) for line in self._body[:height]]
         if len(self._body) > height:
-            shown[-1] = (Span(f"… {len(self._body) - height + 1} more lines", Tone.DIM),)
+            shown[-1] = (Span(f"… {counted(len(self._body) - height + 1, 'more lines')}", Tone.DIM),)
         return shown
 
     def _below(self, width: int, height: int) -> list[Line]:

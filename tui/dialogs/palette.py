@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from tui.widgets.entry import Entry
 from tui.widgets.lines import Drawn, Painted
 
 MOST = 14
+MOST_NEAR = 3
+"""Of what is only near to the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,19 @@ class Matches(Painted):
         super().__init__()
         self.choices: list[Choice] = []
         self.at = 0
+        """Below 0 while none is meant: what is only near to the words is taken by nobody unseen."""
+        self.said = ""
 
     def drawing(self, width: int, height: int) -> list[Drawn]:
+        drawn: list[Drawn] = [(cut((span(self.said, Tone.WARN),), width), "")] if self.said else []
+        height -= len(drawn)
         start = max(0, self.at - height + 1)
-        drawn: list[Drawn] = []
         for place, choice in enumerate(self.choices[start : start + height], start):
             line: Line = (
                 Span("▸ " if place == self.at else "  ", Tone.ACCENT),
                 span(fitted(choice.title, 24), Tone.STRONG),
                 Span(" "),
-                Span(fitted(choice.keys, 5), Tone.ACCENT),
+                Span(fitted(choice.keys, 6), Tone.ACCENT),
                 span(choice.help, Tone.DIM),
             )
             drawn.append((cut(line, width), "cursor" if place == self.at else ""))
@@ -63,12 +69,21 @@ class Palette(Modal[str | None]):
     Palette Matches { height: 14; }
     """
 
-    def __init__(self, choices: Iterable[Choice], *, hint: str, typed: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        choices: Iterable[Choice],
+        *,
+        hint: str,
+        typed: Callable[[str], str | None] | None = None,
+        verbs: Iterable[str] = (),
+    ) -> None:
         super().__init__()
         self._choices = list(choices)
         self._hint = hint
+        self._verbs = tuple(verbs)
+        """What a line that is typed may begin with."""
         self._typed = typed
-        """Whether a line may be handed on as it was typed."""
+        """Empty where a line may be handed on as it was typed; why not, where it begins as a command; else None."""
 
     def compose(self) -> ComposeResult:
         self._matches = Matches()
@@ -93,9 +108,38 @@ class Palette(Modal[str | None]):
             return 0 if title.startswith(text.casefold()) else 1 if all(word in title for word in words) else 2
 
         ranked = [(found, choice) for choice in self._choices if (found := rank(choice)) is not None]
-        self._matches.choices = [choice for _, choice in sorted(ranked, key=lambda pair: pair[0])]
-        self._matches.at = 0
-        self._matches.repaint()
+        matches = self._matches
+        matches.choices = [choice for _, choice in sorted(ranked, key=lambda pair: pair[0])]
+        matches.at, matches.said = 0, ""
+        if not matches.choices:
+            self._say_why(text)
+        matches.repaint()
+
+    def _say_why(self, text: str) -> None:
+        """Nothing has these words in its name: a box that is empty would leave one guessing."""
+        matches, why_not = self._matches, self._typed(text) if self._typed is not None else None
+        if why_not is None:
+            matches.choices, matches.at = self._near(text), -1
+            near = difflib.get_close_matches(text.partition(" ")[0], self._verbs, n=1)
+            command = f" the command `{near[0]}`{', or:' if matches.choices else '?'}" if near else ":"
+            meant = f" Did you mean{command}" if near or matches.choices else ""
+            matches.said = f"Nothing is called {text.strip()!r}.{meant}"
+        else:
+            matches.said = why_not or "Enter does what is typed."
+
+    def _near(self, text: str) -> list[Choice]:
+        """What may have been meant, the nearest first."""
+        typed = text.casefold().split()
+        words = sorted({word for choice in self._choices for word in choice.title.casefold().split()})
+        meant = [difflib.get_close_matches(word, words, n=MOST_NEAR) for word in typed]
+        nearest = [word for found in meant for word in found]
+
+        def place(choice: Choice) -> int:
+            title = choice.title.casefold().split()
+            return min((nearest.index(word) for word in title if word in nearest), default=len(nearest))
+
+        near = [choice for choice in self._choices if place(choice) < len(nearest)]
+        return sorted(near, key=place)[:MOST_NEAR]
 
     def on_key(self, event: events.Key) -> None:
         steps = {"up": -1, "down": 1, "pageup": -MOST, "pagedown": MOST}
@@ -105,12 +149,13 @@ class Palette(Modal[str | None]):
         elif event.key in steps:
             event.stop()
             last = len(self._matches.choices) - 1
-            self._matches.at = max(0, min(last, self._matches.at + steps[event.key]))
+            self._matches.at = max(min(0, last), min(last, self._matches.at + steps[event.key]))
             self._matches.repaint()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         text = event.value.strip()
-        if self._typed is not None and text and (not self._matches.choices or self._typed(text)):
+        meant = self._matches.choices[self._matches.at] if 0 <= self._matches.at < len(self._matches.choices) else None
+        if self._typed is not None and text and (meant is None or self._typed(text) == ""):
             self.answer(f":{text}")
-        elif self._matches.choices:
-            self.answer(self._matches.choices[self._matches.at].id)
+        elif meant is not None:
+            self.answer(meant.id)

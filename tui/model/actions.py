@@ -97,7 +97,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("help", ("question_mark",), "help", "All keys of this screen.", footer=60),
     Action("palette", ("colon", "ctrl+p"), "command", "Any action by its name, or a command line.", footer=45),
     Action("back", ("escape",), "back", "One step back: closes, or ends a filter."),
-    Action("quit", ("q",), "quit", "Leaves the console. The run goes on.", footer=46),
+    Action("quit", ("q",), "quit", "Leaves the console. The run goes on.", footer=60),
     Action("filter", ("slash",), "filter", "Only rows with these words.", (*TABLES, "logs"), footer=51),
     Action(UNDO, ("u",), "undo", "Takes the last act back, within 10 s.", when=When.LIVE),
     Action("why", ("w",), "why", "Who waits for whom, and who is the culprit.", footer=20, when=When.LIVE),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from agentrl.protocol.rows import Severity
@@ -118,22 +118,33 @@ def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) 
         behind += [Span("  ▸ ", Tone.DIM), span(heading, Tone.STRONG)]
     if filter_text:
         behind += [Span("  /", Tone.ACCENT), span(filter_text, Tone.ACCENT)]
-    for letters, gap in _TABS:
-        parts = [*_names(mirror, view, letters, gap), *behind]
+    for name_of, gap in _TABS:
+        parts = [*_names(mirror, view, name_of, gap), *behind]
         if width_of(parts) <= width:
             break
     return cut(parts, width)
 
 
-_TABS = ((None, " "), (None, ""), (4, ""), (3, ""))
-"""Letters of the views that are not seen, and what stands between digit and name."""
+_SHORT = {"overview": "view", "tuning": "tune", "records": "recs", "training": "train"}
 
 
-def _names(mirror: Mirror, view: str, letters: int | None, gap: str) -> Iterator[Span]:
+def _short(name: str) -> str:
+    return _SHORT.get(name, name)
+
+
+def _no_name(name: str) -> str:
+    return ""
+
+
+_TABS: tuple[tuple[Callable[[str], str], str], ...] = ((str, " "), (str, ""), (_short, ""), (_no_name, ""))
+"""What the views are called that are not seen, and what stands between digit and name: no name is ever cut."""
+
+
+def _names(mirror: Mirror, view: str, name_of: Callable[[str], str], gap: str) -> Iterator[Span]:
     for number, name in enumerate(VIEWS, 1):
         here = name == view
         yield Span(f" {number}{gap}", Tone.ACCENT if here else Tone.DIM)
-        yield Span(name if here else name[:letters], Tone.STRONG if here else Tone.PLAIN)
+        yield Span(name if here else name_of(name), Tone.STRONG if here else Tone.PLAIN)
         if name == "alerts" and (firing := mirror.firing):
             pages = any(row.severity is Severity.PAGE for row in firing)
             yield Span(f" {'‼' if pages else '!'}{len(firing)}", Tone.BAD if pages else Tone.WARN)

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from agentrl.protocol.data import RecordStory, TokenStretch
+from agentrl.words.amounts import counted
 from agentrl.words.safe import sanitise, sanitise_lines
 from tui.model import tokens
 from tui.model.ink import Line, Span, Tone, cut, span, width_of, wrapped
@@ -83,7 +84,11 @@ def _facts(story: RecordStory) -> str:
     record, training = story.record, story.training
     parts = [f"score {shown(record.get('score'))}" if record.get("score") is not None else ""]
     parts.append(f"advantage {shown(training.get('advantage'))}" if training.get("advantage") is not None else "")
-    parts += [versions(record, 0.0).text, f"{record.get('turns')} turns", f"{record.get('generated_tokens')} tokens"]
+    parts += [
+        versions(record, 0.0).text,
+        counted(record.get("turns") or 0, "turns"),
+        counted(record.get("generated_tokens") or 0, "tokens"),
+    ]
     parts += [f"trained in {step}" for step in training.get("trained_in", ())]
     return " · ".join(part for part in parts if part)
 
@@ -162,7 +167,7 @@ def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: 
 
 def _left_out(count: int, indent: str) -> Iterator[Line]:
     if count > 0:
-        yield (Span(f"{indent}… {count} more lines, f unfolds", Tone.DIM),)
+        yield (Span(f"{indent}… {counted(count, 'more lines')}, f unfolds", Tone.DIM),)
 
 
 # ---- attempts beside each other ----

@@ -114,7 +114,8 @@ def _what(row: UnitRow, now: float) -> Span:
 
 def strengths(mirror: Mirror) -> Line:
     """All groups, desired against actual, on one line; what is not as wanted comes first."""
-    made = [wording.strength(row) for row in mirror.groups]
+    down = mirror.run is not None and mirror.run.desired == "down"
+    made = [wording.strength(row, down=down) for row in mirror.groups]
     order = {Tone.BAD: 0, Tone.WARN: 1, Tone.BUSY: 2}
     return _joined(sorted(made, key=lambda part: order.get(part.tone, 3)))
 

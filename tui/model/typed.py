@@ -6,13 +6,15 @@ seen, so it carries the incarnation that is seen.
 
 from __future__ import annotations
 
+import difflib
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError, UnknownNameError, UsageError
 from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
-from agentrl.words.amounts import seconds
+from agentrl.words.amounts import counted, seconds
 from tui.model import intents
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror
@@ -37,6 +39,12 @@ _VIEWS = {
     "runs": "runs",
     "accounting": "accounting",
 }
+VERBS = (
+    *_VIEWS,
+    *("scale", "drain", "restart", "stop", "pause", "resume", "stacks", "logs", "tune", "alerts"),
+    *("tasks", "checkpoints", "keys", "down"),
+)
+"""What a line may begin with."""
 
 
 def understood(text: str, mirror: Mirror) -> Intent | Look:
@@ -56,6 +64,10 @@ def understood(text: str, mirror: Mirror) -> Intent | Look:
             "Nothing was typed.", hint="Try `restart UNIT`, `scale GROUP +1`, `tune KNOB VALUE`, `logs UNIT`."
         )
     return _Line(words, mirror).meaning()
+
+
+def begins_as_command(text: str) -> bool:
+    return text.removeprefix("agentrl ").split(maxsplit=1)[:1] in [[verb] for verb in VERBS]
 
 
 class _Line:
@@ -107,7 +119,8 @@ class _Line:
             case "down":
                 return intents.down(now=self._now)
         raise UsageError(
-            f"The console has no verb {verb!r}.", hint="`?` lists the keys; any other verb works in a shell."
+            f"The console has no verb {verb!r}.",
+            hint=f"{_meant(verb, VERBS)}`?` lists the keys; any other verb works in a shell.",
         )
 
     @property
@@ -126,10 +139,14 @@ class _Line:
         plain, dot, life = name.partition(".")
         row = self._mirror.unit(plain)
         if row is None:
-            raise UnknownNameError(f"There is no unit named {name}.")
+            raise self._no_unit(name, plain)
         if dot and life != str(row.incarnation):
             raise UnknownNameError(f"{name} is gone: {plain} lives as {plain}.{row.incarnation}.")
         return row
+
+    def _no_unit(self, name: str, plain: str) -> UnknownNameError:
+        meant = _meant(plain, [unit.unit for unit in self._mirror.of(UnitRow)])
+        return UnknownNameError(f"There is no unit named {name}.", hint=meant.strip())
 
     def _scale(self) -> Intent:
         if len(self._rest) != 2:
@@ -137,13 +154,14 @@ class _Line:
         name, count = self._rest
         row = self._mirror.group(name)
         if row is None:
-            raise UnknownNameError(f"There is no group named {name}.")
+            groups = [group.name for group in self._mirror.groups]
+            raise UnknownNameError(f"There is no group named {name}.", hint=_meant(name, groups).strip())
         body = count.lstrip("+-")
         if not (body.isascii() and body.isdecimal() and len(body) < 10 and len(count) - len(body) < 2):
             raise UsageError(f"{count!r} is not a number of units.", hint="Write 4, +1 or -1.")
         to = int(count) if body == count else row.desired + int(count)
         if to < 0:
-            raise UsageError(f"{name} has {row.desired} units; it cannot have {to}.")
+            raise UsageError(f"{name} has {counted(row.desired, 'units')}; it cannot have {to}.")
         return intents.scale(row, to)
 
     def _restart(self) -> Intent:
@@ -154,7 +172,7 @@ class _Line:
         name = self._one("unit")
         plain, dot, life = name.partition(".")
         if self._mirror.unit(plain) is None:
-            raise UnknownNameError(f"There is no unit named {name}.")
+            raise self._no_unit(name, plain)
         if dot and life.isdecimal():
             return Look("logs", plain, int(life))
         return Look("logs", plain, -1 if "--previous" in self._flags else 0)
@@ -164,7 +182,8 @@ class _Line:
             return Look("tuning")
         row = self._mirror.get(f"knob/{self._rest[0]}")
         if not isinstance(row, KnobRow):
-            raise UnknownNameError(f"There is no knob named {self._rest[0]}.", hint="5 lists them.")
+            meant = _meant(self._rest[0], [knob.name for knob in self._mirror.of(KnobRow)])
+            raise UnknownNameError(f"There is no knob named {self._rest[0]}.", hint=f"{meant}5 lists them.")
         if "--undo" in self._flags:
             return intents.undo_tune(row)
         if len(self._rest) == 1:
@@ -203,6 +222,12 @@ class _Line:
         if self._rest[0] == "silence":
             return intents.silence(row, seconds(self._values.get("--for", "1h")), self._values.get("--why", ""))
         raise UsageError(f"`alerts {self._rest[0]}` means nothing.", hint="Try `alerts ack`, `alerts silence`.")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """`Did you mean web-0? ` where something is near to the name; else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]}? " if near else ""
 
 
 def cure(row: AlertRow, mirror: Mirror) -> Intent | Look | None:

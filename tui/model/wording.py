@@ -75,12 +75,15 @@ def small_size(count: float) -> str:
     return f"{count:.3g}P"
 
 
-def strength(row: GroupRow) -> Span:
-    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`."""
+def strength(row: GroupRow, *, down: bool = False) -> Span:
+    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`. In a run that is wanted `down`, what stopped is in
+    order."""
     completed = row.other.get(COMPLETED, 0)
     others = " ".join(f"{name} {count}" for name, count in row.other.items() if count)
     paused = " paused" if row.paused else ""
     whole = row.ready + completed >= row.desired and not {*row.other} - {COMPLETED}
+    if down and row.ready == 0 and {*row.other} <= {COMPLETED, "stopped"}:
+        return span(f"■{row.name} stopped", Tone.DIM)
     coming = {*row.other} - {COMPLETED} <= {"pending", "starting", "draining", "stopping"}
     tone = Tone.WARN if row.paused else Tone.GOOD if whole else Tone.BUSY if coming else Tone.BAD
     sign = "" if whole and not row.paused else "↓" if row.paused else "◐" if coming else "!"

@@ -7,8 +7,9 @@ from typing import TypeGuard
 from textual.app import ComposeResult
 
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
+from agentrl.words.rows import story
 from tui.model import fleet, intents
-from tui.model.ink import Line, Span, Tone, cut
+from tui.model.ink import Line, Span, Tone, cut, span, wrapped
 from tui.model.table import TableModel
 from tui.views.base import FeedTable, View
 from tui.widgets.lines import Lines, Table
@@ -84,7 +85,7 @@ class UnitVerbs(View):
 class Fleet(FeedTable[UnitRow], UnitVerbs):
     name_in_registry = "fleet"
     kind = "unit"
-    DEFAULT_CSS = "Fleet > #strengths { height: 1; } Fleet > #hosts { height: 1; }"
+    DEFAULT_CSS = "Fleet > #strengths { height: 1; } Fleet > #hosts { height: 1; } Fleet > #story { height: 2; }"
 
     def compose(self) -> ComposeResult:
         yield Lines(self._strengths, id="strengths")
@@ -92,6 +93,17 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         model: TableModel[UnitRow] = TableModel(fleet.columns(self.mirror), "unit")
         self.table = Table(model, self.now, empty="no unit yet")
         yield self.table
+        yield Lines(self._story, id="story")
+
+    def _story(self, width: int, height: int) -> list[Line]:
+        """All that the unit under the cursor is at: its column is cut where the terminal is narrow."""
+        row = self.unit()
+        if row is None:
+            return []
+        lines = wrapped(span(f"{row.unit}: {story(row, self.now())}").text, width - 3)
+        if len(lines) > height:
+            lines[height - 1 :] = [" ".join(lines[height - 1 :])]
+        return [cut((Span("  "), Span(part, Tone.DIM)), width) for part in lines]
 
     def _strengths(self, width: int, _: int) -> list[Line]:
         return [cut((Span(" "), *fleet.strengths(self.mirror)), width)]

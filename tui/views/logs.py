@@ -13,6 +13,7 @@ from textual.app import ComposeResult
 from textual.worker import Worker
 
 from agentrl.errors import AgentrlError
+from agentrl.words.amounts import counted
 from tui.model.ink import Line, Span, Tone, cut, fitted
 from tui.model.logbook import Entry, Logbook
 from tui.tail import Tail
@@ -167,7 +168,7 @@ class Logs(View):
             return "no unit"
         book = self.lines.book
         dropped = f", {book.dropped} older ones dropped" if book.dropped else ""
-        return f"{names} · {'following' if self.lines.follow else 'standing'} · {len(book)} lines{dropped}"
+        return f"{names} · {'following' if self.lines.follow else 'standing'} · {counted(len(book), 'lines')}{dropped}"
 
     def cli_line(self) -> tuple[str, ...]:
         if not self._tails:

@@ -8,6 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 
 from agentrl.protocol.rows import AlertRow, AnyRow, UnitRow
+from agentrl.words.amounts import counted
 from tui.model import details
 from tui.model.ink import Line, Span, Tone, cut
 from tui.views.alerts import AlertVerbs
@@ -35,7 +36,7 @@ class Scroll(Painted):
         drawn: list[Drawn] = [(cut((Span(" "), *line), width), "") for line in shown]
         below = len(lines) - self._top - height
         if below > 0:
-            drawn[-1] = (cut((Span(f" ↓ {below + 1} more lines", Tone.DIM),), width), "")
+            drawn[-1] = (cut((Span(f" ↓ {counted(below + 1, 'more lines')}", Tone.DIM),), width), "")
         return drawn
 
     @property
