@@ -1,0 +1,34 @@
+"""What pages tell is folded as on the command line: by the same code, so the words are the same."""
+
+from __future__ import annotations
+
+from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
+from agentrl.protocol.rows import IncidentRow
+from tui.model import details
+from tui.model.ink import Line, Tone
+
+
+def text(lines: list[Line]) -> list[str]:
+    return [told for line in lines if (told := "".join(part.text for part in line).strip())]
+
+
+def test_last_lines_of_an_incident_are_told_once_if_they_say_the_same() -> None:
+    row = IncidentRow("i", "web-0", 1, 1.0, "web-0 died", tail=(*(f"call {n} failed" for n in range(13)), "no room"))
+    assert text(details.of_incident(row, 2.0, 80))[-3:] == ["its last lines", "×13 call 12 failed", "no room"]
+
+
+def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
+    links = tuple(WaitLink("a-0", "b-0", f"record {n}", 20.0 - n) for n in range(20))
+    chain = WaitChain((*links, WaitLink("c-0", "b-0", "", 0.2)), "b-0", "is at work", "a-0 ← b-0, 20 s", amiss=False)
+    lines = details.of_waits(WhyReport((chain,)), 80)
+    assert text(lines) == [
+        "✓ Nobody waits for longer than it should: what is waited for is being worked at.",
+        "a-0 ← b-0, 20 s",
+        "a-0 waits for b-0 (record 0), 20 s",
+        "a-0 waits for b-0 (record 1), 19 s",
+        "a-0 has 18 more such waits",
+        "ends at: b-0: is at work",
+    ]
+    assert not any(part.tone is Tone.WARN for line in lines for part in line)
+    amiss = WaitChain(links[:1], "b-0", "hangs", "a-0 ← b-0, 20 s: b-0 hangs")
+    assert text(details.of_waits(WhyReport((amiss,)), 80))[-1] == "culprit: b-0: hangs"
