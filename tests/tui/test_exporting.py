@@ -140,6 +140,6 @@ async def test_whole_trajectories_of_the_present_filter_become_a_file(
         await screen.press("enter", "X")
         await screen.shows("Whole trajectories of records with score>0.5")
         await typed(screen, "some.jsonl")
-        await screen.shows("2 records are in")
+        await screen.shows("has 2 records")
     assert (tmp_path / "some.jsonl").read_bytes() == b'{"a":1}\n{"b":2}\n'
     assert {args.filter for args in coordinator.sent("export_records")} == {"score>0.5"}  # type: ignore[attr-defined]

@@ -156,7 +156,7 @@ async def test_a_word_that_nothing_is_called_is_answered_and_never_done(coordina
         await screen.shows("Nothing is called 'tunnig'. Did you mean the command `tune`, or:", "tuning")
         await screen.press("escape", "colon")
         await screen.type("restrat web-0")
-        await screen.shows("Nothing is called 'restrat web-0'. Did you mean the command `restart`?")
+        await screen.shows("Nothing is called 'restrat web-0'. Did you mean the command `restart`, or:")
         await screen.press("escape", "colon")
         await screen.type("tunnig")
         await screen.press("enter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
+from textual import events
 from textual.app import ComposeResult
 
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
@@ -82,6 +83,10 @@ class UnitVerbs(View):
                 self.console_app.say(f"{row.unit} never ended unplanned, as far as is remembered.")
 
 
+_STORY_FROM = 16
+"""Lines of the view."""
+
+
 class Fleet(FeedTable[UnitRow], UnitVerbs):
     name_in_registry = "fleet"
     kind = "unit"
@@ -94,6 +99,10 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         self.table = Table(model, self.now, empty="no unit yet")
         yield self.table
         yield Lines(self._story, id="story")
+
+    def on_resize(self, event: events.Resize) -> None:
+        # Where few units are in sight, they come first.
+        self.query_one("#story").display = event.size.height >= _STORY_FROM
 
     def _story(self, width: int, height: int) -> list[Line]:
         """All that the unit under the cursor is at: its column is cut where the terminal is narrow."""
