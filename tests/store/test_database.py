@@ -152,15 +152,12 @@ class Refusing:
         self._refusal = refusal
         self.left = times
 
-    def __getitem__(self, name: str) -> Refusing:
-        return self
-
     def __getattr__(self, name: str) -> Any:
         def asked(*arguments: Any, **options: Any) -> Any:
             self.left -= 1
             if self.left >= 0:
                 raise self._refusal
-            return getattr(self._real["Turn"], name)(*arguments, **options)
+            return getattr(self._real, name)(*arguments, **options)
 
         return asked
 
@@ -168,23 +165,21 @@ class Refusing:
 @pytest.mark.parametrize("name", ACTS)
 async def test_what_a_server_refuses_that_has_not_read_its_keys_is_asked_again(db: Database, name: str) -> None:
     """Writes as well: of what was refused nothing has happened."""
-    refusing = Refusing(db._database, KEYS_ARE_NOT_READ, times=2)
-    db._database = refusing
+    refusing = db._known["Turn"] = Refusing(db._collection("Turn"), KEYS_ARE_NOT_READ, times=2)
     await ACTS[name](db)
     assert refusing.left < 0
 
 
 async def test_a_write_whose_answer_was_lost_is_not_made_again_here(db: Database) -> None:
     """The driver has done so where it can be sure; here nobody could know whether it was made."""
-    refusing = Refusing(db._database, LOST, times=1)
-    db._database = refusing
+    db._known["Turn"] = Refusing(db._collection("Turn"), LOST, times=1)
     with pytest.raises(StoreUnavailableError):
         await ACTS["find_one_and_update"](db)
 
 
 async def test_a_server_that_never_reads_its_keys_is_an_error_within_the_deadline(mongo_url: str) -> None:
     hasty = database.connect(mongo_url, "x", within_s=0.3)
-    hasty._database = Refusing(hasty._database, KEYS_ARE_NOT_READ, times=10**6)
+    hasty._known["Turn"] = Refusing(hasty._collection("Turn"), KEYS_ARE_NOT_READ, times=10**6)
     with pytest.raises(StoreUnavailableError, match="has just begun"):
         await hasty.find_one_and_update("Turn", {}, {"$set": {"n": 1}})
     await hasty.close()
