@@ -130,8 +130,12 @@ class Attempt:
         except HandedOverError:
             await self._give_back(resumable=True)
             return True
-        await self._close_session()
-        return await self._end(self.loop, episode, ended)
+        # Side by side: nobody's score waits for the tools.
+        closing = asyncio.create_task(self._close_session(), name=f"close the session of {record.id}")
+        try:
+            return await self._end(self.loop, episode, ended)
+        finally:
+            await closing
 
     async def _begin(self, loop: AgentLoop) -> Recorder:
         house, record = self.house, self.claim.record
