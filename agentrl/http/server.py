@@ -55,6 +55,10 @@ async def listening(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -
                 access_log=False,
                 lifespan="off",
                 ws="none",
+                # Callers are on this host or bring keys; nobody stands before it, and who reads needs no name or date.
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=LEAVE_WITHIN_S,
             )
