@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 import socket
-from collections.abc import AsyncIterator, Iterator
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import UsageError
 
@@ -25,10 +28,63 @@ LEAVE_WITHIN_S = 3
 MOST_BODY_BYTES = 8 << 20
 _BACKLOG = 1024
 B = TypeVar("B")
+Act = Callable[[Request], Awaitable[Response]]
 
 
 class BodyError(UsageError):
     """The body of a request is too long or makes no sense."""
+
+
+class Route(NamedTuple):
+    path: str
+    """With `{name:path}` for what may stand there."""
+    method: Literal["GET", "POST", "DELETE"]
+    act: Act
+
+
+class Application:
+    """Who answers which path. `guard` stands before each of them, and before those that do not exist.
+
+    Layers of a framework, each with a task of its own around the call, cost as much as a short call does.
+    """
+
+    def __init__(self, routes: Iterable[Route], guard: Callable[[Act], Act]) -> None:
+        self._exact: dict[str, dict[str, Act]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Act]]] = []
+        for path, method, act in routes:
+            pattern, _, parameters = compile_path(path)
+            if parameters:
+                self._patterns.append((pattern, {method: guard(act)}))
+            else:
+                self._exact.setdefault(path, {})[method] = guard(act)
+        self._unknown = guard(_unknown)
+        self._not_so = guard(_not_so)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "listeners speak nothing else"
+        act = self._chosen(scope)
+        response = await act(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    def _chosen(self, scope: Scope) -> Act:
+        methods = self._exact.get(scope["path"])
+        if methods is None:
+            for pattern, methods_of_it in self._patterns:
+                if found := pattern.match(scope["path"]):
+                    scope["path_params"] = found.groupdict()
+                    methods = methods_of_it
+                    break
+        if methods is None:
+            return self._unknown
+        return methods.get("GET" if scope["method"] == "HEAD" else scope["method"], self._not_so)
+
+
+async def _unknown(request: Request) -> Response:
+    return Response(status_code=404)
+
+
+async def _not_so(request: Request) -> Response:
+    return Response(status_code=405)
 
 
 class _Server(uvicorn.Server):
@@ -40,7 +96,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """Serve while the body runs; gives the URL. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:

@@ -7,16 +7,13 @@ everything else has an HTTP status of its own and a sentence. A caller that goes
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from agentrl.http.server import BodyError, bears, body_of
+from agentrl.http.server import Act, Application, BodyError, Route, bears, body_of
 from agentrl.toolbox.answers import (
     BadRequestError,
     CallTool,
@@ -31,7 +28,6 @@ from agentrl.toolbox.answers import (
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
-Act = Callable[[Request], Awaitable[Response]]
 
 
 class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,18 +40,18 @@ class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, Any]
 
 
-def build_app(toolbox: Toolbox, token: str) -> Starlette:
+def build_app(toolbox: Toolbox, token: str) -> Application:
     handlers = _Handlers(toolbox)
-    table: tuple[tuple[str, Literal["GET", "POST", "DELETE"], Act], ...] = (
-        ("/mcpapi/servers", "GET", handlers.servers),
-        ("/mcpapi/tools", "GET", handlers.tools),
-        ("/mcpapi/server/{server:path}/tools", "GET", handlers.tools),
-        ("/mcpapi/statistics", "GET", handlers.statistics),
-        ("/mcpapi/session", "POST", handlers.open),
-        ("/mcpapi/session/{id:path}", "DELETE", handlers.close),
-        ("/mcpapi/tool/{tool:path}", "POST", handlers.call),
+    table = (
+        Route("/mcpapi/servers", "GET", handlers.servers),
+        Route("/mcpapi/tools", "GET", handlers.tools),
+        Route("/mcpapi/server/{server:path}/tools", "GET", handlers.tools),
+        Route("/mcpapi/statistics", "GET", handlers.statistics),
+        Route("/mcpapi/session", "POST", handlers.open),
+        Route("/mcpapi/session/{id:path}", "DELETE", handlers.close),
+        Route("/mcpapi/tool/{tool:path}", "POST", handlers.call),
     )
-    return Starlette(routes=[Route(path, _guarded(token, act), methods=[method]) for path, method, act in table])
+    return Application(table, lambda act: _guarded(token, act))
 
 
 class _Handlers:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.requests import spans_by_position
@@ -30,7 +28,7 @@ from agentrl.engines.protocol import (
     VersionNotServedError,
     WeightsRefusedError,
 )
-from agentrl.http.server import BodyError, bears, body_of
+from agentrl.http.server import Act, Application, BodyError, Route, bears, body_of
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0
@@ -80,24 +78,24 @@ class PinBody(msgspec.Struct, kw_only=True):
     model_path: str = ""
 
 
-def build_app(engine: EmbeddedEngine, token: str, *, decode: Decode | None = None, model_path: str = "") -> Starlette:
+def build_app(engine: EmbeddedEngine, token: str, *, decode: Decode | None = None, model_path: str = "") -> Application:
     """`decode` makes the `text` of answers; without it they have ids only."""
     handlers = _Handlers(engine, decode, model_path)
-    table: tuple[tuple[str, Literal["GET", "POST"], Callable[[Request], Awaitable[Response]]], ...] = (
-        ("/generate", "POST", handlers.generate),
-        ("/abort_request", "POST", handlers.abort),
-        ("/pause_generation", "POST", handlers.pause),
-        ("/continue_generation", "POST", handlers.resume),
-        ("/release_memory_occupation", "POST", handlers.release_memory),
-        ("/resume_memory_occupation", "POST", handlers.restore_memory),
-        ("/update_weights_from_disk", "POST", handlers.update),
-        ("/pin_weights", "POST", handlers.pin),
-        ("/health", "GET", handlers.health),
-        ("/model_info", "GET", handlers.model_info),
-        ("/server_info", "GET", handlers.loads),
-        ("/v1/loads", "GET", handlers.loads),
+    table = (
+        Route("/generate", "POST", handlers.generate),
+        Route("/abort_request", "POST", handlers.abort),
+        Route("/pause_generation", "POST", handlers.pause),
+        Route("/continue_generation", "POST", handlers.resume),
+        Route("/release_memory_occupation", "POST", handlers.release_memory),
+        Route("/resume_memory_occupation", "POST", handlers.restore_memory),
+        Route("/update_weights_from_disk", "POST", handlers.update),
+        Route("/pin_weights", "POST", handlers.pin),
+        Route("/health", "GET", handlers.health),
+        Route("/model_info", "GET", handlers.model_info),
+        Route("/server_info", "GET", handlers.loads),
+        Route("/v1/loads", "GET", handlers.loads),
     )
-    return Starlette(routes=[Route(path, _guarded(token, act), methods=[method]) for path, method, act in table])
+    return Application(table, lambda act: _guarded(token, act))
 
 
 class _Handlers:
@@ -268,7 +266,7 @@ def _finish_reason(made: Generated) -> dict[str, Any]:
             return {"type": "abort", "message": "aborted"}
 
 
-def _guarded(token: str, act: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(token: str, act: Act) -> Act:
     """The token first; then every failure becomes an answer with a sentence."""
 
     async def answer(request: Request) -> Response:
