@@ -330,7 +330,7 @@ async def test_a_task_is_sampled_again_once_per_operation(db: Database) -> None:
     (task,) = await admitted(db)
     await episode(db)
     effect: Effect = await asked(db, "requeue_tasks", RequeueTasks((task,)), dry_run=True)
-    assert effect.loses == ("1 records of its round 1 are given up",)
+    assert effect.loses == ("1 record of its round 1 is given up",)
     assert (await tasks.get(db, task)).round == 1, "a preview changes nothing"
     for _ in range(2):
         done: Done = await asked(db, "requeue_tasks", RequeueTasks((task,), note="bad scorer"))
