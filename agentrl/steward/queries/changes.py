@@ -63,7 +63,8 @@ class Changes:
             held = {"task": id, "round": task.round, "status": {"$in": list(HOLDS_SEAT)}}
             begun = await self._database.count("Record", held | {"status": {"$in": _WORK}})
             if begun:
-                loses.append(f"{counted(begun, 'records')} of its round {task.round} {'is' if begun == 1 else 'are'} given up")
+                given_up = "is given up" if begun == 1 else "are given up"
+                loses.append(f"{counted(begun, 'records')} of its round {task.round} {given_up}")
         return Effect(changes=_few(changes), loses=tuple(loses))
 
     async def _requeue(self, args: RequeueTasks, operation: str) -> Done:
