@@ -27,7 +27,7 @@ from agentrl.control.records.keyring import Keyring
 from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
-from agentrl.supervision.liveness import Leases
+from agentrl.supervision.liveness import Health, Leases
 from agentrl.supervision.slots import State
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
@@ -121,9 +121,10 @@ class Context:
     # ---- leases ----
 
     def lease_unit(self, unit: str) -> None:
-        now, known = self.clock.now(), unit in self.leases
-        self.leases.begin(unit, now)
-        until = self.state.slots[unit].phase_until
+        now, known, slot = self.clock.now(), unit in self.leases, self.state.slots[unit]
+        # Who was suspect to the last coordinator has to be found well again, or nobody would ever say so.
+        self.leases.begin(unit, now, Health.SUSPECT if slot.silent else Health.WELL)
+        until = slot.phase_until
         if not known and until > now:
             # It may stand in a phase that it announced to the last coordinator, and say so again only at its end.
             self.leases.phase(unit, now, phase="announced before", age_s=0.0, at_most_s=until - now)

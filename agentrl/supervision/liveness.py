@@ -63,10 +63,14 @@ class Leases:
     def get(self, name: str) -> Lease | None:
         return self._leases.get(name)
 
-    def begin(self, name: str, now: float) -> Lease:
+    def begin(self, name: str, now: float, health: Health = Health.WELL) -> Lease:
+        """`health` is what whoever judged before thought of a peer that is new here; one that was not well then is so
+        once it is heard."""
         lease = self._leases.get(name)
         if lease is None:
-            lease = self._leases[name] = Lease(heard=now, progressed=now)
+            heard = now if health is Health.WELL else now - self.suspect_after_s
+            self._leases[name] = Lease(heard=heard, progressed=now, health=health)
+            return self._leases[name]
         lease.heard = now
         return lease
 

@@ -177,3 +177,19 @@ def test_who_starts_after_what_cannot_be_placed_is_told_the_reason(run: Run) -> 
     chain = chain_of(run, "later-0", "needs 512 GPU")
     assert chain["culprit"] == "big-0"
     assert chain["sentence"].startswith("later-0 ← big-0, ")
+
+
+def test_who_was_suspect_when_the_coordinator_died_is_well_again_to_the_next(run: Run) -> None:
+    """The next one has never heard it silent, and would not say so by itself."""
+    life = run.wait_state("judge-0", "ready").incarnation
+    former = run.coordinator_pid()
+    file = Path(run.dir) / "block-judge-0"
+    file.touch()
+    try:
+        run.wait_state("judge-0", "suspect")
+        run.kill(former)
+    finally:
+        file.unlink()
+    eventually(lambda: run.coordinator_pid() != former, what="another coordinator")
+    assert run.wait_state("judge-0", "ready").incarnation == life
+    eventually(lambda: "has not registered" in run.unit_row("far-0").reason, what="what is pending to be told anew")

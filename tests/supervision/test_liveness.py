@@ -98,3 +98,17 @@ def test_who_hangs_is_told_of_until_it_is_heard_again() -> None:
     leases.beat("web-0", 102.0 + DEAD_S)
     assert healths(leases, 102.0 + DEAD_S) == [Health.WELL]
     assert healths(leases, 103.0 + DEAD_S) == []
+
+
+def test_who_was_suspect_to_the_last_judge_is_found_well_by_the_next() -> None:
+    """Or it would stay suspect for good: nothing changes in what the new one sees."""
+    leases = Leases(SUSPECT_S, DEAD_S)
+    leases.begin("web-0", 100.0, Health.SUSPECT)
+    assert healths(leases, 100.1) == []
+    leases.beat("web-0", 101.0)
+    assert healths(leases, 101.1) == [Health.WELL]
+    leases.begin("web-0", 102.0, Health.SUSPECT)
+    assert healths(leases, 102.1) == []
+    leases.end("web-0")
+    leases.begin("web-1", 110.0, Health.SUSPECT)
+    assert healths(leases, 110.1 + DEAD_S - SUSPECT_S) == [Health.HUNG]
