@@ -43,12 +43,18 @@ VERBS = {
     view: [a.keys[0] for a in actions.ACTIONS if view in a.where and a.command and a.keys and a.id not in AT_NOTHING]
     for view in (*LISTS, "knob")
 }
+HEIGHTS = (11, 12, 14, 16)
+"""In some there are more rows than lines."""
 AIMS = st.tuples(st.just("aim"), st.sampled_from(["up", "down", "home", "end", "o", "greater_than_sign"]))
 CHANGES = st.tuples(st.sampled_from(["put", "drop", "replaced"]), st.sampled_from(NUMBERS))
 SNAPSHOTS = st.tuples(st.just("snapshot"), st.sets(st.sampled_from(NUMBERS), min_size=1))
 LOOKS = st.tuples(st.sampled_from(["look", "elsewhere", "filter"]), st.just(0))
+VIEWS = st.one_of(
+    st.tuples(st.just("wheel"), st.sampled_from([-3, 3])),
+    st.tuples(st.just("lines"), st.integers(0, len(HEIGHTS) - 1)),
+)
 ACTS = st.tuples(st.just("act"), st.integers(0, 20))
-STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, ACTS, ACTS), min_size=5, max_size=40)
+STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, VIEWS, ACTS, ACTS), min_size=5, max_size=40)
 
 
 class Fed(Connection):
@@ -215,10 +221,10 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
+async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> int:
     """How many acts were sent."""
     app, acts = Noting(), 0
-    async with app.run_test(size=(100, 16)) as pilot:
+    async with app.run_test(size=(100, height)) as pilot:
         world, screen = World(app, view), Screen(app, pilot)
         person = Person(app, screen, world, view)
         await person.go()
@@ -229,6 +235,13 @@ async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
                     person.looks()
                 case "look":
                     person.looks()
+                case "wheel":
+                    app.view.query_one(Table).model.scroll(how)
+                    app.view.query_one(Table).repaint()
+                    person.looks()
+                case "lines":
+                    await pilot.resize_terminal(100, HEIGHTS[how])
+                    await aeventually(person.looks)
                 case "elsewhere":
                     await press(screen, "3")
                     await person.go()
@@ -245,9 +258,9 @@ async def _lived(view: str, steps: list[tuple[str, Any]]) -> int:
 
 
 @settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
-@given(view=st.sampled_from(sorted(LISTS)), steps=STEPS)
-def test_an_act_hits_what_was_seen_or_nothing(view: str, steps: list[tuple[str, Any]]) -> None:
-    asyncio.run(_lived(view, steps))
+@given(view=st.sampled_from(sorted(LISTS)), steps=STEPS, height=st.sampled_from(HEIGHTS))
+def test_an_act_hits_what_was_seen_or_nothing(view: str, steps: list[tuple[str, Any]], height: int) -> None:
+    asyncio.run(_lived(view, steps, height))
 
 
 async def test_the_answer_to_a_filter_leaves_the_cursor_where_somebody_put_it_meanwhile() -> None:

@@ -95,10 +95,12 @@ class AnyOrder(RuleBasedStateMachine):
         if target is not None:
             name, row = target
             assert name == self.aimed
+            assert name in [shown for shown, _ in self.model.visible()]
             assert row == self.rows[name]
             assert row[1] >= self.least
         elif self.aimed is not None:
-            assert self.aimed not in self._passing()
+            in_view = [name for name, _ in self.model.visible()]
+            assert self.aimed not in self._passing() or self.aimed not in in_view
 
     @invariant()
     def the_rows_are_those_that_pass_in_the_order_of_the_column(self) -> None:

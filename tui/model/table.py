@@ -74,6 +74,8 @@ class TableModel(Generic[R]):
         self._order: list[tuple[SortKey, str]] = []
         self._keep: Callable[[R], bool] | None = None
         self._cursor_place = 0
+        self._out_of_view = False
+        """The row under the cursor was not among those that were shown last."""
         self._anchor: tuple[str, int] | None = None
         """A key and its line, which the view keeps when rows move."""
 
@@ -130,8 +132,8 @@ class TableModel(Generic[R]):
 
     @property
     def target(self) -> tuple[str, R] | None:
-        """The row that is aimed at, if it is still there to be seen."""
-        if self.cursor is None or self.cursor not in self._keys:
+        """The row that is aimed at, if it is still there, and was to be seen."""
+        if self.cursor is None or self.cursor not in self._keys or self._out_of_view:
             return None
         return self.cursor, self._rows[self.cursor]
 
@@ -160,7 +162,7 @@ class TableModel(Generic[R]):
 
     def aim_first(self) -> None:
         """The first row, unless one is aimed at."""
-        if self.target is None and self._order:
+        if (self.cursor is None or self.cursor not in self._keys) and self._order:
             self.move_to(0)
 
     def scroll(self, by: int) -> None:
@@ -168,6 +170,7 @@ class TableModel(Generic[R]):
         self.settle(self.height)
         self.offset = self._clamped(self.offset + by)
         self._anchor = None
+        self._see_cursor()
 
     def sort(self, name: str, *, descending: bool | None = None) -> None:
         """By another column; by the same one again the other way round."""
@@ -198,11 +201,16 @@ class TableModel(Generic[R]):
             (key, at), self._anchor = self._anchor, None
             place = self.place_of(key)
             if place is not None:
-                self.offset = place - at
+                # In a view that became lower, the lowest line that is left.
+                self.offset = place - min(at, self.height - 1)
         self.offset = self._clamped(self.offset)
+        self._see_cursor()
+
+    def _see_cursor(self) -> None:
         place = self.place_of(self.cursor) if self.cursor is not None else None
         if place is not None:
             self._cursor_place = place
+        self._out_of_view = place is not None and not self.offset <= place < self.offset + self.height
 
     def visible(self) -> list[tuple[str, R]]:
         """The rows in view, from the uppermost."""
@@ -224,7 +232,7 @@ class TableModel(Generic[R]):
         if not self._order:
             return
         place = max(0, min(len(self._order) - 1, place))
-        self.cursor, self._cursor_place = self.key_at(place), place
+        self.cursor, self._cursor_place, self._out_of_view = self.key_at(place), place, False
         self.offset = self._clamped(max(place - self.height + 1, min(self.offset, place)))
 
     def _clamped(self, offset: int) -> int:

@@ -27,7 +27,7 @@ class UnitVerbs(View):
         row = self.unit()
         if row is None:
             self.console_app.say(
-                "No unit is aimed at: the one under the cursor is gone. Move to another one.", Tone.WARN
+                "No unit is aimed at: the one under the cursor is gone or out of view. Move to one.", Tone.WARN
             )
         return row
 
