@@ -80,7 +80,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self._pieces: deque[bytes] = deque()
         self._ahead = 0
-        self._head = 0
+        self._without_body = 0
         self._heard = False
         self._ends_with_connection = True
         self._complete = False
@@ -89,6 +89,9 @@ class _Connection(asyncio.Protocol):
     async def ask(self, request: bytes, *, reused: bool) -> None:
         """Send, and read up to the headers of the answer."""
         assert self._transport is not None
+        # What came unasked is nobody's answer; and uvloop's transports raise where something is written behind the end.
+        if self._broken or self._heard:
+            raise _StaleError if reused else ConnectionBrokenError(self._broken or "it answers before it is asked")
         self._transport.write(request)
         while not self.status:
             if self._broken:
@@ -112,12 +115,13 @@ class _Connection(asyncio.Protocol):
 
     def renew(self) -> bool:
         """Make it fit for the next call; False if it is not."""
-        if not self._complete or not self._may_go_on or self._broken:
+        if not self._complete or not self._may_go_on or self._broken or self._paused:
             return False
         self._begin_anew()
         return True
 
     def close(self) -> None:
+        self._break("the connection was closed")
         # An abort does not wait for what the other side may still want to hear.
         if self._transport is not None:
             self._transport.abort()
@@ -145,14 +149,14 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
-        self._head += 0 if self.status else len(data)
+        self._without_body += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as wrong:
             self._break(f"the answer broke off ({wrong})")
             self.close()
             return
-        if not self.status and self._head > _MOST_HEAD_BYTES:
+        if not self._complete and self._without_body > _MOST_HEAD_BYTES:
             self._break("its answer does not come to an end with headers")
             self.close()
         if self._ahead > _MOST_AHEAD_BYTES and not self._paused and self._transport is not None:
@@ -161,9 +165,9 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.status and self._ends_with_connection and error is None:
+        if self.status and self._ends_with_connection and error is None and not self._broken:
             self._complete = True
-        self._break(str(error) if error is not None else "the connection was closed")
+        self._break("the connection was closed" if error is None else str(error) or type(error).__name__)
 
     # ---- what the parser finds ----
 
@@ -181,6 +185,7 @@ class _Connection(asyncio.Protocol):
             self.status = status
 
     def on_body(self, body: bytes) -> None:
+        self._without_body = 0
         self._pieces.append(body)
         self._ahead += len(body)
 

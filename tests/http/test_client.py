@@ -173,24 +173,83 @@ async def test_what_breaks_off_or_is_no_answer_is_an_error_and_not_asked_again(s
 
 
 async def test_a_connection_that_the_server_had_closed_meanwhile_is_replaced(serving: Serving) -> None:
-    closing, closed = asyncio.Event(), asyncio.Event()
+    """Whether the client has heard of it or is about to."""
+    closing = asyncio.Event()
 
     def then_closes(server: Server) -> Say:
         async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await server.request(reader)
             writer.write(OK)
             await closing.wait()
-            writer.close()
-            closed.set()
 
         return say
 
-    client, server = await serving(then_closes, again_and_again(OK))
-    assert await read(client, "/a") == (200, b"ok")
+    client, server = await serving(then_closes, then_closes, again_and_again(OK))
+    assert await asyncio.gather(read(client, "/a"), read(client, "/b")) == [(200, b"ok")] * 2
     closing.set()
-    await closed.wait()
-    assert await read(client, "/b") == (200, b"ok")
-    assert [request.split(b" ")[1] for request in server.requests] == [b"/a", b"/b"]
+    await aeventually(lambda: is_broken(client))
+    assert await read(client, "/c") == (200, b"ok")
+    assert sorted(request.split(b" ")[1] for request in server.requests) == [b"/a", b"/b", b"/c"]
+
+
+async def is_broken(client: HttpClient) -> bool:
+    return any(connection._broken for connection in client._idle)
+
+
+async def test_what_comes_unasked_is_no_answer_to_the_next_call(serving: Serving) -> None:
+    """Some servers say goodbye on a connection that nobody uses."""
+    saying = asyncio.Event()
+
+    def says_goodbye(server: Server) -> Say:
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(reader)
+            writer.write(OK)
+            await saying.wait()
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 3\r\n\r\nbye")
+            await reader.read()
+
+        return say
+
+    async def has_heard() -> bool:
+        return client._idle[0]._heard
+
+    client, _ = await serving(says_goodbye, again_and_again(OK))
+    assert await read(client) == (200, b"ok")
+    saying.set()
+    await aeventually(has_heard)
+    assert await read(client) == (200, b"ok")
+
+
+async def test_who_leaves_a_long_answer_unread_leaves_nobody_waiting(serving: Serving) -> None:
+    """All of it has come, and reading was paused for what nobody took."""
+    size = http_client._MOST_AHEAD_BYTES + 1
+    client, _ = await serving(again_and_again(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, bytes(size)))
+
+    async def has_come() -> bool:
+        return reply._connection._complete
+
+    async with client.ask("GET", "/x") as reply:
+        await aeventually(has_come)
+    async with asyncio.timeout(30):
+        _, body = await read(client)
+    assert len(body) == size
+
+
+async def test_an_answer_that_a_closed_client_cut_off_is_not_taken_for_whole(serving: Serving) -> None:
+    def without_length(server: Server) -> Say:
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nabc")
+            await reader.read()
+
+        return say
+
+    client, _ = await serving(without_length)
+    async with client.ask("GET", "/x") as reply:
+        assert await anext(reply.pieces()) == b"abc"
+        await client.close()
+        with pytest.raises(ConnectionBrokenError):
+            await reply.read()
 
 
 async def test_a_call_that_may_have_been_heard_is_not_repeated(serving: Serving) -> None:
@@ -316,6 +375,10 @@ async def test_an_answer_without_an_end_is_given_up(serving: Serving, monkeypatc
     with pytest.raises(BodyTooLargeError):
         await read(client)
     client, _ = await serving(endless(b"HTTP/1.1 200 OK\r\n", b"X-More: and more\r\n" * 1000))
+    with pytest.raises(ConnectionBrokenError, match="headers"):
+        await read(client)
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    client, _ = await serving(endless(start, b"X-More: and more\r\n" * 1000))
     with pytest.raises(ConnectionBrokenError, match="headers"):
         await read(client)
 

@@ -1,0 +1,20 @@
+"""Each of these tests once on every loop that units run on."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Mapping
+
+import pytest
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if importlib.util.find_spec("uvloop") is not None:
+        import uvloop
+
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
