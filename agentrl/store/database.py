@@ -3,7 +3,7 @@ indexes at most; `embedded` brings its own server up by it.
 
 Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
 driver, exactly once, where it is one write; here, where it may be made any number of times, and whatever was refused
-before anything of it was done. What the driver raises
+because the server has just begun. What the driver raises
 becomes an error of ours; the write concern is the server's default (majority, journaled) and is never lowered. Motor
 and PyMongo's own asyncio client fit behind it alike.
 """
@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import pymongo
@@ -61,7 +62,8 @@ class StoreUnavailableError(StoreError):
 
 
 class NotYetError(StoreUnavailableError):
-    """MongoDB has just begun and refused what was asked, so nothing of it has happened."""
+    """MongoDB has just begun and refused what was asked, so nothing came of this try. If the driver had tried before,
+    something may have come of that: as after any lost answer, a change that now matches nothing may have been made."""
 
 
 class AlreadyThereError(ConflictError):
@@ -147,9 +149,21 @@ class Database:
 
     async def insert_many(self, collection: str, documents: Sequence[Plain], *, ordered: bool = True) -> None:
         """AlreadyThereError if one is there; those before it (ordered), or all others, are inserted nevertheless."""
-        if documents:
-            into = self._collection(collection)
-            await self._asked(collection, lambda: into.insert_many(documents, ordered=ordered))
+        if not documents:
+            return
+        into, tries = self._collection(collection), count(1)
+
+        async def insert() -> None:
+            tried_before = next(tries) > 1
+            try:
+                await into.insert_many(documents, ordered=ordered)
+            except pymongo.errors.BulkWriteError as partly:
+                if tried_before and _codes_of(partly) == {_DUPLICATE_KEY}:
+                    # It may be this very one: the refusal may have met the driver's own repetition of what was made.
+                    raise StoreUnavailableError(f"It is not known whether {collection} was written to.") from partly
+                raise
+
+        await self._asked(collection, insert)
 
     async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
         """Insert those whose keys are not there yet, and say how many that were."""

@@ -170,6 +170,17 @@ async def test_what_a_server_refuses_that_has_not_read_its_keys_is_asked_again(d
     assert refusing.left < 0
 
 
+async def test_what_was_inserted_before_the_refusal_is_not_taken_for_somebody_elses(db: Database) -> None:
+    """The driver asked twice: the first answer was lost, and the second one is the refusal."""
+    real = db._collection("Turn")
+    await real.insert_many([{"_id": "a"}])
+    db._known["Turn"] = Refusing(real, KEYS_ARE_NOT_READ, times=1)
+    with pytest.raises(StoreUnavailableError):
+        await ACTS["insert_many"](db)
+    with pytest.raises(AlreadyThereError):
+        await ACTS["insert_many"](db)
+
+
 async def test_a_write_whose_answer_was_lost_is_not_made_again_here(db: Database) -> None:
     """The driver has done so where it can be sure; here nobody could know whether it was made."""
     db._known["Turn"] = Refusing(db._collection("Turn"), LOST, times=1)
