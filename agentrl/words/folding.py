@@ -55,7 +55,8 @@ def kinds_of(messages: Iterable[str]) -> Mapping[str, str]:
             alike[kind].append(message)
     found = {message: message for message in names}
     # The kind that most are of is taken first; whoever has one is not asked again.
-    for kind, members in sorted(alike.items(), key=lambda one: (-len(one[1]), one[0])):
+    several = ((kind, members) for kind, members in alike.items() if len(members) > 1)
+    for kind, members in sorted(several, key=lambda one: (-len(one[1]), one[0])):
         left = [message for message in members if found[message] == message]
         if len(left) >= _least(kind, left):
             found |= dict.fromkeys(left, kind)
@@ -65,17 +66,21 @@ def kinds_of(messages: Iterable[str]) -> Mapping[str, str]:
 def _wider(message: str) -> Iterator[str]:
     words = message.split(" ")
     if len(words) <= _MOST_WORDS:
-        for place in range(len(words)):
-            if _have_words(others := [*words[:place], OPEN, *words[place + 1 :]]):
-                yield " ".join(others)
+        real = [_is_word(word) for word in words]
+        many, start = sum(real), 0
+        for word, is_real in zip(words, real, strict=True):
+            if many - is_real >= _LEAST_WORDS:
+                yield f"{message[:start]}{OPEN}{message[start + len(word) :]}"
+            start += len(word) + 1
     head, colon, _ = message.rpartition(": ")
     # One word and a colon is the name of an error, and what went wrong stands behind it.
-    if colon and _have_words(head.split(" ")) and (kind := f"{head}: {OPEN}") != " ".join([*words[:-1], OPEN]):
+    have_words = colon and sum(_is_word(word) for word in head.split(" ")) >= _LEAST_WORDS
+    if have_words and (kind := f"{head}: {OPEN}") != " ".join([*words[:-1], OPEN]):
         yield kind
 
 
-def _have_words(words: Sequence[str]) -> bool:
-    return sum(any(sign.isalpha() for sign in word) for word in words) >= _LEAST_WORDS
+def _is_word(text: str) -> bool:
+    return any(sign.isalpha() for sign in text)
 
 
 def _least(kind: str, members: Sequence[str]) -> int:
