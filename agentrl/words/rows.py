@@ -31,7 +31,8 @@ def story(row: UnitRow, now: float) -> str:
         parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if stands else row.phase)
     if row.status:
         parts.append(row.status)
-    parts += [f"waits for {wait.on}" for wait in row.waits[:2] if not wait.who]
+    waited_for = dict.fromkeys(wait.on for wait in row.waits if not wait.who)
+    parts += [f"waits for {name}" for name in list(waited_for)[:2]]
     if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
         parts.append(str(row.last_exit))
     return " · ".join([*parts, *later])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
 from agentrl.words.amounts import counted
 from agentrl.words.rows import story, up_for
@@ -30,6 +33,12 @@ def test_what_a_starting_unit_does_stands_before_a_deadline_that_is_far_off() ->
 def test_a_loop_that_begins_its_phase_with_every_round_does_not_count_from_zero() -> None:
     assert at_work("serving", 0.4, "4 ready") == "serving · 4 ready"
     assert at_work("step", 42.0, "trains step 3") == "step for 42 s · trains step 3"
+
+
+def test_what_many_episodes_wait_for_is_named_once() -> None:
+    waits = [Wait(on, f"call {number}", 1.0, 60.0) for number, on in enumerate(("engine-0", "engine-0", "toolbox-0"))]
+    row = msgspec.structs.replace(STARTING, state=UnitState.READY, next_at=0.0, phase="", status="", waits=tuple(waits))
+    assert story(row, NOW) == "starting on far · waits for engine-0 · waits for toolbox-0"
 
 
 def test_a_run_is_up_since_it_was_last_brought_up() -> None:
