@@ -176,7 +176,7 @@ def hangs_and_is_named(run: Run, stuck: int) -> None:
     assert waits["culprit"] == f"version {stuck}"
     assert versions(run)[-1]["engines"] == {"engine-0.1": "serving"}
     onscreen.recorded(run, ("2", "down", "enter"), "engine-1.2", f"loading(v{stuck})")
-    onscreen.live(run, ("w",), f"engine-1 ← version {stuck}", f"culprit: version {stuck}")
+    onscreen.live(run, ("w",), f"engine-1 ← version {stuck}", f"ends at: version {stuck}")
 
 
 def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) -> None:
