@@ -55,7 +55,8 @@ def test_operations_are_called_as_they_were_typed(run: Run) -> None:
     assert verbs == ["up", "restart", "tune", "tune --undo", "stacks", "alerts test"]
 
 
-def test_the_knobs_take_a_line_each_in_eighty_columns(run: Run) -> None:
+def test_the_knobs_take_a_line_each_in_eighty_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(run.environ, "COLUMNS", "80")
     lines = run.raw("tune").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[1:]] == [row["name"] for row in run.cli("tune")]
