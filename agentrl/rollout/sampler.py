@@ -33,8 +33,6 @@ SHIPPED = (single_turn.SingleTurnAgent, tool_agent.ToolAgent)
 IDLE_S = 0.05
 MOST_IDLE_S = 0.5
 """Between looks for work while there is none."""
-BUSY_IDLE_S = 0.05
-"""At most this while episodes run: what they end makes room for more."""
 MOST_AT_ONCE = 16
 """Seats of one claim: samplers that claim side by side shall share what is open."""
 LOOK_S = 0.25
@@ -145,13 +143,15 @@ class Sampler:
             if self.idle_because:
                 await self._wait(FEW_WAIT_S)
                 continue
+            ended = self.ended
             if await self._claim(tasks):
                 idle_s = IDLE_S
             else:
                 self.idle_because = self.idle_because or "nothing is open"
                 # A seat that becomes free does not bring anything that would fill it.
                 await self._wait(idle_s, heeds_ends=False)
-                idle_s = min(2 * idle_s, BUSY_IDLE_S if self._attempts else MOST_IDLE_S)
+                # What ends makes room for more to be admitted.
+                idle_s = min(2 * idle_s, MOST_IDLE_S) if self.ended == ended else IDLE_S
 
     def _obstacle(self) -> str:
         """Why nothing may be claimed now."""

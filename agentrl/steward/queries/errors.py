@@ -7,6 +7,7 @@ failed.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -74,13 +75,15 @@ async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
     async for error in _errors(database, asked, now):
         kind = _kind(error)
         if kind not in seen and len(seen) >= MOST_KINDS and not names_are_out:
-            seen = _without_names(seen)
+            # Beside the loop: it takes a while, and the steward has more to do than to answer.
+            seen = await asyncio.to_thread(_without_names, seen)
             # Where that made no room it will not the next time, and it takes a while.
             names_are_out = len(seen) > MOST_KINDS // 2
         if kind not in seen and len(seen) >= MOST_KINDS:
             kind = kind._replace(message=OTHERS)
         seen.setdefault(kind, _Seen()).add(error)
-    most_frequent = sorted(_without_names(seen).items(), key=lambda one: (-one[1].count, one[0]))
+    named = await asyncio.to_thread(_without_names, seen)
+    most_frequent = sorted(named.items(), key=lambda one: (-one[1].count, one[0]))
     return [
         ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
         for kind, found in most_frequent[: max(1, args.limit)]
