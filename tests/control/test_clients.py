@@ -40,6 +40,7 @@ class Desk:
             supervisor=SimpleNamespace(times=SimpleNamespace(operation_deadline_s=60.0)),
             executor=SimpleNamespace(flush=_nothing, put=_nothing, full=""),
             audit=_nothing,
+            state=State(RunState()),
         )
         acts = {"pause": Act(lambda args: Effect(), _broken)}
         self.desk = ClientsDesk(cast(Any, context), {"status": _broken}, acts, {}, cast(Any, None))

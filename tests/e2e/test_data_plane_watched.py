@@ -141,7 +141,7 @@ def test_a_tool_that_does_not_answer_is_at_the_end_of_the_chain(run: Run) -> Non
     assert " on sampler-0 ← tool shop.lookup, " in found["sentence"]
     assert found["because"].startswith("has not answered the call shop/train/")
     assert [link["who"].partition(" ")[0] for link in found["links"][:4]] == ["trainer-0", "batch", "task", "record"]
-    onscreen.live(run, ("w",), "trainer-0 ← batch", "culprit: tool shop.lookup", "has not answered the call")
+    onscreen.live(run, ("w",), "trainer-0 ← batch", "ends at: tool shop.lookup", "has not answered the call")
     assert run.cli("status")["units"], "and the run can be asked for everything else meanwhile"
 
 

@@ -61,7 +61,16 @@ def test_a_run_that_is_down_is_read_by_the_command_that_is_named(ended: Run) -> 
     assert alive == {"mongo-0", "steward-0"}
     assert ended.cli("alerts", "list") == [], "nobody misses those who are not wanted"
 
-    for words in (("tasks", "requeue", before[0]["task"]), ("restart", "trainer"), ("scale", "sampler", "2")):
+    for words in (
+        ("tasks", "requeue", before[0]["task"]),
+        ("restart", "trainer"),
+        ("scale", "sampler", "2"),
+        ("tune", "supervision.agent_restart_s", "7"),
+        ("pause",),
+        ("pause", "steward"),
+        ("stop", "steward-0"),
+        ("drain", "steward-0"),
+    ):
         code, refused = ended.cli(*words, "--yes", check=False)
         assert code in (ExitCode.REFUSED, ExitCode.CONFLICT)
         assert "only to be read from" in refused["error"]["message"]

@@ -17,6 +17,7 @@ from agentrl.supervision.plans import Plan, new_units
 from agentrl.supervision.slots import Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
 
+_CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000
 """More units in one group than this are a slip of the finger."""
 
@@ -37,6 +38,14 @@ def refuse_reading(state: State, run: str) -> None:
     if state.run.up and not state.run.reading:
         raise ConflictError(
             f"The run {run} is up, so its records can be read as it is.", hint="agentrl records list shows them."
+        )
+
+
+def refuse_change_while_reading(state: State, command: str) -> None:
+    """What it changes would hold for those who sample and train once they are up again, unseen until then."""
+    if state.run.up and state.run.reading and command in _CHANGES_WORK:
+        raise ConflictError(
+            f"The run is up {rows.ONLY_READ}, so nothing of it is changed.", hint="agentrl up brings up all of it."
         )
 
 

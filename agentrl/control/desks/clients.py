@@ -16,6 +16,7 @@ import msgspec
 from agentrl import __version__
 from agentrl.control.books.operations import Operation
 from agentrl.control.books.peers import Kind, Known
+from agentrl.control.commands import effects
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
 from agentrl.control.desks.queries import Handler
@@ -192,6 +193,7 @@ class ClientsDesk:
     # ---- commands ----
 
     def _mutate(self, peer: Peer, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> None:
+        effects.refuse_change_while_reading(self._context.state, spec.name)
         if request.dry_run and spec.name in self._asked_previews:
             self._later(peer, request.id, self._asked(request.id, spec, args))
             return
