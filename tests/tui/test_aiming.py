@@ -49,12 +49,9 @@ AIMS = st.tuples(st.just("aim"), st.sampled_from(["up", "down", "home", "end", "
 CHANGES = st.tuples(st.sampled_from(["put", "drop", "replaced"]), st.sampled_from(NUMBERS))
 SNAPSHOTS = st.tuples(st.just("snapshot"), st.sets(st.sampled_from(NUMBERS), min_size=1))
 LOOKS = st.tuples(st.sampled_from(["look", "elsewhere", "filter"]), st.just(0))
-VIEWS = st.one_of(
-    st.tuples(st.just("wheel"), st.sampled_from([-3, 3])),
-    st.tuples(st.just("lines"), st.integers(0, len(HEIGHTS) - 1)),
-)
+WHEELS = st.tuples(st.just("wheel"), st.sampled_from([-3, 3]))
 ACTS = st.tuples(st.just("act"), st.integers(0, 20))
-STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, VIEWS, ACTS, ACTS), min_size=5, max_size=40)
+STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, WHEELS, ACTS, ACTS), min_size=5, max_size=40)
 
 
 class Fed(Connection):
@@ -239,9 +236,6 @@ async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> i
                     app.view.query_one(Table).model.scroll(how)
                     app.view.query_one(Table).repaint()
                     person.looks()
-                case "lines":
-                    await pilot.resize_terminal(100, HEIGHTS[how])
-                    await aeventually(person.looks)
                 case "elsewhere":
                     await press(screen, "3")
                     await person.go()

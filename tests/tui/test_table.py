@@ -152,6 +152,20 @@ def test_a_row_that_comes_back_is_aimed_at_again() -> None:
     assert model.target == ("b", ("b", 2))
 
 
+def test_a_row_stays_in_view_when_there_are_fewer_lines_and_is_not_hit_where_somebody_scrolled_away() -> None:
+    model = TableModel(COLUMNS, "name")
+    model.replace({f"unit-{n}": (f"unit-{n}", n) for n in range(9)})
+    model.settle(6)
+    model.aim("unit-5")
+    model.settle(2)
+    assert "unit-5" in [name for name, _ in model.visible()]
+    assert model.target == ("unit-5", ("unit-5", 5))
+    model.scroll(-3)
+    assert model.target is None
+    model.scroll(3)
+    assert model.target == ("unit-5", ("unit-5", 5))
+
+
 def test_after_the_end_of_its_row_the_cursor_goes_to_a_neighbour_only_by_a_key() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({name: (name, 0) for name in "abcd"})

@@ -65,7 +65,7 @@ class TableModel(Generic[R]):
         self.offset = 0
         """Place of the uppermost row that is shown."""
         self.height = 1
-        """Rows that can be shown at once."""
+        """Rows that can be shown at once; none where there is room for the titles alone."""
         self.marked: set[str] = set()
         self.cursor: str | None = None
         self._rows: dict[str, R] = {}
@@ -196,13 +196,13 @@ class TableModel(Generic[R]):
         """Decide what is in view. Called before painting and before anything that a person does."""
         if self.height != height:
             self._remember()
-            self.height = max(1, height)
+            self.height = max(0, height)
         if self._anchor is not None:
             (key, at), self._anchor = self._anchor, None
             place = self.place_of(key)
             if place is not None:
                 # In a view that became lower, the lowest line that is left.
-                self.offset = place - min(at, self.height - 1)
+                self.offset = place - min(at, max(0, self.height - 1))
         self.offset = self._clamped(self.offset)
         self._see_cursor()
 
@@ -232,8 +232,9 @@ class TableModel(Generic[R]):
         if not self._order:
             return
         place = max(0, min(len(self._order) - 1, place))
-        self.cursor, self._cursor_place, self._out_of_view = self.key_at(place), place, False
-        self.offset = self._clamped(max(place - self.height + 1, min(self.offset, place)))
+        self.cursor = self.key_at(place)
+        self.offset = self._clamped(max(place - max(1, self.height) + 1, min(self.offset, place)))
+        self._see_cursor()
 
     def _clamped(self, offset: int) -> int:
         return max(0, min(offset, len(self._order) - self.height))

@@ -120,7 +120,7 @@ class Table(Painted, Generic[R]):
 
     def drawing(self, width: int, height: int) -> Iterable[Drawn]:
         model, now = self.model, self._now()
-        model.settle(max(1, height - 1))
+        model.settle(height - 1)
         self._look_for_needed(now)
         shown = self._layout(width)
         yield ((Span("  "), *titles(model, shown)), "bar")
