@@ -50,13 +50,12 @@ class Application:
 
     def __init__(self, routes: Iterable[Route], guard: Callable[[Act], Act]) -> None:
         self._exact: dict[str, dict[str, Act]] = {}
-        self._patterns: list[tuple[re.Pattern[str], dict[str, Act]]] = []
+        self._patterns: dict[re.Pattern[str], dict[str, Act]] = {}
         for path, method, act in routes:
             pattern, _, parameters = compile_path(path)
-            if parameters:
-                self._patterns.append((pattern, {method: guard(act)}))
-            else:
-                self._exact.setdefault(path, {})[method] = guard(act)
+            # Compiled twice, a pattern is the same one.
+            methods = self._patterns.setdefault(pattern, {}) if parameters else self._exact.setdefault(path, {})
+            methods[method] = guard(act)
         self._unknown = guard(_unknown)
         self._not_so = guard(_not_so)
 
@@ -69,7 +68,7 @@ class Application:
     def _chosen(self, scope: Scope) -> Act:
         methods = self._exact.get(scope["path"])
         if methods is None:
-            for pattern, methods_of_it in self._patterns:
+            for pattern, methods_of_it in self._patterns.items():
                 if found := pattern.match(scope["path"]):
                     scope["path_params"] = found.groupdict()
                     methods = methods_of_it

@@ -61,7 +61,6 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
     group = state.groups.get(args.group)
     if group is None or group.removed:
         raise unknown("group", args.group, (g for g, s in state.groups.items() if not s.removed))
-    _refuse_left_alone(state, args.group)
     if (args.to is None) == (args.by is None):
         raise UsageError("scale wants a number of units, or a difference such as +1.")
     count = args.to if args.to is not None else group.spec.count + (args.by or 0)
