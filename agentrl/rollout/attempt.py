@@ -11,6 +11,8 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
+import msgspec
+
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
@@ -202,17 +204,13 @@ class Attempt:
     async def _end(self, loop: AgentLoop, episode: Episode, ended: EndedError) -> bool:
         record, recorder = self.claim.record, episode.recorder
         kind = outcomes.class_of(ended.outcome)
+        reached = recorder.reached
         if kind is OutcomeClass.INFRASTRUCTURE:
-            await self.house.endings.fail(record, ended.outcome, ended.error, free=ended.free)
+            await self.house.endings.fail(record, ended.outcome, ended.error, free=ended.free, reached=reached)
             return True
-        versions = recorder.versions
         ending = Ending(
+            **msgspec.structs.asdict(reached),
             outcome=ended.outcome,
-            turns=episode.turns,
-            generated_tokens=recorder.generated_tokens,
-            oldest_version=min(versions, default=None),
-            newest_version=max(versions, default=None),
-            versions=sorted(set(versions)),
             malformed=episode.malformed_turns > 0 and ended.outcome not in _BY_MALFORMED_CALLS,
             error=ended.error[:2000],
         )

@@ -23,7 +23,7 @@ from agentrl.rollout.loops import AgentLoop, DroppedError
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.together import Together
 from agentrl.store import chunks, claims, groups, tasks, trajectories
-from agentrl.store.claims import Claim, Ending, Scored
+from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import DBRecordData, Record, Task, load_if
 from agentrl.store.owners import Lease
@@ -108,15 +108,19 @@ class Endings:
         await groups.close_among(self._database, tasks_of_them, self._rule, Actor.SAMPLER)
         return [one.record in scored for one in ended]
 
-    async def fail(self, record: Record, outcome: Outcome, error: str, *, free: bool) -> None:
+    async def fail(
+        self, record: Record, outcome: Outcome, error: str, *, free: bool, reached: Reached | None = None
+    ) -> None:
         """For other reasons. The steward opens the next attempt."""
         log.info("%s failed: %s: %s", record.id, outcome, error)
         if outcome is Outcome.STORE_FAILED:
-            # How its calls ended could not be written either.
-            owner = self._lease.incarnation
+            # How its calls ended could not be written either, so nobody knows how much of it is there.
+            owner, reached = self._lease.incarnation, None
             await self._insist(lambda: trajectories.lose(self._database, record.id, owner, resumable=False))
         await self._held(
-            lambda: claims.fail(self._database, record.id, self._lease.incarnation, outcome, error, free=free)
+            lambda: claims.fail(
+                self._database, record.id, self._lease.incarnation, outcome, error, free=free, reached=reached
+            )
         )
 
     async def give_back(self, record: Record, *, resumable: bool) -> None:

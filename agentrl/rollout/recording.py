@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from pymongo import UpdateOne
 
 from agentrl.engines.protocol import Generated, Sampling
 from agentrl.errors import AgentrlError
@@ -27,7 +26,7 @@ from agentrl.policies.states import CallStatus, ToolCallStatus
 from agentrl.rollout.loops import DroppedError, EndedError
 from agentrl.rollout.ports import ToolAnswer
 from agentrl.store import chunks, claims, trajectories
-from agentrl.store.claims import Claim
+from agentrl.store.claims import Claim, Reached
 from agentrl.store.database import Database
 from agentrl.store.documents import (
     DispatchedSamplingTask,
@@ -123,8 +122,16 @@ class Recorder:
         return self._next_call
 
     @property
-    def generated_tokens(self) -> int:
-        return sum(len(call.output) for call in self._calls.values())
+    def reached(self) -> Reached:
+        """What is stored once everything is settled."""
+        versions = sorted({version for run in self.runs.values() for version, count in run if count})
+        return Reached(
+            turns=len(self._turns),
+            generated_tokens=sum(len(call.output) for call in self._calls.values()),
+            oldest_version=min(versions, default=None),
+            newest_version=max(versions, default=None),
+            versions=versions,
+        )
 
     @property
     def tree(self) -> TokenTree:
@@ -134,10 +141,6 @@ class Recorder:
     def runs(self) -> dict[int, list[tuple[int, int]]]:
         """The versions of each call's output."""
         return {index: call.document.versions for index, call in self._calls.items()}
-
-    @property
-    def versions(self) -> list[int]:
-        return sorted({version for run in self.runs.values() for version, count in run if count})
 
     # ---- model calls ----
 
@@ -230,7 +233,8 @@ class Recorder:
         self._later(self._after(set(self._pending), self._unless_failed(self._writer.turn(copy.copy(turn)))))
         if not last and time.monotonic() >= self._told_at + PROGRESS_EVERY_S:
             self._told_at = time.monotonic()
-            self._later(self._writer.progress(self.record.id, self._owner, self._progress()))
+            told = claims.progress(self.record.id, self._owner, self.reached)
+            self._later(self._writer.progress(self.record.id, self._owner, told))
 
     # ---- durability ----
 
@@ -267,15 +271,6 @@ class Recorder:
     def _remember(self, document: DispatchedSamplingTask, prompt: list[int], output: list[int]) -> None:
         self._calls[document.index] = KnownCall(document, prompt, output)
         self._tree.insert(document.index, prompt, output)
-
-    def _progress(self) -> UpdateOne:
-        return claims.progress(
-            self.record.id,
-            self._owner,
-            turns=len(self._turns),
-            generated_tokens=self.generated_tokens,
-            versions=self.versions,
-        )
 
     def _show_later(self, name: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Written as being under way, unless its end is there before."""

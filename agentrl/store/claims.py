@@ -73,15 +73,20 @@ class LastClaims:
         return known
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How an episode ended by the policy's doing."""
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an episode came."""
 
-    outcome: Outcome
     turns: int = 0
     generated_tokens: int = 0
     oldest_version: int | None = None
     newest_version: int | None = None
     versions: list[int] = []
+
+
+class Ending(Reached, frozen=True, kw_only=True):
+    """How an episode ended by the policy's doing."""
+
+    outcome: Outcome
     malformed: bool = False
     error: str = ""
 
@@ -192,14 +197,23 @@ async def finish_scored(database: Database, owner: str, ended: Sequence[Scored])
 
 
 async def fail(
-    database: Database, record: str, owner: str, outcome: Outcome, error: str = "", *, free: bool = False
+    database: Database,
+    record: str,
+    owner: str,
+    outcome: Outcome,
+    error: str = "",
+    *,
+    free: bool = False,
+    reached: Reached | None = None,
 ) -> bool:
-    """It ended for reasons that are not the policy's. `free`: on an open breaker, which costs no re-draw."""
+    """It ended for reasons that are not the policy's. `free`: on an open breaker, which costs no re-draw. `reached`:
+    what is stored of it, where that is known; else the last that was told stands."""
     kind = outcomes.class_of(outcome)
     if kind is not OutcomeClass.INFRASTRUCTURE:
         raise ValueError(f"{outcome} is {kind.value}: such a record finishes, it does not fail")
     check(RECORD, S.RUNNING, S.FAILED, Actor.SAMPLER, record)
     fields = {"status": S.FAILED, "outcome": outcome, "outcome_class": kind, "error": error[:2000], "free": free}
+    fields |= _said(reached) if reached else {}
     return await database.update_one("Record", _held(record, owner), _ended(fields))
 
 
@@ -216,16 +230,17 @@ async def abandon(database: Database, record: str, owner: str) -> bool:
     return await database.update_one("Record", _held(record, owner), _ended(abandoned_fields()))
 
 
-def progress(record: str, owner: str, *, turns: int, generated_tokens: int, versions: Sequence[int]) -> UpdateOne:
+def progress(record: str, owner: str, reached: Reached) -> UpdateOne:
     """After a turn: what the freshness of a run under way is told from, and the proof that the claim still holds.
     It may be repeated."""
     # In a pipeline these pass over a field that has no value yet; as update operators they would not.
     span = {
-        "oldest_version": {"$min": ["$oldest_version", *versions]},
-        "newest_version": {"$max": ["$newest_version", *versions]},
-        "versions": {"$setUnion": [{"$ifNull": ["$versions", []]}, list(versions)]},
+        "oldest_version": {"$min": ["$oldest_version", *reached.versions]},
+        "newest_version": {"$max": ["$newest_version", *reached.versions]},
+        "versions": {"$setUnion": [{"$ifNull": ["$versions", []]}, reached.versions]},
     }
-    return UpdateOne(_held(record, owner), setting({"turns": turns, "generated_tokens": generated_tokens}, **span))
+    counted = {"turns": reached.turns, "generated_tokens": reached.generated_tokens}
+    return UpdateOne(_held(record, owner), setting(counted, **span))
 
 
 # ---- scores ----
@@ -295,8 +310,11 @@ def _finished(ending: Ending) -> dict[str, Any]:
     kind = outcomes.class_of(ending.outcome)
     if not outcomes.in_baseline(kind):
         raise ValueError(f"{ending.outcome} is {kind.value}: such a record fails, it does not finish")
-    said = {name: value for name, value in msgspec.structs.asdict(ending).items() if value is not None}
-    return said | {"outcome_class": kind}
+    return _said(ending) | {"outcome_class": kind}
+
+
+def _said(reached: Reached) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(reached).items() if value is not None}
 
 
 def _ended(fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the
     eventually(lambda: time.time() - begun > USUAL_S or None, within_s=WITHIN_S, what="a latency that is usual")
     before = pulse()
     assert before["bottleneck"] != "tools"
-    usual_s, slowed = latency_of(before)["p95_s"], time.time()
+    slowed = time.time()
     mood(run).write_text(f"slow {SLOW_S:g}")
 
     def named() -> Any:
@@ -118,8 +118,8 @@ def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the
 
     told = eventually(named, within_s=WITHIN_S, what="another bottleneck")
     lookup = latency_of(told)
-    assert lookup["before_s"] < SLOW_S <= lookup["p95_s"]
-    assert lookup["before_s"] == pytest.approx(usual_s, rel=1.0)
+    assert lookup["before_s"] < SLOW_S / 2, "what was usual, whatever the machine's load made of it"
+    assert lookup["p95_s"] >= SLOW_S
     assert slowed - 1.0 < lookup["changed_at"] == told["since_at"] < time.time()
     at = time.strftime("%H:%M", time.localtime(lookup["changed_at"]))
     changed = f"shop.lookup p95 {lookup['before_s']:g} → {lookup['p95_s']:g} s since {at}"

@@ -98,7 +98,10 @@ async def test_whose_doing_a_failed_call_was_decides_the_end(
     assert [(one.status, one.error_class) for one in made] == [(status, fault)]
     assert not await stage.open_ends()
     # What is not the policy's doing is never shown to the model.
-    assert len(await stage.calls()) == (2 if outcome == "answered" else 1)
+    asked = await stage.calls()
+    assert len(asked) == (2 if outcome == "answered" else 1)
+    tokens = sum(len(unpack_ids(call.output)) for call in asked)
+    assert (record.turns, record.generated_tokens, record.versions) == (len(asked), tokens, [1]), "also where it failed"
 
 
 async def test_a_call_that_was_made_twice_is_stored_with_both_ends(stage: Stage) -> None:

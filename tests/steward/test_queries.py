@@ -44,7 +44,7 @@ from agentrl.steward.queries.desk import Desk
 from agentrl.steward.queries.exports import PART_BYTES
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import checkpoints, claims, lineages, lists, steps, tasks
-from agentrl.store.claims import Ending
+from agentrl.store.claims import Ending, Reached
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
 from agentrl.store.documents import (
@@ -474,7 +474,7 @@ async def test_after_a_return_to_a_checkpoint_the_smallest_version_is_not_the_ol
     assert claim is not None
     record = claim.record.id
     await Writer(db).progress(
-        record, owner, claims.progress(record, owner, turns=1, generated_tokens=9, versions=[1, 4, 5])
+        record, owner, claims.progress(record, owner, Reached(turns=1, generated_tokens=9, versions=[1, 4, 5]))
     )
     report = await asked(db, "staleness", Staleness())
     assert (report.version, report.under_way) == (5, {4: 1})

@@ -11,7 +11,7 @@ from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor, IllegalMoveError, RecordStatus, TaskStatus
 from agentrl.store import claims, counts, groups, owners, tasks
-from agentrl.store.claims import Claim, Ending, Scored
+from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
 from agentrl.store.owners import OwnerLostError
@@ -136,7 +136,7 @@ async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
     writer = Writer(db)
 
     async def progress(claim: Claim, owner: str) -> None:
-        update = claims.progress(claim.record.id, owner, turns=1, generated_tokens=7, versions=[4, 3])
+        update = claims.progress(claim.record.id, owner, Reached(turns=1, generated_tokens=7, versions=[4, 3]))
         await writer.progress(claim.record.id, owner, update)
 
     told = await asyncio.gather(

@@ -31,6 +31,7 @@ from agentrl.store import (
     trajectories,
     wipe,
 )
+from agentrl.store.claims import Reached
 from agentrl.store.database import Bulk, Database, Filter, Plain, Write
 from agentrl.store.documents import Task, to_bson
 from agentrl.training import selection
@@ -140,7 +141,7 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await tasks.admit(watched, [row(11)], n=2, sampling={}, deadline_s=60, rounds_max=3)
     claim = await claim_one(watched, "sampler-0.2")
     assert claim is not None
-    progress = claims.progress(claim.record.id, "sampler-0.2", turns=1, generated_tokens=4, versions=[1])
+    progress = claims.progress(claim.record.id, "sampler-0.2", Reached(turns=1, generated_tokens=4, versions=[1]))
     await trajectories.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)
     await trajectories.take_over(watched, "x", "y")
     await services.alive(watched, "engine")

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.policies.states import StepStatus, TaskStatus
 from agentrl.store import accounting, checkpoints, claims, lineages, publications, services, steps, tasks
+from agentrl.store.claims import Reached
 from agentrl.store.database import Database, Filter, Plain, Update
 from agentrl.store.documents import CheckpointFile, Lineage, Service, Step, Task, load
 from agentrl.store.steps import LineageClosedError
@@ -226,7 +227,9 @@ async def test_records_under_way_tell_their_versions(db: Database) -> None:
     assert claim is not None
     assert await steps.under_way(db) == []
     for turns, versions in ((1, [7]), (2, [7, 8, 9])):
-        update = claims.progress(claim.record.id, "s.1", turns=turns, generated_tokens=4 * turns, versions=versions)
+        update = claims.progress(
+            claim.record.id, "s.1", Reached(turns=turns, generated_tokens=4 * turns, versions=versions)
+        )
         await Writer(db).progress(claim.record.id, "s.1", update)
     assert await steps.under_way(db) == [([7, 8, 9], "shop")]
 
