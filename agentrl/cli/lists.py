@@ -23,7 +23,7 @@ Filter = Annotated[
 Sort = Annotated[
     str,
     typer.Option(
-        "--sort", metavar="FIELDS", help="Such as -score,created_at; else the newest first.", show_default=False
+        "--sort", metavar="FIELDS", help="Such as -score,started_at; else the newest first.", show_default=False
     ),
 ]
 After = Annotated[str, typer.Option("--after", metavar="ID", help="Go on behind this row.", show_default=False)]

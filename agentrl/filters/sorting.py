@@ -1,6 +1,6 @@
 """The order of a list, and where its next page begins.
 
-    -score,created_at      greatest score first; of equal ones the oldest first
+    -score,started_at      greatest score first; of equal ones the oldest first
 
 Invariants: every order ends with the id, so it is total and a page never repeats or skips a row; what has no value
 comes first when ascending and last when descending, as in MongoDB; pages by `after` put together are the whole list.

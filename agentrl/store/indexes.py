@@ -36,7 +36,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("consumed", "status pruned admitted_order"),
         # What may train once more, apart from all that may not.
         _index("again", "trained_count", partialFilterExpression={"status": TaskStatus.TRAINED.value}),
-        # Lists of people and the console, over and over; so are `finished` and `newest` of Records, `leased` of Steps
+        # Lists of people and the console, over and over; so are `finished` and `begun` of Records, `leased` of Steps
         # and `saved` of Checkpoints.
         _index("admitted", "admitted_at _id"),
     ],
@@ -56,7 +56,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         _index("unfollowed", "status", partialFilterExpression={"status": {"$in": UNFOLLOWED}, "followed": False}),
         _index("finished", "finished_at _id"),
-        _index("newest", "created_at _id"),
+        _index("begun", "started_at _id"),
         _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),
     ],
     "DispatchedSamplingTask": [

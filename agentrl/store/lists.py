@@ -36,7 +36,8 @@ FIELDS: Mapping[str, Fields] = {
 NEWEST_FIRST: Mapping[str, str] = {
     # Tasks that were not admitted yet come last.
     "Task": "-admitted_at",
-    "Record": "-created_at",
+    # Those that nobody works on yet say nothing, and come last.
+    "Record": "-started_at",
     "ToolCall": "-requested_at",
     "Step": "-leased_at",
     "Checkpoint": "-at",

@@ -435,7 +435,7 @@ async def test_what_operators_ask_stands_on_an_index(
     ("kind", "sort", "filter"),
     [
         *((kind, sort, errors.FAILED if kind == "ToolCall" else {}) for kind, sort in lists.NEWEST_FIRST.items()),
-        ("Record", "created_at", {}),
+        ("Record", "age", {}),
         ("Record", "-finished_at", {}),
     ],
 )

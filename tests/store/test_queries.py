@@ -272,9 +272,8 @@ async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database)
     waiting = [id for id in reversed(ids) if id not in moments]
     assert seen == [*sorted(moments, key=moments.__getitem__, reverse=True), *waiting]
 
-    await db.insert_many("Record", [{"_id": id, "task": id, "created_at": moment} for id, moment in moments.items()])
-    (newest,) = (await lists.page(db, "Record", limit=1)).rows
-    assert newest["id"] == ids[2]
+    await db.insert_many("Record", [{"_id": id, "task": id, "started_at": moments.get(id)} for id in ids])
+    assert [found["id"] for found in (await lists.page(db, "Record")).rows] == seen, "and records that nobody began"
 
 
 async def test_a_wipe_tells_what_is_lost_and_refuses_while_somebody_writes(mongo_url: str, db: Database) -> None:

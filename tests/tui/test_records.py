@@ -84,13 +84,13 @@ async def test_what_is_under_way_comes_oldest_first_and_all_of_it_again(coordina
     async with opened(coordinator.state_dir) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
-        assert (asked[-1].filter, asked[-1].sort) == ("", "-created_at")
+        assert (asked[-1].filter, asked[-1].sort) == ("", "-started_at")
         await screen.press("s")
         await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("status=running", "age"))
         await screen.shows("/status=running", "tool call shop.lookup")
         assert screen.app.view.cli_line() == ("records", "list", "--filter", "status=running", "--sort", "age")
         await screen.press("s")
-        await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("", "-created_at"))
+        await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("", "-started_at"))
 
 
 async def test_the_account_says_what_agrees_and_what_does_not(coordinator: Scripted) -> None:

@@ -29,7 +29,7 @@ from tui.widgets.lines import Table
 MOST_TOKENS = 50_000
 """What a person can look through; the command line has all of them."""
 UNDER_WAY = "status=running"
-NEWEST, OLDEST = "-created_at", "age"
+NEWEST, OLDEST = "-started_at", "age"
 TURNS = 100
 BEFORE = 10
 """Turns before the one that was jumped to, where not all are asked for."""
