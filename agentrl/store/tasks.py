@@ -167,9 +167,9 @@ async def requeue(database: Database, task_id: str, reason: str, *, by: str = ""
         await sweep(database, task.id, Actor.OPERATOR)
         return task
     refuse_requeue(task)
-    # A queued Task that was never sampled has no round to leave behind.
-    sampled = await database.find_one("Record", {"task": task.id, "round": task.round}, projection=["_id"])
-    round = task.round + (sampled is not None)
+    # What is queued has no round to leave behind. One that was admitted has, also before its seats are there: they may
+    # still come, and would have the names of those that the next admission opens.
+    round = task.round + (task.status != TaskStatus.QUEUED)
     if not await _leave(database, task, TaskStatus.QUEUED, Actor.OPERATOR, reason, round, requeued_by=by):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
     return await get(database, task_id)

@@ -375,10 +375,9 @@ class World:
         for record in task.records:
             if record.status in states.HOLDS_SEAT:
                 record.move(R.SUPERSEDED, Actor.OPERATOR)
-        # A queued Task that was never sampled has no round to leave behind.
-        sampled = any(record.round == task.round for record in task.records)
+        leaves_a_round = task.status != T.QUEUED
         task.move(T.QUEUED, Actor.OPERATOR)
-        task.round += sampled
+        task.round += leaves_a_round
 
     # ---- calm ----
 

@@ -306,6 +306,17 @@ async def test_seats_that_come_after_their_round_are_superseded_at_once(db: Data
     assert await db.count("Record", {"status": "open"}) == 0
 
 
+async def test_a_task_that_is_requeued_before_its_seats_are_there_gets_all_of_them_later(db: Database) -> None:
+    [task] = await queue(db, 1)
+    admitted = {"status": "admitted", "seating": True, "n": 2, "admitted_order": 1}
+    await db.update_one("Task", {"_id": task.id}, {"$set": admitted})
+    slow = await tasks.get(db, task.id)
+    requeued = await tasks.requeue(db, task.id, "meanwhile")
+    await tasks.seat(db, [slow])
+    assert await admit(db, requeued, n=2)
+    assert await db.count("Record", {"status": "open"}) == 2
+
+
 async def test_moves_that_do_not_exist_are_refused_with_the_story(db: Database) -> None:
     [task] = await queue(db, 1)
     with pytest.raises(IllegalMoveError, match=r"shop/train/0/000000 is queued in round 1 of 3"):
