@@ -2,6 +2,7 @@
 
     answers, scorers, math...          what was answered, and how right it is
     loops, single_turn, tool_agent     how an agent goes about a task; loops of one's own are registered by name
+    exits                              what leads out of an episode from below
     own_code                           the run's own files with loops and scorers
     episode, clock                     what a loop works with: model calls, tool calls, limits, deadlines
     model_calls, tool_calls            one logical call, whatever engines and toolboxes do meanwhile

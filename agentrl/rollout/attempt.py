@@ -22,8 +22,9 @@ from agentrl.rollout import loops
 from agentrl.rollout.clock import EpisodeClock
 from agentrl.rollout.ending import Endings, structure
 from agentrl.rollout.episode import Episode, Limits
+from agentrl.rollout.exits import DroppedError, EndedError, EpisodeExit, HandedOverError
 from agentrl.rollout.fleet import Fleet
-from agentrl.rollout.loops import AgentLoop, DroppedError, EndedError, EpisodeExit, HandedOverError
+from agentrl.rollout.loops import AgentLoop
 from agentrl.rollout.model_calls import ModelCalls, Wait
 from agentrl.rollout.recording import Recorder, ending_errors
 from agentrl.rollout.tool_calls import ToolCalls

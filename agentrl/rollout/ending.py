@@ -19,7 +19,8 @@ from agentrl.policies.groups import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import Actor, RecordStatus
 from agentrl.rollout import loops
-from agentrl.rollout.loops import AgentLoop, DroppedError
+from agentrl.rollout.exits import DroppedError
+from agentrl.rollout.loops import AgentLoop
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.together import Together
 from agentrl.store import chunks, claims, groups, tasks, trajectories

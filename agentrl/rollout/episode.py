@@ -19,7 +19,7 @@ from agentrl.chat.tools import ToolSpec
 from agentrl.config.data import Environment
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.seeds import sampling_seed
-from agentrl.rollout.loops import EndedError
+from agentrl.rollout.exits import EndedError
 from agentrl.rollout.model_calls import ModelCalls, Wanted
 from agentrl.rollout.recording import Recorder
 from agentrl.rollout.tool_calls import ToolCalls

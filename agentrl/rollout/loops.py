@@ -8,7 +8,7 @@
             return Outcome.ANSWERED
 
 Invariants: a loop knows the episode and nothing of stores, engines or toolboxes; what ends an episode from outside
-(limits, deadlines, failures) passes through it as an EpisodeExit, which it must not catch. A loop that calls itself
+(limits, deadlines, failures) passes through it as one of the `exits`, which it must not catch. A loop that calls itself
 resumable asks the same model calls and tool calls in the same order whenever it is given the same answers: then
 another sampler continues it by answering from what is stored.
 """
@@ -49,29 +49,6 @@ class AgentLoop(abc.ABC):
     def ending(self, text: str, task: Task) -> Outcome:
         """For a turn after which the agent has nothing more to do."""
         return Outcome.NO_ANSWER if self.answer([text], task) is None else Outcome.ANSWERED
-
-
-class EpisodeExit(BaseException):
-    """Leads out of an episode. No `except Exception` of a loop can take it for its own."""
-
-
-class EndedError(EpisodeExit):
-    """The episode is over for a reason that is not the loop's to decide."""
-
-    def __init__(self, outcome: Outcome, error: str = "", *, free: bool = False) -> None:
-        super().__init__(f"{outcome}: {error}" if error else str(outcome))
-        self.outcome = outcome
-        self.error = error
-        self.free = free
-        """It met an open breaker, which is not counted against the seat."""
-
-
-class HandedOverError(EpisodeExit):
-    """This sampler leaves; another one goes on with the episode from what is stored."""
-
-
-class DroppedError(EpisodeExit):
-    """The claim is lost: whatever this episode does is nobody's business any more."""
 
 
 _registry: dict[str, type[AgentLoop]] = {}

@@ -31,8 +31,8 @@ from agentrl.engines.protocol import (
 )
 from agentrl.engines.routing import Candidate
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, Outcome
+from agentrl.rollout.exits import EndedError, HandedOverError
 from agentrl.rollout.fleet import Fleet
-from agentrl.rollout.loops import EndedError, HandedOverError
 from agentrl.rollout.recording import Recorder
 
 MOST_FRUITLESS = 4

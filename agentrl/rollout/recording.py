@@ -23,7 +23,7 @@ from agentrl.engines.protocol import Generated, Sampling
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import CallStatus, ToolCallStatus
-from agentrl.rollout.loops import DroppedError, EndedError
+from agentrl.rollout.exits import DroppedError, EndedError
 from agentrl.rollout.ports import ToolAnswer
 from agentrl.store import chunks, claims, trajectories
 from agentrl.store.claims import Claim, Reached

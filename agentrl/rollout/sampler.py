@@ -21,7 +21,7 @@ from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import RecordStatus
 from agentrl.rollout import loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, House, Settings
-from agentrl.rollout.loops import EpisodeExit
+from agentrl.rollout.exits import EpisodeExit
 from agentrl.store import claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError

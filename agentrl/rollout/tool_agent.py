@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.episode import Episode, Reply
-from agentrl.rollout.loops import AgentLoop, EndedError, register_loop
+from agentrl.rollout.exits import EndedError
+from agentrl.rollout.loops import AgentLoop, register_loop
 
 
 @register_loop("tool_agent")

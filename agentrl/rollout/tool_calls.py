@@ -20,8 +20,8 @@ from agentrl.chat.parsers import Call
 from agentrl.chat.tools import ToolSpec
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import ToolCallStatus
+from agentrl.rollout.exits import EndedError, HandedOverError
 from agentrl.rollout.fleet import Fleet
-from agentrl.rollout.loops import EndedError, HandedOverError
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.ports import OfferedTool, ToolAnswer, Toolbox, ToolRefusedError
 from agentrl.rollout.recording import Recorder

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.engines.protocol import Generated, Sampling
 from agentrl.rollout import recording
-from agentrl.rollout.loops import EndedError
+from agentrl.rollout.exits import EndedError
 from agentrl.rollout.recording import Recorder
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, Turn, turn_id
