@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from agentrl.client import Client
@@ -14,6 +15,7 @@ from agentrl.errors import NoCoordinatorError
 from agentrl.protocol.messages import Permission
 from tui.model.mirror import Mirror
 from tui.model.playback import Playback, Source
+from tui.model.retelling import Telling
 
 TICK_S = 0.1
 
@@ -49,8 +51,19 @@ class Replay:
             self.playback.advance(clock - last, clock)
             last = clock
 
+    async def read_back(self) -> None:
+        """Read what the Steps of the moment that is shown want of earlier frames."""
+        playback = self.playback
+        while unread := playback.unread:
+            for index, found in zip(unread, await asyncio.to_thread(_read, playback, unread), strict=True):
+                playback.keep(index, found)
+
     def _nobody(self) -> NoReturn:
         raise NoCoordinatorError(
             "This is a recording: it holds what the feed told, and nobody who could be asked.",
             hint="`agentrl logs` and `agentrl events` tell what a run left; records are listed while it is up.",
         )
+
+
+def _read(playback: Playback, frames: Sequence[int]) -> list[list[Telling]]:
+    return [playback.tellings(index) for index in frames]

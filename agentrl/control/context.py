@@ -72,14 +72,15 @@ class Context:
 
     # ---- rows ----
 
-    def show_unit(self, unit: str, *, urgent: bool = True) -> None:
+    def show_unit(self, unit: str, *, urgent: bool = True, first: bool = False) -> None:
         slot = self.state.slots.get(unit)
         if slot is None or (not slot.wanted and slot.tree_gone):
             self.feed.remove(f"unit/{unit}")
             self.leases.end(unit)
             self.metrics.forget(unit)
         else:
-            self.feed.set(f"unit/{unit}", self.board.unit_row(slot, self.supervisor.paused(unit)), urgent=urgent)
+            row = self.board.unit_row(slot, self.supervisor.paused(unit))
+            self.feed.set(f"unit/{unit}", row, urgent=urgent, first=first)
         if slot is not None and urgent:
             self.show_group(slot.group)
             self.show_run()

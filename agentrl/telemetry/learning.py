@@ -1,4 +1,4 @@
-"""The metrics of learning that alarms look at: what each means, and the band in which a healthy run stays. Pure.
+"""The metrics of learning that everybody may see: what each means, and the band in which a healthy run stays. Pure.
 
 Invariants: a name stands here once, and is the name in Step documents, in curves and among the trainer's unit metrics;
 a band that is left says either that something is broken (mismatch) or that the policy moved away from what it was
@@ -34,15 +34,27 @@ WEIGHT_STD = Metric("weight_std", "", "Spread of ρ.", (0.0, 1.0))
 ESS = Metric("ess", "", "Effective sample size, as a share of the pairs.", (0.3, float("inf")))
 ACCEPTED = Metric("accepted_share", "", "Pairs that neither a clip nor a bound took out.", (0.8, float("inf")))
 
+CLIPPED = Metric("clipped_share", "", "Pairs whose gradient a clip took out.")
+KL_BEHAVIOUR = Metric(
+    "kl_behaviour", "nat", "KL of the policy to what it was sampled from, of a token, by the K3 estimate."
+)
+AGE = Metric("age_mean", "", "Mean age of the tokens of a step, in versions.")
 KL_REFERENCE = Metric(
     "kl_reference", "nat", "KL of the policy to the reference, of a token, by the K3 estimate.", (0.0, 1.0)
 )
 
+LOSS = Metric("loss", "", "The loss of a step, as it was optimized.")
 ENTROPY = Metric("entropy", "nat", "Mean entropy of the policy at its own tokens.")
 ENTROPY_KEPT = Metric("entropy_kept", "", "Entropy against that of fifty steps before.", (0.5, float("inf")))
 REWARD_GAIN = Metric("reward_gain", "", "Reward against that of fifty steps before.")
 GRADIENT = Metric("gradient_norm", "", "Length of the gradient before it is cut.")
 GRADIENT_OVER_MEDIAN = Metric("gradient_over_median", "", "The same against the median of fifty steps.", (0.0, 10.0))
+GROUPS = Metric("groups", "", "Groups that a step trained.")
+WITHOUT_SIGNAL = Metric("groups_without_signal", "", "Groups that a step took and that teach nothing.")
+RECORDS = Metric("records", "", "Records that a step trained.")
+STALE = Metric("stale_records", "", "Records that were too old for a step when it was cut.")
+BROKEN = Metric("broken_records", "", "Records of a step that could not be read, and were left out.")
+STEP_SECONDS = Metric("seconds", "s", "How long a step took, from its lease until it was trained.")
 ZERO_VARIANCE = Metric("zero_variance_share", "", "Groups of a step that teach nothing: all scores are the same.")
 ZERO_VARIANCE_LATELY = Metric("zero_variance_lately", "", "The same over the last ten steps.", (0.0, 0.7))
 WITHOUT_SIGNAL_LATELY = Metric("groups_without_signal_lately", "", "Such groups in the last ten steps.")
@@ -70,6 +82,7 @@ OF_STEPS = (
     *(REWARD, EVALUATION, EVALUATION_MARGIN, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
     *(MISMATCH_P99_OVER_LIMIT, MISMATCH_K3_OVER_LIMIT, KL_REFERENCE),
     *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
+    *(LOSS, CLIPPED, KL_BEHAVIOUR, AGE, GROUPS, WITHOUT_SIGNAL, RECORDS, STALE, BROKEN, STEP_SECONDS),
     *(
         ZERO_VARIANCE,
         ZERO_VARIANCE_LATELY,
@@ -82,7 +95,7 @@ OF_STEPS = (
     ),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
 )
-"""In Step documents; the trainer reports the newest as unit metrics."""
+"""In Step documents; the trainer reports the newest as unit metrics. They stand in its row, so recordings have them."""
 OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED)
 """Reported by the trainer between Steps."""
 

@@ -16,6 +16,7 @@ IN_TOOLS = Metric("in_tools_s", "s", "Seconds that episodes stood in tool calls,
 IN_MODEL = Metric("in_model_s", "s", "Seconds that episodes stood in model calls, since the process began.")
 
 STEP = Metric("step", "", "Number of the trainer's last step.")
+BASE_VERSION = Metric("base_version", "", "Version of the weights that the trainer's last step began with.")
 REJECTED = Metric("rejected_version", "", "The newest version, if no engine takes it; else 0.", (0, 0))
 
 HELD_OUT_TRAINED = Metric(
@@ -48,6 +49,7 @@ SERVICES = {
             IN_TOOLS,
             IN_MODEL,
             STEP,
+            BASE_VERSION,
             REJECTED,
             HELD_OUT_TRAINED,
             WARMUP_UNUSED,

@@ -9,6 +9,7 @@ import math
 
 from agentrl.store.documents import Step
 from agentrl.telemetry import learning
+from agentrl.telemetry.services import BASE_VERSION, STEP
 from agentrl.training.batches import Made
 from agentrl.training.learner import StepResult
 from agentrl.training.selection import Look
@@ -48,11 +49,11 @@ def of_step(
     return metrics
 
 
-def to_unit(unit: Unit, metrics: dict[str, float], step: int) -> None:
-    unit.metric("step", step)
-    for name, shown in SHOWN.items():
-        if name in metrics:
-            unit.metric(shown, metrics[name])
-    for metric in learning.OF_STEPS:
+def to_unit(unit: Unit, metrics: dict[str, float], step: Step) -> None:
+    """All at once: numbers of two Steps must not be taken for those of one."""
+    unit.metrics(
+        {STEP.name: step.step, BASE_VERSION.name: step.base_version}
+        | {shown: metrics[name] for name, shown in SHOWN.items() if name in metrics}
         # One that a Step does not have says nothing any more: no alarm may go on because of it.
-        unit.metric(metric.name, metrics.get(metric.name, math.nan))
+        | {metric.name: metrics.get(metric.name, math.nan) for metric in learning.OF_STEPS}
+    )

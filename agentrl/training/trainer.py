@@ -248,7 +248,7 @@ class Trainer:
         metrics = await telling.with_surroundings(self._database, self._config, metrics, records)
         await self._commit(leased, metrics, records)
         self._suspicion.cleared(leased.tasks)
-        self._account_for(made.batch.trained_tokens > 0, metrics)
+        self._account_for(leased, made.batch.trained_tokens > 0, metrics)
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
@@ -288,7 +288,7 @@ class Trainer:
                 hint="Go back to a checkpoint, with a lower learning rate.",
             )
 
-    def _account_for(self, trained: bool, metrics: dict[str, float]) -> None:
+    def _account_for(self, step: Step, trained: bool, metrics: dict[str, float]) -> None:
         now = self.standing
         now.committed += 1
         now.steps_published += 1
@@ -298,7 +298,7 @@ class Trainer:
         now.taught += trained
         self._unit.metric(NOTHING_TRAINED.name, now.for_nothing)
         self._curves.add(now.step, metrics)
-        reports.to_unit(self._unit, metrics, now.step)
+        reports.to_unit(self._unit, metrics, step)
 
     # ---- what is due ----
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -160,10 +160,10 @@ class Account:
             self._told, self._told_at = told, now
         self.changed()
 
-    def metric(self, name: str, value: float) -> None:
+    def metrics(self, values: Mapping[str, float]) -> None:
         with self._lock:
             first = not self._metrics
-            self._metrics[name] = float(value)
+            self._metrics |= {name: float(value) for name, value in values.items()}
         if first:
             self._on_change()
 

@@ -12,7 +12,7 @@ import gc
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -176,7 +176,11 @@ class Unit:
 
     def metric(self, name: str, value: float) -> None:
         """The newest value of a metric; sent at most once a second."""
-        self._account.metric(name, value)
+        self._account.metrics({name: value})
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """The same of several that belong together: whoever sees one of them sees all."""
+        self._account.metrics(values)
 
     @property
     def weights(self) -> int | None:

@@ -109,6 +109,26 @@ def test_many_that_change_all_the_time_share_a_budget_and_none_is_forgotten() ->
     assert [key for key, _ in decoded(frames)] == ["host/host-7"], "what is urgent does not wait for its turn"
 
 
+def test_what_is_first_waits_for_no_other_row_and_keeps_to_the_limits() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    names = [f"host-{number}" for number in range(200)]
+    late: list[int] = []
+    sent_before = 0
+    for step in range(600):
+        for name in names:
+            feed.set(f"host/{name}", host(name, step), first=name == "host-199" and step % 10 == 0)
+        feed.tick(step / 10, 0.0)
+        new, sent_before = decoded(frames[sent_before:]), len(frames)
+        if "host/host-199" in dict(new):
+            late.append(step)
+    assert sum(map(len, frames)) / 60 <= 20_000
+    assert {step // 10 for step in late if step % 10 <= 5} == set(range(60)), "within half a second, each of its news"
+    assert len(late) <= 120, "at most two rows a second"
+    newest = dict(decoded(frames))
+    assert min(newest.values()) > feed.seq - 400, "the others go on taking turns"
+
+
 def test_the_beat_comes_every_second_and_carries_the_number() -> None:
     frames: list[bytes] = []
     feed = Feed("epoch", frames.append)

@@ -333,7 +333,7 @@ def test_a_long_phase_needs_an_announcement_unless_the_last_report_covers_it() -
 def test_the_bye_comes_last_but_for_a_beat_whose_answer_proves_it() -> None:
     setup = Talk()
     talk = setup.welcomed()
-    setup.account.metric("reward", 1)
+    setup.account.metrics({"reward": 1})
     acts = talk.farewell(1, "why", 1)
     assert [type(act) for act in acts][-2:] == [messages.Bye, messages.Beat]
     assert messages.UnitMetrics({"reward": 1.0}) in acts

@@ -27,7 +27,7 @@ _SHORTEST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What was asked of the data plane; empty where nobody answered, and in a recording."""
+    """What was asked of the data plane; empty where nobody answered. In a recording: the Steps that it told of."""
 
     points: Sequence[Point] = ()
     published_at: float = 0.0
@@ -170,12 +170,13 @@ def data(found: Report, outlook: Outlook, bound: float | None) -> list[Line]:
 
 def _dropped(points: Sequence[Point]) -> list[Span]:
     """Records that the last Steps took and did not train, by reason; groups that taught nothing."""
+    points = [point for point in points if learning.STALE.name in point.metrics]
     if not points:
         return []
-    reasons = (("stale_records", "too old"), ("broken_records", "broken"))
+    reasons = ((learning.STALE.name, "too old"), (learning.BROKEN.name, "broken"))
     counts = [(title, sum(_numbers(points, name))) for name, title in reasons]
     told = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
-    silent = sum(_numbers(points, "groups_without_signal"))
+    silent = sum(_numbers(points, learning.WITHOUT_SIGNAL.name))
     told += f"{', ' if told else ''}{counted(round(silent), 'groups without signal')}" if silent else ""
     tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
     return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(told or "none", tone)]

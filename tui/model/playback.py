@@ -15,6 +15,8 @@ from agentrl.recording.blocks import Change
 from agentrl.recording.reader import Frame, Mark
 from agentrl.recording.writer import SIGN_S
 from tui.model.mirror import Mirror
+from tui.model.retelling import Retelling, Telling, Told, tellings
+from tui.model.steps import Steps
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)
 GAP_S = 2 * SIGN_S
@@ -51,6 +53,8 @@ class Playback:
         self.told = next(iter(source.damaged), "")
         """What was noticed on the way, in a sentence."""
         self._mirror = mirror
+        self._retelling = Retelling()
+        self._taken = Told()
         self._index = -1
         self._changes: Sequence[Change] = ()
         self._next = 0
@@ -101,6 +105,26 @@ class Playback:
         nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - self.speed))
         self.speed = SPEEDS[min(max(nearest + by, 0), len(SPEEDS) - 1)]
 
+    def tell(self, steps: Steps) -> Told:
+        """Have them be those that were told of up to what is shown; there is news if it is another answer."""
+        told = self._retelling.told(self._index, self.position)
+        if told is not self._taken:
+            self._taken = told
+            steps.take("", told.rows, more=told.more)
+        return told
+
+    @property
+    def unread(self) -> Sequence[int]:
+        """The frames that tell of the Steps which are missing, those first that are wanted first."""
+        return self._retelling.told(self._index, self.position).unread
+
+    def tellings(self, index: int) -> list[Telling]:
+        """What another frame tells of Steps. It takes time, and nothing of what is shown."""
+        return tellings(_read(self.source, index)[0])
+
+    def keep(self, index: int, found: list[Telling]) -> None:
+        self._retelling.keep(index, found)
+
     def _play_to(self, at: float, clock: float) -> None:
         frames = self.source.frames
         while self._index + 1 < len(frames) and self._follows(frames[self._index + 1], at):
@@ -118,19 +142,26 @@ class Playback:
 
     def _load(self, index: int) -> None:
         self._index, self._next = index, 0
-        changes: list[Change] = []
-        try:
-            for block in self.source.changes(index):
-                changes += block
-        except (ProtocolError, OSError) as broken:
-            self.told = f"A part of the recording cannot be read: {broken}"
-        self._changes = changes
+        self._changes, broken = _read(self.source, index)
+        self.told = broken or self.told
+        self._retelling.keep(index, tellings(self._changes))
 
     def _put(self, change: Change) -> None:
         try:
             self._mirror.put(change.key, None if change.gone else decode_row(change.value))
         except ProtocolError:
             self.told = f"{change.key} was written by another version and is left out."
+
+
+def _read(source: Source, index: int) -> tuple[list[Change], str]:
+    """What a frame tells, and why not all of it, in a sentence."""
+    found: list[Change] = []
+    try:
+        for block in source.changes(index):
+            found += block
+    except (ProtocolError, OSError) as broken:
+        return found, f"A part of the recording cannot be read: {broken}"
+    return found, ""
 
 
 def _is_gap(before: Frame, after: Frame) -> bool:

@@ -140,10 +140,30 @@ def _score(row: Row, now: float) -> Span:
 
 
 def of_step(story: Story, width: int) -> list[Line]:
-    step = story.document
+    return [
+        *_measured(story.document, width),
+        (),
+        (Span(f"its records ({len(story.records)} of {len(story.records) + story.more_records})", Tone.ACCENT),),
+        *((span(f"  {row['id']}  {shown(row.get('score'))}  {doing(row)}"),) for row in story.records),
+    ]
+
+
+def of_told_step(step: Row, width: int) -> list[Line]:
+    """One of a recording."""
+    return [
+        *_measured(step, width),
+        (),
+        (Span("its records", Tone.ACCENT),),
+        (Span("  A recording has none; `agentrl steps show` lists them while the run is up.", Tone.DIM),),
+    ]
+
+
+def _measured(step: Row, width: int) -> list[Line]:
     reason = f" ({step['reason']})" if step.get("reason") else ""
+    version = step.get("base_version")
+    begun_with = "" if version is None else f", from v{version}"
     made: list[Line] = [
-        (span(step["id"], Tone.STRONG), span(f"  {step.get('status')}{reason}, from v{step.get('base_version')}")),
+        (span(step["id"], Tone.STRONG), span(f"  {step.get('status')}{reason}{begun_with}")),
         (),
         (Span("metrics", Tone.ACCENT),),
     ]
@@ -152,11 +172,6 @@ def of_step(story: Story, width: int) -> list[Line]:
     a_line = max(1, (width - 2) // column)
     starts = range(0, len(measured), a_line)
     made += [(span("  " + "".join(each.ljust(column) for each in measured[at : at + a_line])),) for at in starts]
-    made += [
-        (),
-        (Span(f"its records ({len(story.records)} of {len(story.records) + story.more_records})", Tone.ACCENT),),
-    ]
-    made += [(span(f"  {row['id']}  {shown(row.get('score'))}  {doing(row)}"),) for row in story.records]
     return made
 
 

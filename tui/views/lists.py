@@ -79,6 +79,10 @@ class AskedList(TableView):
     def fresh(self) -> bool:
         return self._answered_at is not None and self.console_app.clock() - self._answered_at <= STALE_S
 
+    def none_yet(self) -> str:
+        """Why there are no rows, where nothing was left out."""
+        return self.filled_by
+
     def perform(self, intent: Intent) -> None:
         """An act on what is seen here."""
         self.console_app.perform(intent, self)
@@ -108,9 +112,7 @@ class AskedList(TableView):
             try:
                 found = await self.answered()
             except AgentrlError as error:
-                if str(error) != self._said:
-                    self.console_app.say(str(error), Tone.WARN)
-                self._said = self.table.empty = str(error)
+                self.refused(error)
             else:
                 self.take_answer(found, filter)
             try:
@@ -119,11 +121,17 @@ class AskedList(TableView):
             except TimeoutError:
                 continue
 
+    def refused(self, why: AgentrlError) -> None:
+        """Nobody answers, or not to this."""
+        if str(why) != self._said:
+            self.console_app.say(str(why), Tone.WARN)
+        self._said = self.table.empty = str(why)
+
     def take_answer(self, found: dict[str, Any], filter: str = "") -> None:
         """Rows in the place of those that were there, as soon as they are painted: keys mean what is seen."""
         asked_for_some = filter and not self.filters_at_once
         self._said = ""
-        self.table.empty = f"no {self.what} match the filter" if asked_for_some else f"no {self.what}: {self.filled_by}"
+        self.table.empty = f"no {self.what}" + (" match the filter" if asked_for_some else f": {self.none_yet()}")
         self._answered_at = self.console_app.clock()
         self._coming = (found, filter)
 

@@ -14,6 +14,7 @@ from tui.model import curves, happenings, overview
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.outlook import Outlook
 from tui.model.table import cells, layout
+from tui.replaying import Replay
 from tui.views.base import View
 from tui.views.lists import ANSWER_S, catch_up
 from tui.widgets.lines import Lines
@@ -42,8 +43,15 @@ class Overview(View):
         self._ask()
 
     def _ask(self) -> None:
-        if self.display and self.console_app.view is self and self.console_app.replay is None:
-            self.ask_in_rounds(self._look_out, "outlook")
+        if self.display and self.console_app.view is self:
+            link = self.console_app.connection
+            self.ask_in_rounds(link.read_back if isinstance(link, Replay) else self._look_out, "outlook")
+
+    def update(self) -> None:
+        if (playback := self.console_app.replay) is not None:
+            playback.tell(self.console_app.steps)
+            self._outlook = Outlook(self.console_app.steps.points)
+        super().update()
 
     async def _look_out(self) -> None:
         """What the feed does not carry. Where nobody answers, what was told stands with its age."""

@@ -1,28 +1,33 @@
-"""Steps, the newest first, below their curves; one cursor for both.
+"""Steps, the newest first, below their curves; one cursor for both. In a recording: those that it told of until then.
 
 Invariants: the Step under the cursor is the one that is marked in every curve; what happened meanwhile is asked for
 when something happens, until it is told, and stands under each curve; from a tick one comes to what it tells of, from
-a Step to its records.
+a Step to its records. While a recording is played, all of it is of the moment that is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
-from agentrl.protocol.rows import AnyRow
+from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow
 from tui.dialogs.palette import Choice, Palette
-from tui.model import curves, trajectories
+from tui.model import curves, retelling, trajectories
 from tui.model.curves import Chart, Tick
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.mirror import Changes
+from tui.model.playback import Playback
+from tui.model.retelling import Told
 from tui.model.steps import NEWEST_FIRST
 from tui.model.table import Column
+from tui.replaying import Replay
 from tui.views.lists import ANSWER_S, ASK_EVERY_S, MOST, AskedList, StepPage, catch_up
+from tui.views.page import Page as PlainPage
 from tui.widgets.lines import Lines
 
 HAPPENINGS = ("operation", "incident")
@@ -48,6 +53,8 @@ class Training(AskedList):
         self._ask_from = 0.0
         """Clock before which nobody is asked about it: the question before was not answered."""
         self._wide = False
+        self._retold: tuple[Told, str, int] | None = None
+        """What of a recording stands in the table, for which filter, and how many of it were wanted."""
 
     def compose(self) -> ComposeResult:
         yield Lines(self._curves, id="curves")
@@ -67,8 +74,45 @@ class Training(AskedList):
         if filter:
             page = await client.list_steps(filter=filter, sort=NEWEST_FIRST, limit=self._wanted, deadline_s=ANSWER_S)
             rows, more = page.rows, bool(page.after)
+        return self._first_of(rows, more=more)
+
+    def _first_of(self, rows: Sequence[Mapping[str, Any]], *, more: bool) -> dict[str, Any]:
         self._more = more or len(rows) > self._wanted
         return _in_order(rows[: self._wanted])
+
+    async def answered(self) -> dict[str, Any]:
+        link = self.console_app.connection
+        if not isinstance(link, Replay):
+            return await super().answered()
+        await link.read_back()
+        return self._of_moment(link.playback)
+
+    def _of_moment(self, playback: Playback) -> dict[str, Any]:
+        told = playback.tell(self.console_app.steps)
+        self._retold = told, self.filter_text, self._wanted
+        return self._first_of(retelling.chosen(told.rows, self.filter_text, self.now()), more=told.more)
+
+    def _retell(self, playback: Playback) -> None:
+        """Whichever way one came to the moment that is shown."""
+        if playback.unread:
+            self._ask_now.set()
+        if self._retold == (playback.tell(self.console_app.steps), self.filter_text, self._wanted):
+            return
+        try:
+            self.take_answer(self._of_moment(playback), self.filter_text)
+        except AgentrlError as error:
+            self.refused(error)
+
+    def none_yet(self) -> str:
+        if self.console_app.replay is None:
+            return super().none_yet()
+        if self.console_app.replay.unread:
+            return "earlier minutes of the recording are still being read"
+        return "up to this moment no trainer's row of the recording told of one"
+
+    def heading(self) -> str:
+        playback = self.console_app.replay
+        return f"{super().heading()}{', still reading' if playback is not None and playback.unread else ''}"
 
     @property
     def _points(self) -> Sequence[curves.Point]:
@@ -76,7 +120,12 @@ class Training(AskedList):
 
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "knob")
-        if not self.is_asking("happenings") and self.console_app.replay is None:
+        if (playback := self.console_app.replay) is not None:
+            if changes.take():
+                self._happened([*self.mirror.of(OperationRow), *self.mirror.of(IncidentRow)])
+            self._retell(playback)
+            self._answered_at = self.console_app.clock()
+        elif not self.is_asking("happenings"):
             self._unknown = bool(changes.take()) or self._unknown
             if self._unknown and self.console_app.clock() >= self._ask_from:
                 self.ask_in_rounds(self._ask_happenings, "happenings")
@@ -89,9 +138,12 @@ class Training(AskedList):
             self._ask_from = self.console_app.clock() + ASK_EVERY_S
             return
         self._unknown = False
+        self._happened(found)
+        self.repaint()
+
+    def _happened(self, found: Iterable[AnyRow]) -> None:
         scientific = frozenset(row.name for row in self.mirror.knobs if row.scientific)
         self._ticks = curves.ticks(found, scientific)
-        self.repaint()
 
     # ---- the curves ----
 
@@ -108,8 +160,9 @@ class Training(AskedList):
 
     def _curves(self, width: int, height: int) -> list[Line]:
         if not self._points:
-            # Where nobody answered, the table says who, and that is no word about steps.
-            return [] if self._said else [(Span("  no step is committed yet", Tone.DIM),)]
+            # Where nobody answered, the table says who, and that is no word about steps; nor is what nobody recorded.
+            unknown = self._said or self.console_app.replay is not None
+            return [] if unknown else [(Span("  no step is committed yet", Tone.DIM),)]
         chart = self._chart(width - 4)
         cursor, metrics = self._column(chart), self._metrics()
         if not metrics:
@@ -221,8 +274,16 @@ class Training(AskedList):
         return ("steps", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
 
     def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(StepPage(str(row["id"])))
+        if (row := self._target()) is None:
+            return
+        id = str(row["id"])
+        if self.console_app.replay is None:
+            self.console_app.navigation.open_page(StepPage(id))
+        else:
+            # Steps have longer names in the store.
+            same = ("steps", "list", "--filter", f"step={row['step']}")
+            lines = partial(trajectories.of_told_step, row)
+            self.console_app.navigation.open_page(PlainPage(id, lines, same))
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from agentrl.protocol.danger import Effect
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import decode_as, decode_row, encode
 from agentrl.telemetry.learning import LEARNING
-from agentrl.telemetry.services import CANARY_LARGEST, STEP
+from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Alerting:
             repeat_s=config.alerts.repeat_s,
         )
         self._context.metrics.name(
-            metrics_read(config.alerts.rules) | LEARNING.keys() | {STEP.name, CANARY_LARGEST.name}
+            metrics_read(config.alerts.rules) | LEARNING.keys() | {STEP.name, BASE_VERSION.name, CANARY_LARGEST.name}
         )
         self._context.disks.watch(config.alerts.disk_window_s)
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))

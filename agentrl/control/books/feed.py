@@ -36,13 +36,15 @@ log = logging.getLogger(__name__)
 class _Entry:
     """One key. `row` is None once it was removed."""
 
-    __slots__ = ("body", "dirty", "due", "held", "row")
+    __slots__ = ("body", "dirty", "due", "first", "held", "row")
 
     def __init__(self) -> None:
         self.row: AnyRow | None = None
         self.body: msgspec.Raw | None = None
         self.dirty = False
         self.held = False
+        self.first = False
+        """It goes before others, as soon as it may go at all."""
         self.due = float("-inf")
 
     def encoded(self) -> msgspec.Raw:
@@ -71,12 +73,14 @@ class Feed:
         self._spent_until = float("-inf")
         """The budget of the time up to here has been spent."""
 
-    def set(self, key: str, row: AnyRow, *, urgent: bool = False) -> bool:
-        """Say how a row is now; True if that is news. Urgent news (a state, an alert) goes out at once."""
+    def set(self, key: str, row: AnyRow, *, urgent: bool = False, first: bool = False) -> bool:
+        """Say how a row is now; True if that is news. Urgent news (a state, an alert) goes out at once; what is `first`
+        keeps to all limits and waits for no other row."""
         entry = self._kinds.setdefault(kind_of(key), {}).setdefault(key, _Entry())
         if entry.row == row:
             return False
         entry.row, entry.body = row, None
+        entry.first |= first
         self._touch(key, entry, urgent)
         return True
 
@@ -122,7 +126,7 @@ class Feed:
                 self._changed[key] = entry
         self._spent_until = max(self._spent_until, now - BURST_S)
         changed, self._changed = self._changed, {}
-        for key, entry in changed.items():
+        for key, entry in sorted(changed.items(), key=lambda item: not item[1].first):
             if self._spent_until < now:
                 self._send_or_hold(key, entry, now)
             else:
@@ -158,7 +162,7 @@ class Feed:
         """The number of bytes that it took."""
         if not entry.dirty:
             return 0
-        entry.dirty = False
+        entry.dirty = entry.first = False
         if entry.row is not None and not self._fits(key, entry):
             return 0
         entry.due = self._now + MIN_GAP_S

@@ -23,6 +23,7 @@ from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
 from agentrl.supervision.slots import Slot
+from agentrl.telemetry.services import STEP
 from agentrl.transport.hub import Peer
 from agentrl.transport.noise import Noise
 from agentrl.transport.publisher import Publisher
@@ -157,7 +158,8 @@ class UnitsDesk:
         context.board.facts(slot).metrics = context.metrics.shown(known.name)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, finite)))
-        context.show_unit(known.name, urgent=False)
+        # A Step is in the row until the next one; what is not told by then no recording will have.
+        context.show_unit(known.name, urgent=False, first=STEP.name in values)
 
     def bye(self, known: Known, bye: messages.Bye) -> None:
         self._context.happened(

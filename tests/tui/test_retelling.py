@@ -1,0 +1,314 @@
+"""Steps in a replay: those that the trainer told of until the moment that is shown, whichever way one came there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.filters.parser import FilterError
+from agentrl.protocol import rows, wire
+from agentrl.protocol.rows import UnitRow, UnitState
+from agentrl.recording.blocks import Change
+from agentrl.recording.reader import Recording
+from tests.tui.conftest import SIZES, Screen
+from tests.tui.test_replay import BEGAN, Recorder
+from tests.tui.test_screens import whole
+from tui import recordings
+from tui.app import Console
+from tui.model.mirror import Mirror
+from tui.model.playback import Playback
+from tui.model.retelling import Retelling, chosen, tellings
+from tui.model.steps import Steps
+
+OFTEN = st.sampled_from(["step", "step", "wait", "wait", "minute", "evaluated", "back"])
+
+
+class Training(Recorder):
+    """A run that trains, by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.life, self.step = 1, 0
+        self.numbers: dict[str, float] = {}
+        self.told: list[tuple[float, int, int]] = []
+        """When which life told of which Step."""
+        self.unit(0)
+        self._put()
+
+    def train(self, **numbers: float) -> None:
+        self.step += 1
+        self.numbers = {"step": self.step, "reward_mean": self.step / 100, **numbers}
+        self.told.append((self.now, self.life, self.step))
+        self._put()
+
+    def say(self, **numbers: float) -> None:
+        """Numbers that come between two Steps."""
+        self.numbers |= numbers
+        self._put()
+
+    def die(self, *, back_to: int) -> None:
+        self.life, self.step, self.numbers = self.life + 1, back_to, {}
+        self._put()
+
+    def ended(self) -> Recording:
+        self.writer.close()
+        return Recording.open(self.writer._shelf._directory)
+
+    def happen(self, what: str) -> None:
+        match what:
+            case "step":
+                self.train()
+            case "back":
+                self.die(back_to=max(0, self.step - 2))
+            case "evaluated":
+                self.say(evaluation=self.now)
+            case _:
+                self.wait(61 if what == "minute" else 1)
+
+    def _put(self) -> None:
+        row = UnitRow("trainer-0", "trainer", "trainer", UnitState.READY, incarnation=self.life, metrics=self.numbers)
+        self.put("unit/trainer-0", row)
+
+
+def expected(made: Training, until: float) -> list[tuple[str, str]]:
+    """Names and statuses of all Steps of a moment, the newest first."""
+    told = [(life, step) for at, life, step in made.told if at <= until]
+    first: dict[int, int] = {}
+    for life, step in told:
+        first.setdefault(life, step)
+    found = []
+    for life, step in reversed(told):
+        again = any(later > life and begun <= step for later, begun in first.items())
+        found.append((f"trainer-0.{life}/{step:06d}", "rolled_back" if again else "committed"))
+    return found
+
+
+def shown(steps: Steps) -> list[tuple[str, str]]:
+    return [(str(row["id"]), str(row["status"])) for row in steps.rows]
+
+
+def read_back(playback: Playback) -> None:
+    while unread := playback.unread:
+        for index in unread:
+            playback.keep(index, playback.tellings(index))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(OFTEN, max_size=40),
+    st.lists(st.one_of(st.floats(-100, 1500), st.integers(0, 90), st.just("read")), max_size=8),
+)
+def test_however_one_came_there_the_steps_of_a_moment_are_those_that_were_told(
+    tmp_path_factory: pytest.TempPathFactory, things: list[str], ways: list[float | int | str]
+) -> None:
+    made = Training(tmp_path_factory.mktemp("recording"))
+    for what in things:
+        made.happen(what)
+    made.wait(2)
+    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback.seek(BEGAN, 0.0)
+    for clock, way in enumerate(ways):
+        if isinstance(way, str):
+            read_back(playback)
+        elif isinstance(way, int):
+            playback.advance(float(way), float(clock))
+        else:
+            playback.seek(BEGAN + way, float(clock))
+        part = playback.tell(steps)
+        everything = expected(made, playback.position)
+        if part.unread:
+            # What can be told for certain: the newest ones. Which lives took which Steps again is among it.
+            assert shown(steps) == everything[: len(steps.rows)]
+            assert part.more
+    read_back(playback)
+    told = playback.tell(steps)
+    assert shown(steps) == expected(made, playback.position)
+    assert not told.more
+    assert [point.step for point in steps.points] == [
+        int(name[-6:]) for name, status in reversed(shown(steps)) if status == "committed"
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(OFTEN, min_size=10, max_size=60), st.integers(1, 6), st.data())
+def test_there_are_at_most_so_many_and_no_frame_is_read_for_more(
+    tmp_path_factory: pytest.TempPathFactory, things: list[str], most: int, data: st.DataObject
+) -> None:
+    made = Training(tmp_path_factory.mktemp("recording"))
+    for what in things:
+        made.happen(what)
+    made.wait(2)
+    recording = made.ended()
+    retelling = Retelling(most)
+    for _ in range(4):
+        at = data.draw(st.floats(recording.begin, recording.end))
+        index = recording.frame_at(at)
+        retelling.keep(index, tellings(change for block in recording.changes(index) for change in block))
+        reads = 0
+        while unread := retelling.told(index, at).unread:
+            assert max(unread) < index
+            for each in unread:
+                retelling.keep(each, tellings(change for block in recording.changes(each) for change in block))
+            reads += 1
+            assert reads <= len(recording.frames), "what was read is not read again and again"
+        told, everything = retelling.told(index, at), expected(made, at)
+        assert [row["id"] for row in told.rows] == [name for name, _ in everything[:most]]
+        assert told.more == (len(everything) > most)
+
+
+def test_a_step_is_as_it_was_told_first_and_has_what_the_table_wants(tmp_path: Path) -> None:
+    made = Training(tmp_path)
+    made.wait(30)
+    made.train(base_version=4, records=12, seconds=8.0, loss=0.25, evaluation=0.5, valid_share=1.0, step_wanted=9)
+    made.wait(5)
+    made.say(evaluation=0.9)
+    made.wait(90)
+    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback.seek(BEGAN + 120, 0.0)
+    read_back(playback)
+    playback.tell(steps)
+    (row,) = steps.rows
+    assert row["metrics"] == {"reward_mean": 0.01, "records": 12, "seconds": 8.0, "loss": 0.25, "evaluation": 0.5}, (
+        "what the trainer reports beside its Steps is none of their numbers"
+    )
+    assert (row["base_version"], row["counts"], row["duration_s"]) == (4, {"records": 12}, 8.0)
+    assert steps.points[0].at == pytest.approx(BEGAN + 30)
+    assert (row["committed_at"] - row["leased_at"]).total_seconds() == 8.0
+
+
+def test_a_frame_that_cannot_be_read_costs_its_own_steps_and_no_others(tmp_path: Path) -> None:
+    made = Training(tmp_path)
+    for _ in range(3):
+        made.train()
+        made.wait(61)
+    recording = made.ended()
+
+    class Damaged:
+        frames, marks, damaged = recording.frames, recording.marks, ()
+        begin, end, frame_at = recording.begin, recording.end, recording.frame_at
+
+        def changes(self, index: int) -> object:
+            if index == 1:
+                raise OSError("a bad sector")
+            return recording.changes(index)
+
+    playback, steps = Playback(cast(Recording, Damaged()), Mirror()), Steps()
+    playback.seek(recording.end, 0.0)
+    read_back(playback)
+    playback.tell(steps)
+    numbers = [row["step"] for row in steps.rows]
+    assert numbers[0] == 3
+    assert numbers[-1] == 1
+    playback.seek(BEGAN + 70, 0.0)
+    assert "bad sector" in playback.told
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{}, {"step": math.inf}, {"step": 1.0, "seconds": 1e300, "records": math.nan, "base_version": -math.inf}],
+)
+def test_numbers_that_mean_nothing_are_no_numbers(numbers: Mapping[str, float]) -> None:
+    row = UnitRow("trainer-0", "trainer", "trainer", UnitState.READY, incarnation=1, metrics=dict(numbers))
+    found = tellings(
+        [
+            Change(1.0, "unit/odd", msgspec.Raw(msgspec.msgpack.encode({"type": "from the future"}))),
+            Change(1.0, "unit/trainer-0", wire.raw(row)),
+        ]
+    )
+    retelling = Retelling()
+    retelling.keep(0, found)
+    told = retelling.told(0, 2.0).rows
+    assert [row["step"] for row in told] == ([1] if numbers.get("step") == 1.0 else [])
+    assert all(row.keys().isdisjoint({"base_version", "counts", "duration_s", "leased_at"}) for row in told)
+
+
+def test_filters_are_those_of_lists(tmp_path: Path) -> None:
+    made = Training(tmp_path)
+    for _ in range(4):
+        made.train(seconds=1.0)
+        made.wait(10)
+    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback.seek(BEGAN + 40, 0.0)
+    rows_there = playback.tell(steps).rows
+    assert [row["step"] for row in chosen(rows_there, "metrics.reward_mean>0.02", BEGAN + 40)] == [4, 3]
+    assert [row["step"] for row in chosen(rows_there, "committed_at>-25s", BEGAN + 40)] == [4, 3]
+    with pytest.raises(FilterError):
+        chosen(rows_there, "nosuch=1", BEGAN)
+
+
+# ---- on the screen ----
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """Twelve steps in six minutes: a knob before the sixth, a death before the ninth, which is the 8th again."""
+    made = Training(tmp_path / "shop")
+    made.put("knob/groups", rows.KnobRow("groups", 2, 1, 1, "int", scientific=True))
+    for number in range(12):
+        made.wait(30)
+        if number == 5:
+            succeeded = rows.OperationState.SUCCEEDED
+            made.put(
+                "op/1", rows.OperationRow("1", "tune", "tune: groups: 1 -> 2", "ann", succeeded, made.now, made.now)
+            )
+        if number == 8:
+            made.put("incident/i", rows.IncidentRow("i", "trainer-0", 1, made.now, "trainer-0.1 died", tail=("oh",)))
+            made.die(back_to=7)
+        made.wait(1)
+        made.train(loss=1.0 - number / 20, records=8.0, base_version=float(number), seconds=9.0)
+    made.wait(5)
+    made.ended()
+    return tmp_path / "shop"
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: Path, size: tuple[int, int]) -> None:
+    app = Console(recordings.link(str(trained), "", 1.0))
+    async with app.run_test(size=size) as pilot:
+        screen = Screen(app, pilot)
+        await screen.press("P", "8")
+        await screen.shows("▸ 0 steps", "no trainer's row of the recording told of one")
+        app.playing.do_replay_last()
+        await screen.shows("12 steps", "reward_mean 0.11", "◆", "✖", "trainer-0.2/000011")
+        whole(screen, *size)
+        await screen.press("g", "left_square_bracket")
+        await screen.shows("trainer-0.1 died", "step 8 ")
+        await screen.press("left_square_bracket")
+        await screen.shows("tune: groups: 1 -> 2, by ann · a new segment", "step 6 ")
+        await screen.press("e")
+        await screen.shows("ann")
+        await screen.press("escape", "g", "enter")
+        await screen.shows("trainer-0.2/000011  committed, from v11", "loss 0.45", "A recording has none")
+        await screen.press("escape")
+        assert app.replay is not None
+        app.replay.seek(BEGAN + 100, 0.0)
+        app.view.update()
+        await screen.shows("3 steps", "reward_mean 0.03")
+        assert "✖" not in screen.text
+        assert "◆" not in screen.text
+        await screen.press("slash")
+        await screen.type("metrics.loss<0.97")
+        await screen.press("enter")
+        await screen.shows("2 steps")
+        await screen.press("slash")
+        await screen.type("x")
+        await screen.press("enter")
+        await screen.shows("cannot be understood")
+        await screen.press("escape")
+        await screen.shows("3 steps")
+
+
+async def test_the_first_screen_has_the_pace_and_what_was_dropped_where_that_was_told(trained: Path) -> None:
+    app = Console(recordings.link(str(trained), "-1s", 1.0))
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = Screen(app, pilot)
+        await screen.press("P")
+        await screen.shows("one in 3", "last step")
+        assert "dropped" not in screen.text, "nobody told how many records were too old"
