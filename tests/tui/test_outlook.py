@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.protocol import rows
@@ -108,6 +108,7 @@ def test_the_numbers_of_a_step_without_anything_to_train_are_those_before_it() -
 
 
 @settings(max_examples=40)
+@example(0, 0, {"reward_mean": 2e289, "stale_records": 1e308, "groups_without_signal": 1e308}, 24, 100)
 @given(
     st.integers(0, 6),
     st.integers(0, 6),

@@ -39,6 +39,9 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             app.playing.do_replay_next()
             await screen.press("1")
             await screen.shows("bound = 1", "fails ")
+            app.playing.do_replay_last()
+            await screen.press("8")
+            await screen.shows("reward_mean 0.", "✖", "◆", "trainer-0.1/000030", "committed")
             await comes_to_be_sound(screen, *size)
 
 

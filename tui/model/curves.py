@@ -210,7 +210,8 @@ def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
     if len(numbers) < 2:
         return ""
     mean = sum(numbers) / len(numbers)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1))
+    # A product may become infinite, where a power would be refused.
+    spread = math.sqrt(sum((value - mean) * (value - mean) for value in numbers) / (len(numbers) - 1))
     return f" · last {len(numbers)} steps {mean:.3g} ± {_MARGIN * spread / math.sqrt(len(numbers)):.2g}"
 
 

@@ -21,6 +21,8 @@ from tui.model.ink import Line, Span, Tone, span
 HOUR_S = 3600.0
 _MARGIN = 1.96
 _RECENT = 50
+_MOST_GROUPS = 1e9
+"""More is no number of groups, whoever tells it."""
 _SHORTEST_S = 60.0
 """Of a time that a change or a pace is told of."""
 
@@ -176,8 +178,8 @@ def _dropped(points: Sequence[Point]) -> list[Span]:
     reasons = ((learning.STALE.name, "too old"), (learning.BROKEN.name, "broken"))
     counts = [(title, sum(_numbers(points, name))) for name, title in reasons]
     told = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
-    silent = sum(_numbers(points, learning.WITHOUT_SIGNAL.name))
-    told += f"{', ' if told else ''}{counted(round(silent), 'groups without signal')}" if silent else ""
+    silent = round(max(0.0, min(sum(_numbers(points, learning.WITHOUT_SIGNAL.name)), _MOST_GROUPS)))
+    told += f"{', ' if told else ''}{counted(silent, 'groups without signal')}" if silent else ""
     tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
     return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(told or "none", tone)]
 
@@ -252,5 +254,6 @@ def _mean(numbers: Sequence[float]) -> float:
 def _interval(numbers: Sequence[float]) -> float:
     """Half of the 95 % interval of their mean."""
     mean = _mean(numbers)
-    variance = sum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1)
+    # A product may become infinite, where a power would be refused.
+    variance = sum((value - mean) * (value - mean) for value in numbers) / (len(numbers) - 1)
     return _MARGIN * math.sqrt(variance / len(numbers))
