@@ -1,4 +1,4 @@
-"""`python -m tui [--run NAME | --key FILE | --replay RUN|FILE] [--read-only] [--ascii] [--theme dark|light]`."""
+"""`python -m tui [--run NAME | --key FILE | --replay RUN|FILE|@demo] [--read-only] [--ascii] [--theme dark|light]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="agentrl tui", description="The operator's console.")
     parser.add_argument("--run", metavar="NAME")
     parser.add_argument("--key", metavar="FILE")
-    parser.add_argument("--replay", metavar="RUN|FILE", help="play a recording in the place of a run")
+    parser.add_argument("--replay", metavar="RUN|FILE|@demo", help="play a recording in the place of a run")
     parser.add_argument("--at", metavar="TIME", default="", help="where to begin, as 14:05 or 2030-01-31T14:05")
     parser.add_argument("--speed", metavar="X", type=float, default=1.0)
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentrl.words.rows import kind_of
+from tui.model import happenings
+
 if TYPE_CHECKING:
     from tui.app import Console
     from tui.model.playback import Playback
@@ -50,7 +53,11 @@ class Playing:
     def _step(self, by: int, where: str) -> None:
         if self._playback is None:
             return
-        if not self._playback.step(by, self._console.clock()):
+        found = self._playback.step(by, self._console.clock())
+        row = self._console.mirror.get(found.key) if found else None
+        if row is not None:
+            self._console.say(f"{kind_of(row)} {happenings.subject(row)}: {happenings.what(row)}", fleeting=True)
+        elif found is None:
             self._console.say(f"Nothing began {where} this.")
         self._console.view.update()
         self._console.paint_chrome()

@@ -1,4 +1,7 @@
-"""Which recording a person means, and where in it to begin."""
+"""Which recording a person means, and where in it to begin.
+
+Invariant: the recording that comes with the programs has a name that no run can have, so it is always reached.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,30 @@ from tui.replaying import Replay
 
 DIRECTORY = "recordings"
 _NAMED = 8
-DEMO, SHIPPED = "demo", "demo.rec"
-"""What is played under this name where no run has it: part of a real one, which comes with the programs."""
+SHIPPED = "demo.rec"
+"""Part of a real run, which comes with the programs."""
+ALWAYS = "@demo"
+"""What plays it, whatever runs and files there are; a file of this name is `./@demo`."""
+DEMO = "demo"
+"""What plays it, too, where there is no run of that name."""
+OF_A_RUN, THE_SHIPPED = "run's recording", "shipped recording"
+"""Which of them is played, for the banner."""
 
 
 def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
     """Of a run by its name, or of a file or directory. Raises an error with a sentence where there is none."""
     if not SPEEDS[0] <= speed <= SPEEDS[-1]:
         raise UsageError(f"{speed:g} is not a speed.", hint=f"It is a number from {SPEEDS[0]:g} to {SPEEDS[-1]:g}.")
+    if what == ALWAYS:
+        return _shipped(at, speed)
     path = Path(what)
     if path.exists():
         return _of(Recording.open(path), path.stem, at, speed)
     if path.suffix or len(path.parts) != 1:
-        raise UsageError(f"There is no file or directory {what}.", hint=playable())
-    if what != DEMO and not paths.state_dir(what).is_dir():
+        raise UsageError(f"There is no file or directory {what}.", hint=playable(what))
+    if what == DEMO and not paths.state_dir(what).is_dir():
+        return _shipped(at, speed)
+    if not paths.state_dir(what).is_dir():
         raise UnknownNameError(f"There is no run named {what}, and no file.", hint=playable(what))
     return of_run(what, at, speed)
 
@@ -40,27 +53,29 @@ def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
 def playable(named: str = "") -> str:
     """What can be played, in a sentence; what is meant by a name first, where it is near to one."""
     runs = [run.name for run in paths.list_runs() if (paths.state_dir(run.name) / DIRECTORY).is_dir()]
-    near = difflib.get_close_matches(named, [*runs, DEMO], n=1)
+    near = difflib.get_close_matches(named, [*runs, ALWAYS], n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
     shown = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else "")
     of_runs = f"what was recorded of {shown}" if runs else "no run of this host has a recording"
-    beside = f"`{DEMO}`, which comes with the programs, and any .rec file or directory of them"
+    beside = f"`{ALWAYS}`, which comes with the programs, and any .rec file or directory of them"
     return f"{meant}It plays {of_runs}; {beside}." if runs else f"{meant}It plays {beside}; {of_runs}."
 
 
 def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Replay]:
     """What the coordinator of a run of this host left."""
-    if name == DEMO and not (paths.state_dir(name) / DIRECTORY).is_dir():
-        return _of(Recording.open(Path(str(resources.files("assets") / SHIPPED))), name, at, speed)
     directory = state_of(name) / DIRECTORY
     if not directory.is_dir():
         raise ConfigError(f"Nothing was recorded of {name}.", hint=playable())
-    return _of(Recording.open(directory), name, at, speed)
+    return _of(Recording.open(directory), name, at, speed, OF_A_RUN)
 
 
-def _of(recording: Recording, name: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
+def _shipped(at: str, speed: float) -> Callable[[Mirror], Replay]:
+    return _of(Recording.open(Path(str(resources.files("assets") / SHIPPED))), DEMO, at, speed, THE_SHIPPED)
+
+
+def _of(recording: Recording, name: str, at: str, speed: float, what: str = "recording") -> Callable[[Mirror], Replay]:
     begin_at = moment(at, recording.begin, recording.end) if at else recording.begin
-    return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed)
+    return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed, what=what)
 
 
 def moment(text: str, begin: float, end: float) -> float:

@@ -22,11 +22,18 @@ TICK_S = 0.1
 
 class Replay:
     def __init__(
-        self, mirror: Mirror, source: Source, *, name: str = "", at: float | None = None, speed: float = 1.0
+        self,
+        mirror: Mirror,
+        source: Source,
+        *,
+        name: str = "",
+        at: float | None = None,
+        speed: float = 1.0,
+        what: str = "recording",
     ) -> None:
         self.mirror = mirror
         self.next_try_at: float | None = None
-        self.playback = Playback(source, mirror, speed=speed)
+        self.playback = Playback(source, mirror, speed=speed, what=what)
         self._begin_at = source.begin if at is None else at
         mirror.name = name
         mirror.permission = Permission.VIEWER

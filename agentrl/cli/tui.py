@@ -27,7 +27,8 @@ def register(app: typer.Typer) -> None:
 def tui(
     cli: Cli,
     replay: Annotated[
-        str, typer.Option("--replay", metavar="RUN|FILE", help="Play what was recorded of a run.", show_default=False)
+        str,
+        typer.Option("--replay", metavar="RUN|FILE|@demo", help="Play what was recorded of a run.", show_default=False),
     ] = "",
     at: Annotated[
         str, typer.Option("--at", metavar="TIME", help="Where to begin: 14:05, -10m.", show_default=False)

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import paths
+from agentrl.errors import ConfigError
 from agentrl.recording.reader import Recording
 from tests.tui.conftest import Screen
 from tests.tui.walking import comes_to_be_sound
 from tui import recordings
 from tui.app import Console
+from tui.model import chrome
 
 MOST_BYTES = 300_000
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -19,7 +22,7 @@ SIZES = ((80, 24), (120, 40), (200, 60))
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
-    return Console(recordings.link(recordings.DEMO, "", 1.0))
+    return Console(recordings.link(recordings.ALWAYS, "", 1.0))
 
 
 async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app: Console) -> None:
@@ -30,7 +33,7 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await screen.press("1")
             app.playing.do_replay_first()
             await screen.press("P")
-            await screen.shows("recording", "reward ", "engine 1/1")
+            await screen.shows(f"{recordings.THE_SHIPPED} · ", "reward ", "engine 1/1")
             app.playing.do_replay_next()
             await screen.press("2")
             await screen.shows("sampler-0", "starting", "degraded")
@@ -45,14 +48,28 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await comes_to_be_sound(screen, *size)
 
 
-def test_a_run_of_that_name_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    assert not paths.is_run_name(recordings.ALWAYS)
     shipped = Path(recordings.__file__).parents[1] / "assets" / recordings.SHIPPED
     assert shipped.stat().st_size < MOST_BYTES
-    own = tmp_path / recordings.DEMO / recordings.DIRECTORY
-    own.mkdir(parents=True)
     frames = Recording.open(shipped).frames
+    assert _played(recordings.ALWAYS) == _played(recordings.DEMO) == (len(frames), recordings.THE_SHIPPED)
+    paths.create_run(recordings.DEMO, tmp_path / "runs")
+    with pytest.raises(ConfigError, match="Nothing was recorded of demo") as bare:
+        _played(recordings.DEMO)
+    assert recordings.ALWAYS in bare.value.hint
+    own = paths.state_dir(recordings.DEMO) / recordings.DIRECTORY
+    own.mkdir()
     (own / "1.rec").write_bytes(shipped.read_bytes()[: frames[0].end])
-    app = Console(recordings.link(recordings.DEMO, "", 1.0))
-    assert app.replay is not None
-    assert len(app.replay.source.frames) == 1 < len(frames)
+    assert _played(recordings.DEMO) == (1, recordings.OF_A_RUN)
+    assert _played(recordings.ALWAYS) == (len(frames), recordings.THE_SHIPPED)
+
+
+def _played(name: str) -> tuple[int, str]:
+    """How many frames there are of what that name plays, and what the banner calls it."""
+    replay = Console(recordings.link(name, "", 1.0)).replay
+    assert replay is not None
+    return len(replay.source.frames), chrome.played(replay).partition(" · ")[0]

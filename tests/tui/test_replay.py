@@ -123,6 +123,48 @@ def test_one_steps_to_where_things_began(directory: Path) -> None:
     assert not playback.step(-1, 0.0)
 
 
+def _stepped(playback: Playback, by: int, times: int) -> list[str]:
+    found = [playback.step(by, 0.0) for _ in range(times)]
+    return [mark.key if mark else "" for mark in found]
+
+
+def test_from_any_moment_every_step_leads_on_and_the_recording_stands_there(tmp_path: Path) -> None:
+    """Also from its end, at the highest speed, between what began at nearly one time, and over a night."""
+    made = Recorder(tmp_path)
+
+    def begins(id: str) -> None:
+        made.writer.mark(made.now, f"incident/{id}")
+        made.put(f"incident/{id}", rows.IncidentRow(id, "web-0", 1, made.now, "died"))
+
+    for id, seconds in (("a", 100), ("b", 0), ("c", 1), ("d", 30)):
+        made.wait(seconds)
+        made.now += 0.3
+        begins(id)
+    made.writer.close()
+    made.now += 8 * 3600
+    made.put("unit/web-0", None)
+    made.wait(20)
+    begins("e")
+    made.wait(2)
+    made.writer.close()
+    mirror = Mirror()
+    playback = Playback(Recording.open(tmp_path), mirror, speed=600.0)
+    playback.seek(1e12, 0.0)
+    assert playback.over
+    for by, order in ((-1, "edcba"), (1, "abcde")):
+        for id in order if by < 0 else order[1:]:
+            assert _stepped(playback, by, 1) == [f"incident/{id}"]
+            assert mirror.get(f"incident/{id}") is not None, "what began is seen"
+            playback.advance(5.0, 0.0)
+        where = playback.position
+        assert _stepped(playback, by, 1) == [""]
+        assert playback.position == where
+    playback.seek(BEGAN + 99, 0.0)
+    playback.playing = True
+    playback.advance(0.1, 0.0)
+    assert _stepped(playback, -1, 5) == [*(f"incident/{id}" for id in "dcba"), ""]
+
+
 def test_a_night_in_which_nothing_was_recorded_is_passed_over(tmp_path: Path) -> None:
     first = Recorder(tmp_path)
     first.unit(0, status="evening")
@@ -231,7 +273,7 @@ def test_what_can_be_played_is_told_to_whom_names_something_else(
     with pytest.raises(AgentrlError) as nothing:
         recordings.link("nosuch", "", 1.0)
     assert nothing.value.hint == (
-        "It plays `demo`, which comes with the programs, and any .rec file or directory of them; no run of this host "
+        "It plays `@demo`, which comes with the programs, and any .rec file or directory of them; no run of this host "
         "has a recording."
     )
     for name in ("shop", "math"):
@@ -240,7 +282,7 @@ def test_what_can_be_played_is_told_to_whom_names_something_else(
     paths.create_run("bare", tmp_path / "runs" / "bare")
     with pytest.raises(AgentrlError) as near:
         recordings.link("shpo", "", 1.0)
-    assert near.value.hint.startswith("Did you mean shop? It plays what was recorded of math, shop; `demo`, which")
+    assert near.value.hint.startswith("Did you mean shop? It plays what was recorded of math, shop; `@demo`, which")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (300, 80)])

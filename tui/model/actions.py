@@ -74,8 +74,8 @@ def _replay(name: str, keys: tuple[str, ...], title: str, help: str, footer: int
 
 RECORDING = (
     _replay("play", ("P",), "play/stop", "Lets the recording go on, or stand.", 59),
-    _replay("next", ("right_curly_bracket",), "next", "Where the next incident, alert or operation began.", 49),
-    _replay("previous", ("left_curly_bracket",), "previous", "Where the one before began.", 48),
+    _replay("next", ("right_curly_bracket",), "next", "Stands where the next incident, alert or operation began.", 49),
+    _replay("previous", ("left_curly_bracket",), "previous", "Stands where the one before began.", 48),
     _replay("forward", ("full_stop",), "+10 s", "Ten seconds on.", 44),
     _replay("back", ("comma",), "-10 s", "Ten seconds back.", 43),
     _replay("faster", ("right_parenthesis",), "faster", "The next higher speed.", 42),

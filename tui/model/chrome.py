@@ -88,7 +88,7 @@ def notice(told: Line, width: int) -> list[Line]:
 def _freshness(mirror: Mirror, at: Circumstances) -> Line:
     parts = list[Span]()
     if at.replay:
-        return (Span(f" recording · {at.replay} ", Tone.ACCENT),)
+        return (Span(f" {at.replay} ", Tone.ACCENT),)
     if at.read_only:
         parts.append(Span("read-only ", Tone.WARN))
     if at.frozen_s is not None:
@@ -104,11 +104,11 @@ def _freshness(mirror: Mirror, at: Circumstances) -> Line:
 
 
 def played(playback: Playback) -> str:
-    """Where a recording stands, and how fast it goes."""
+    """Which recording it is, where it stands, and how fast it goes."""
     speed = f"×{playback.speed:g}"
     # It is chosen while the recording stands, too.
     how = "at its end" if playback.over else speed if playback.playing else f"stands, {speed}"
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(playback.position))} · {how}"
+    return f"{playback.what} · {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(playback.position))} · {how}"
 
 
 def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) -> Line:

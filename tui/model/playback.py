@@ -1,7 +1,7 @@
 """A recording as the console plays it: where it stands, how fast it goes, and the mirror as it was then.
 
 Invariants: wherever one goes, forwards or back, the mirror is as the feed had told it at that moment; a time in which
-nothing was recorded is passed over and never shown as if it had been seen; at its end it stands.
+nothing was recorded is passed over and never shown as if it had been seen; it stands at its end, and where a step led.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ class Source(Protocol):
 
 
 class Playback:
-    def __init__(self, source: Source, mirror: Mirror, *, speed: float = 1.0) -> None:
+    def __init__(self, source: Source, mirror: Mirror, *, speed: float = 1.0, what: str = "recording") -> None:
         self.source = source
+        self.what = what
+        """Which recording it is, for the banner."""
         self.position = source.begin
         """The time that is shown."""
         self.speed = speed
@@ -92,14 +94,24 @@ class Playback:
             return (frames[index].until, index) if back else (frames[index + 1].at, index + 1)
         return at, index
 
-    def step(self, by: int, clock: float) -> bool:
-        """To where the next thing began, or the one before; False if there is none."""
-        marks = [mark.at + _A_LITTLE_S for mark in self.source.marks]
-        there = [at for at in marks if at > self.position] if by > 0 else [at for at in marks if at < self.position - 1]
+    def step(self, by: int, clock: float) -> Mark | None:
+        """To where the next thing began, or the one before, and stand there: what goes on at a high speed would be back
+        where it was before anybody looked. None if there is none."""
+        there = [(self._seen_at(mark), mark) for mark in self.source.marks]
+        there = [each for each in there if (each[0] > self.position if by > 0 else each[0] < self.position)]
         if not there:
-            return False
-        self.seek(min(there) if by > 0 else max(there), clock)
-        return True
+            return None
+        at, mark = (min if by > 0 else max)(there, key=lambda each: each[0])
+        self.playing = False
+        self.seek(at, clock)
+        return mark
+
+    def _seen_at(self, mark: Mark) -> float:
+        """When one sees what began, and what came with it; where the recording stops before, the last of it."""
+        frames, index = self.source.frames, self.source.frame_at(mark.at)
+        stops = index + 1 == len(frames) or _is_gap(frames[index], frames[index + 1])
+        at = mark.at + _A_LITTLE_S
+        return min(at, frames[index].until) if stops else at
 
     def faster(self, by: int) -> None:
         nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - self.speed))
