@@ -282,6 +282,8 @@ class Console(App[int]):
         told = self.notices.line(self.mirror, self.clock())
         if not told and link.tries and not link.connected:
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
+        elif not told and (why_old := self.view.why_old()):
+            told = (span(why_old, Tone.WARN),)
         if not told and self.replay and self.replay.told:
             told = (span(self.replay.told, Tone.WARN),)
         return chrome.notice(told, width)
@@ -434,7 +436,9 @@ class Console(App[int]):
         self.repaint_all()
 
     def ask_events(self, then: Callable[[list[AnyRow]], None]) -> None:
-        """What happened before the console came; the feed does not carry all of it."""
+        """What happened before the console came; the feed does not carry all of it, and a recording nothing else."""
+        if self.replay is not None:
+            return
 
         async def ask() -> None:
             try:

@@ -30,8 +30,8 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """For a question or an act. Raises NoCoordinatorError while nobody answers."""
-        if self._client is None:
+        """For a question or an act. Raises NoCoordinatorError while nobody is heard: whoever is gone is not asked."""
+        if self._client is None or not self.mirror.link.connected:
             raise NoCoordinatorError(f"No coordinator answers: {self.mirror.link.why}", hint=self.mirror.link.hint)
         return self._client
 

@@ -17,7 +17,7 @@ from tui.model import happenings
 from tui.model.ink import Tone
 from tui.model.typed import Look
 from tui.views.base import View
-from tui.views.calls import ToolErrors
+from tui.views.calls import FailedCalls, ToolErrors
 from tui.views.inventory import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.logs import Logs
 from tui.views.page import AlertPage, RowPage, UnitPage
@@ -149,6 +149,9 @@ class Navigation:
 
     def open_tool_errors(self) -> None:
         self.open_page(ToolErrors())
+
+    def open_failed_calls(self) -> None:
+        self.open_page(FailedCalls())
 
     def open_logs(self, units: Sequence[str], life: int = 0) -> None:
         logs = self._views["logs"]

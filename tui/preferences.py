@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.errors import ConfigError
+from agentrl.words.sentences import ended
 from tui.model.actions import BY_ID, of_view, rebound
 from tui.model.ink import COLOUR_NAMES
 
@@ -46,7 +47,7 @@ def load(file: Path) -> Preferences:
     except FileNotFoundError:
         return Preferences()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as broken:
-        raise ConfigError(f"{file} cannot be read: {broken}.") from broken
+        raise ConfigError(f"{file} cannot be read: {ended(str(broken))}") from broken
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -66,16 +66,18 @@ def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Re
     directory = state_of(name) / DIRECTORY
     if not directory.is_dir():
         raise ConfigError(f"Nothing was recorded of {name}.", hint=playable())
-    return _of(Recording.open(directory), name, at, speed, OF_A_RUN)
+    return _of(Recording.open(directory), name, at, speed, OF_A_RUN, run=name)
 
 
 def _shipped(at: str, speed: float) -> Callable[[Mirror], Replay]:
     return _of(Recording.open(Path(str(resources.files("assets") / SHIPPED))), DEMO, at, speed, THE_SHIPPED)
 
 
-def _of(recording: Recording, name: str, at: str, speed: float, what: str = "recording") -> Callable[[Mirror], Replay]:
+def _of(
+    recording: Recording, name: str, at: str, speed: float, what: str = "recording", run: str = ""
+) -> Callable[[Mirror], Replay]:
     begin_at = moment(at, recording.begin, recording.end) if at else recording.begin
-    return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed, what=what)
+    return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed, what=what, run=run)
 
 
 def moment(text: str, begin: float, end: float) -> float:

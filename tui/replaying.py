@@ -30,9 +30,12 @@ class Replay:
         at: float | None = None,
         speed: float = 1.0,
         what: str = "recording",
+        run: str = "",
     ) -> None:
+        """`run` is the run of this host that it was recorded of, if it is there."""
         self.mirror = mirror
         self.next_try_at: float | None = None
+        self._run = run
         self.playback = Playback(source, mirror, speed=speed, what=what)
         self._begin_at = source.begin if at is None else at
         mirror.name = name
@@ -65,10 +68,15 @@ class Replay:
             for index, found in zip(unread, await asyncio.to_thread(_read, playback, unread), strict=True):
                 playback.keep(index, found)
 
+    def without(self, what: str) -> str:
+        """That a recording does not have it, and what to do instead."""
+        again = f"; agentrl up --run {self._run} --read-only brings up what they are read from" if self._run else ""
+        return f"A recording has no {what}: agentrl tui shows them while the run is up{again}."
+
     def _nobody(self) -> NoReturn:
         raise NoCoordinatorError(
             "This is a recording: it holds what the feed told, and nobody who could be asked.",
-            hint="`agentrl logs` and `agentrl events` tell what a run left; records are listed while it is up.",
+            hint="`agentrl logs` and `agentrl events` tell what a run left.",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentrl.client import Client
+from agentrl.words.amounts import counted
 from agentrl.words.logtext import Lines
 
 FIRST_BYTES = 256 << 10
@@ -55,7 +56,7 @@ class Tail:
         if first and chunk.offset > 0:
             # The first line began before the range that was read.
             del lines[:1]
-            found.asides.append(f"{chunk.offset} bytes before this are not shown")
+            found.asides.append(f"not shown: {counted(chunk.offset, 'bytes')} before this")
         found.lines += lines
         self._offset = chunk.offset + len(chunk.data)
         if not chunk.data and self._life == 0:

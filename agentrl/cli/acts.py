@@ -18,6 +18,7 @@ from agentrl.cli.verbs import Cli
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
 from agentrl.protocol.danger import Effect, Tier
 from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
+from agentrl.words.sentences import ended
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -73,11 +74,11 @@ def consented(cli: Cli, effect: Effect, tier: Tier) -> bool:
     if cli.json or not output.interactive():
         if tier >= Tier.DESTRUCTIVE:
             raise RefusedError(
-                f"The effect would be: {effect.sentence()}.", hint="It cannot be taken back: add --yes to do it."
+                f"The effect would be: {ended(effect.sentence())}", hint="It cannot be taken back: add --yes to do it."
             )
         return True
     destructive = tier >= Tier.DESTRUCTIVE
-    question = f"The effect: {output.sanitise(effect.sentence())}." + (
+    question = f"The effect: {output.sanitise(ended(effect.sentence()))}" + (
         " It cannot be taken back." if destructive else ""
     )
     return _ask(f"{question} Go on?", default=not destructive)
@@ -141,7 +142,7 @@ def report_accepted(cli: Cli, accepted: Accepted) -> None:
     if cli.json:
         output.emit(accepted)
         return
-    output.say(f"Accepted as {short(accepted.operation)}: {accepted.effect.sentence()}.")
+    output.say(f"Accepted as {short(accepted.operation)}: {ended(accepted.effect.sentence())}")
 
 
 def exit_code(row: OperationRow) -> ExitCode:

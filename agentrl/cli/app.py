@@ -38,6 +38,7 @@ from agentrl.cli import (
     verbs,
 )
 from agentrl.errors import AgentrlError, ExitCode
+from agentrl.words.sentences import ended
 
 app = typer.Typer(
     name="agentrl",
@@ -134,8 +135,7 @@ def _check_text(arguments: Sequence[str]) -> None:
 
 
 def _sentence(error: typer.TyperException) -> str:
-    text = error.format_message().strip() or "The command line does not make sense"
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+    return ended(error.format_message().strip() or "The command line does not make sense")
 
 
 def _path(error: typer.TyperException) -> str:

@@ -64,7 +64,7 @@ FAILURES: lists.Columns = {
     "whose": lists.field("error_class"),
     "unit": lists.field("owner"),
     "asked": lists.moment("requested_at"),
-    "took": lists.field("latency_s"),
+    "took": lists.duration("latency_s"),
     "what": lists.field("result"),
 }
 

@@ -27,6 +27,7 @@ from agentrl.protocol.commands import Accepted, Down
 from agentrl.protocol.danger import Effect, tier_of
 from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
+from agentrl.words.sentences import ended
 
 _KEEPERS_END_WITHIN_S = 20.0
 _TREES_END_WITHIN_S = 5.0
@@ -168,7 +169,7 @@ def _result(told: asyncio.Future[OperationRow]) -> OperationRow | None:
 
 
 def _is_up_again(cli: Cli, name: str, row: OperationRow) -> ExitCode:
-    sentence = f"The run {name} was not brought down: {row.reason}."
+    sentence = f"The run {name} was not brought down: {ended(row.reason)}"
     if cli.json:
         output.emit({"run": name, "proven": False, "was_up": True, "operation": row, "lines": [sentence]})
     else:

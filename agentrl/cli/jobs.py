@@ -16,6 +16,7 @@ from agentrl.cli.progress import Progress
 from agentrl.cli.settings import RunFile, Sets, usual_file
 from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
+from agentrl.words.amounts import counted
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -118,6 +119,6 @@ def _ended(cli: Cli, last: dict[str, Any], code: int) -> ExitCode:
                 written = f"; the checkpoint is {last['out']}" if last["out"] else ""
                 kept = "Interrupted after" if last["interrupted"] else "Trained"
                 took = output.duration(last["seconds"])
-                output.say(f"{kept} {last['steps']} steps from {last['start']} in {took}{written}.")
+                output.say(f"{kept} {counted(last['steps'], 'steps')} from {last['start']} in {took}{written}.")
             return ExitCode.INTERRUPTED if last["interrupted"] else ExitCode.OK
     raise AgentrlError(f"The job ended with status {code}.", hint="What it said stands above.")

@@ -21,6 +21,7 @@ from agentrl.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from agentrl.words.sentences import ended
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -82,7 +83,7 @@ async def new(
             accepted = await client.call("add_key", args)
             row = await finished(cli, client, accepted.operation)
             if row.state is not OperationState.SUCCEEDED:
-                raise OperationFailedError(f"The key was not admitted: {row.reason or row.state}.")
+                raise OperationFailedError(f"The key was not admitted: {ended(row.reason or row.state)}")
     if cli.json:
         made = {"name": name, "permission": permission.value, "public": pair.public, "address": key.address}
         output.emit({**made, "file": str(file)})

@@ -154,11 +154,12 @@ async def _tokens(client: Client, record: str, turns: range) -> Tokens:
     import msgspec
 
     from agentrl.client import bodies
+    from agentrl.words.amounts import counted
 
     found = await bodies.tokens(client, record)
     shown = tuple(each for each in found.segments if each.turn in turns or each.turn < 0)
     left_out = len(found.segments) - len(shown)
-    told = f"{left_out} segments of other turns are left out."
+    told = f"Left out: {counted(left_out, 'segments')} of other turns."
     return msgspec.structs.replace(found, segments=shown, note=f"{found.note} {told}".strip()) if left_out else found
 
 
@@ -205,6 +206,7 @@ async def export(
     """
     from agentrl.cli import output
     from agentrl.client import bodies
+    from agentrl.words.amounts import counted
 
     records, last = 0, after
     target = file.open("ab") if file else sys.stdout.buffer
@@ -216,7 +218,8 @@ async def export(
         target.flush()
     finally:
         if records:
-            output.note(f"{records} records; {'more' if records == limit else 'what ends later'}: --after {last}")
+            more = "more" if records == limit else "what ends later"
+            output.note(f"{counted(records, 'records')}; {more}: --after {last}")
         if file:
             target.close()
     if not records:

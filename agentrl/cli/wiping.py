@@ -16,6 +16,7 @@ import typer
 from agentrl.cli.forgetting import refuse_if_up
 from agentrl.cli.verbs import Cli, DryRun
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, RefusedError, ToldError, UsageError
+from agentrl.words.amounts import counted
 
 _COUNTED = ("Task", "Record", "Step", "Checkpoint", "Publication")
 """Kinds of documents that people know; the others are told as a sum."""
@@ -75,9 +76,9 @@ def sentence(found: dict[str, Any]) -> str:
     from agentrl.cli import output
 
     documents: dict[str, int] = found["documents"]
-    parts = [f"{documents[kind]} {kind}" for kind in _COUNTED if documents.get(kind)]
+    parts = [counted(documents[kind], kind) for kind in _COUNTED if documents.get(kind)]
     others = sum(documents.values()) - sum(documents.get(kind, 0) for kind in _COUNTED)
-    parts += [f"{others} other documents"] if others else []
+    parts += [counted(others, "other documents")] if others else []
     text = f"{', '.join(parts)} ({output.size(found['database_bytes'])})" if parts else "no documents"
     files = {name: size for name, size in found["files"].items() if size}
     there = f"{output.size(sum(files.values()))} of {', '.join(files)}" if files else "no files"

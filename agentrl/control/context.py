@@ -102,7 +102,8 @@ class Context:
         now = self.clock.now()
         if not self.pulse.is_due(now):
             return
-        row = self.pulse.look(now, [slot.unit for slot in self.state.slots.values() if slot.state in WITH_PROCESS])
+        alive = [slot.unit for slot in self.state.slots.values() if slot.state in WITH_PROCESS]
+        row = self.pulse.look(now, alive, self.board.trainer_to_come())
         if row is None:
             self.feed.remove("pulse")
         else:

@@ -28,8 +28,16 @@ def duration(seconds: float) -> str:
 
 def counted(number: int, plural: str) -> str:
     """`2 records`, `1 record`, `1 kind of tool errors`."""
-    what = re.sub(r"(?<=ss)es\b|s\b", "", plural, count=1) if number == 1 else plural
-    return f"{number} {what}"
+    return f"{number} {_PLURAL.sub(_single, plural, count=1) if number == 1 else plural}"
+
+
+_PLURAL = re.compile(r"(?<=[a-z])(ies|(?<=ss|sh|ch)es|xes|s)\b")
+"""The end of the first word that is one."""
+_SINGLE = {"ies": "y", "es": "", "xes": "x", "s": ""}
+
+
+def _single(end: re.Match[str]) -> str:
+    return _SINGLE[end[1]]
 
 
 def since(at: float, now: float | None = None) -> str:

@@ -29,7 +29,7 @@ def sums(report: AccountReport) -> list[str]:
 
 def disagreement(problem: AccountProblem) -> str:
     more = " …" if problem.count > len(problem.examples) else ""
-    return f"does not agree: {problem.count} {problem.what}: {', '.join(problem.examples)}{more}"
+    return f"does not agree: {counted(problem.count, problem.what)}: {', '.join(problem.examples)}{more}"
 
 
 def _sum(parts: Mapping[str, int]) -> str:

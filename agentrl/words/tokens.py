@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrl.protocol.data import TokenStretch
+from agentrl.words.amounts import counted
 
 
 def summary(stretch: TokenStretch) -> str:
     if stretch.kind != "model":
-        return f"{len(stretch.ids)} tokens of context"
+        return f"{counted(len(stretch.ids), 'tokens')} of context"
     made_by = " ".join(f"v{version}×{count}" for version, count in stretch.versions)
     likely = f", log-prob {sum(stretch.log_probs) / len(stretch.log_probs):.3g} each" if stretch.log_probs else ""
-    return f"{len(stretch.ids)} tokens, {made_by}{likely}, {'trained' if stretch.trains else 'not trained'}"
+    return f"{counted(len(stretch.ids), 'tokens')}, {made_by}{likely}, {'trained' if stretch.trains else 'not trained'}"
 
 
 def texts(stretch: TokenStretch) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class Scripted:
         self.listen: dict[str, str] = {}
         self.guarded: tuple[KeyPair, str, str] | None = None
         """Keys and tcp addresses of hub and feed, where it shall be reached from elsewhere, too, by whatever key."""
+        self.silent = False
+        """Its feed gives no sign of life, though it would answer."""
         self._seq = 0
         self._ready = threading.Event()
         self._stop: Callable[[], object] = lambda: None
@@ -109,7 +111,8 @@ class Scripted:
         self._ready.set()
         while not ended.is_set():
             beat = feed.FeedBeat("one", self._seq, time.monotonic(), time.time())
-            self._feed.publish(wire.encode(beat))
+            if not self.silent:
+                self._feed.publish(wire.encode(beat))
             try:
                 await asyncio.wait_for(ended.wait(), 0.1)
             except TimeoutError:

@@ -28,6 +28,17 @@ def board_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> Board:
     return Board(state, Leases(10.0, 60.0))
 
 
+def test_a_trainer_that_starts_says_how_far_it_is() -> None:
+    board = board_of(("web", ()), ("trainer", ()), members=1)
+    trainer = board.state.slots["trainer-0"]
+    board.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
+    assert board.trainer_to_come() == ""
+    trainer.state = board.state.slots["web-0"].state = UnitState.STARTING
+    assert board.trainer_to_come() == "trainer-0 is starting"
+    board.facts(trainer).report = UnitReport(status="warm-up: step 3 of 9")
+    assert board.trainer_to_come() == "trainer-0 is starting (warm-up: step 3 of 9)"
+
+
 def facts_of(board: Board, paused: str = "") -> set[str]:
     return set(board.wait_facts(100.0, lambda unit: unit == paused))
 

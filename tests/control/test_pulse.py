@@ -71,6 +71,23 @@ def test_utilisation_is_taken_from_intervals_by_unit_and_by_role() -> None:
     assert row.sentence == "trainer waits 41% for batches; engines 62% busy; episodes 70% in model calls"
 
 
+def test_while_the_trainer_starts_that_is_said_and_not_that_others_are_idle() -> None:
+    plant, coming = Plant(), "trainer-0 is starting (warm-up: step 3 of 9)"
+    assert "engines 0% busy" in plant.run(60, engine=0.0, sampler=0.0).sentence
+    told = plant.pulse.look(plant.now, plant.totals, coming)
+    assert told is not None
+    assert (told.sentence, told.bottleneck) == (coming, "")
+
+
+def test_of_a_trainer_that_starts_again_nothing_is_told_that_was_before() -> None:
+    plant, coming = Plant(), "trainer-0 is starting (starts from step-9)"
+    assert plant.run(60, trainer=0.1, engine=0.6, sampler=0.5).bottleneck == "engines"
+    told = plant.pulse.look(plant.now, plant.totals, coming)
+    assert told is not None
+    assert (told.sentence, told.bottleneck) == (f"{coming}; engines 60% busy", "")
+    assert "trainer" not in told.busy
+
+
 def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:
     plant = Plant()
     quick = {"shop.lookup": 0.8, "shop.order": 0.3}

@@ -153,7 +153,7 @@ def test_a_lost_host_beside_another_can_be_drained_and_counts_what_is_lost_there
     beside = replace(host(), host="b")
     rows = firing(replace_world(sick, hosts={**sick.hosts, "b": beside}))
     row = next(row for row in rows if row.rule == "host-lost")
-    assert "1 of 2 units there are lost" in row.sentence
+    assert "1 of 2 units lost there" in row.sentence
     assert row.suggest == "agentrl drain --host a"
 
 

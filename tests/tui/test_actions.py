@@ -19,7 +19,7 @@ from tui.playing import Playing
 from tui.shelling import Shelling
 from tui.views.base import View
 from tui.views.calls import FailedCalls, ToolErrors
-from tui.views.inventory import Checkpoints, Keys, TaskPage, Tasks
+from tui.views.inventory import AccountPage, Checkpoints, Keys, TaskPage, Tasks
 from tui.views.lists import StepPage
 from tui.views.page import AlertPage, UnitPage
 from tui.views.records import GroupPage, RecordPage, TokenTree
@@ -28,6 +28,7 @@ from tui.views.tuning import KnobPage
 PAGES = (
     StepPage,
     TaskPage,
+    AccountPage,
     ToolErrors,
     FailedCalls,
     RecordPage,

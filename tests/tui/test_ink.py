@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tui.model.ink import Span, Tone, as_ascii, cut, fitted, span, trend, width_of, wrapped
+from tui.model.ink import Span, Tone, as_ascii, cut, fitted, folded, span, trend, width_of, wrapped
 
 HOSTILE = st.text(
     alphabet=st.one_of(
@@ -27,6 +27,18 @@ def test_a_cell_has_exactly_its_width(text: str, width: int, right: bool) -> Non
 @given(texts=st.lists(HOSTILE, max_size=4), width=st.integers(0, 50))
 def test_a_line_is_cut_to_exactly_its_width(texts: list[str], width: int) -> None:
     assert width_of(cut([span(text) for text in texts], width)) == width
+
+
+@given(texts=st.lists(HOSTILE, max_size=4), width=st.integers(1, 40), most=st.integers(1, 5))
+def test_a_line_goes_on_in_others_and_nothing_but_spaces_is_left_out(texts: list[str], width: int, most: int) -> None:
+    tones = [Tone.BAD, Tone.DIM, Tone.PLAIN, Tone.GOOD]
+    line = tuple(span(text, tone) for text, tone in zip(texts, tones, strict=False))
+    made = folded(line, width, most)
+    assert len(made) <= most
+    for each in made[: most - 1]:
+        assert width_of(each) <= max(2, width), "a sign may be wider than the line"
+    signs = [(sign, tone) for text, tone in line for sign in text if sign != " "]
+    assert [(sign, tone) for each in made for text, tone in each for sign in text if sign != " "] == signs
 
 
 @given(text=HOSTILE)

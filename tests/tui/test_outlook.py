@@ -150,7 +150,7 @@ async def test_the_first_screen_asks_for_what_the_feed_does_not_carry(coordinato
         whole(screen, 80, 24)
 
 
-def test_where_the_bottleneck_does_not_fit_on_a_line_its_culprit_is_seen_all_the_same() -> None:
+def test_where_the_bottleneck_does_not_fit_and_no_row_is_free_its_culprit_is_seen_all_the_same() -> None:
     slow, waits = "shop.lookup p95 0.87 → 3.2 s since 12:04", "trainer waits 98% for batches; engines 1% busy"
     tools, model = f"episodes 93% in tools: {slow}", "episodes 81% in model calls"
     called = "shop.lookup 2.0/s p95 3.2 s"
@@ -159,7 +159,7 @@ def test_where_the_bottleneck_does_not_fit_on_a_line_its_culprit_is_seen_all_the
         mirror = Mirror()
         lookup = rows.ToolPulse("shop.lookup", calls_per_s=2.0, p95_s=3.2)
         mirror.put("pulse", rows.PulseRow(f"{waits}; {why}", kind, since_at=NOW - 60, tools=(lookup,)))
-        lines = ["".join(part.text for part in line) for line in overview.blocks(mirror, None, NOW, width, 21)]
+        lines = ["".join(part.text for part in line) for line in overview.blocks(mirror, None, NOW, width, 3)]
         at = next(place for place, line in enumerate(lines) if line.startswith("Bottleneck"))
         return [line[12:].strip() for line in lines[at : at + 2]]
 
@@ -167,3 +167,30 @@ def test_where_the_bottleneck_does_not_fit_on_a_line_its_culprit_is_seen_all_the
     assert shown(tools, "tools", 200) == [f"{waits}; {tools}, for 60 s", called]
     assert shown(model, "engines", 80) == [f"{model}; {waits}"[:67] + "…", called]
     assert shown(model, "engines", 200) == [f"{waits}; {model}, for 60 s", called]
+
+
+def test_a_line_that_is_too_long_takes_the_rows_that_are_free_and_is_cut_where_there_are_none() -> None:
+    mirror = Mirror()
+    mirror.put("run", rows.RunRow("demo", "u" * 8, "running", started_at=NOW - 90))
+    long = " ".join(f"word{n}" for n in range(30))
+    for n in range(2):
+        firing = rows.AlertState.FIRING
+        mirror.put(f"alert/a{n}", rows.AlertRow(f"a{n}", "a", "s", rows.Severity.PAGE, firing, f"{n} {long}", NOW - 9))
+
+    def seen(height: int) -> list[str]:
+        found = overview.blocks(mirror, None, NOW, 78, height)
+        assert {width_of(line) for line in found} == {78}
+        return ["".join(part.text for part in line).rstrip() for line in found]
+
+    assert [line.endswith("…") for line in seen(2)] == [True, True], "no row is free"
+    three = seen(3)
+    assert [line.endswith("…") for line in three] == [False, True, True]
+    assert "[a]" in three[0]
+    assert "[b]" in three[2], "the upper one goes on first"
+    whole = seen(20)
+    for n in range(2):
+        of_one = whole[3 * n : 3 * n + 3]
+        assert of_one[1].startswith(" " * 14)
+        assert of_one[2].endswith("…"), "three rows are the most"
+        shown = " ".join(line[12:].strip() for line in of_one)
+        assert f"{n} {' '.join(long.split()[:22])}" in shown

@@ -14,6 +14,7 @@ from tests.tui.walking import comes_to_be_sound
 from tui import recordings
 from tui.app import Console
 from tui.model import chrome
+from tui.replaying import Replay
 
 MOST_BYTES = 300_000
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -66,6 +67,9 @@ def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run
     (own / "1.rec").write_bytes(shipped.read_bytes()[: frames[0].end])
     assert _played(recordings.DEMO) == (1, recordings.OF_A_RUN)
     assert _played(recordings.ALWAYS) == (len(frames), recordings.THE_SHIPPED)
+    app = Console(recordings.link(recordings.DEMO, "", 1.0))
+    assert isinstance(app.connection, Replay)
+    assert "agentrl up --run demo --read-only" in app.connection.without("records")
 
 
 def _played(name: str) -> tuple[int, str]:

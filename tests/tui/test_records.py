@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from agentrl.errors import UnavailableError
 from agentrl.protocol import data
@@ -13,6 +14,9 @@ from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
+from tui.model import trajectories
+from tui.model.notices import Notices
+from tui.views.records import Records
 
 
 async def test_a_filter_goes_to_the_steward_when_it_is_whole(coordinator: Scripted) -> None:
@@ -149,3 +153,99 @@ async def test_a_list_asks_nobody_beneath_a_page_and_is_as_it_was_behind_it(coor
         await screen.press("escape")
         await screen.shows("RECORD")
         assert screen.app.view.query_one("Table").model.cursor == RECORD  # type: ignore[attr-defined]
+
+
+async def test_whoever_is_not_heard_is_not_asked_until_it_is_back(coordinator: Scripted) -> None:
+    populate(coordinator)
+    asked = answers(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        coordinator.silent = True
+        await screen.shows("nobody heard since")
+        view = screen.app.view
+        assert isinstance(view, Records)
+        # A question that was under way may still be answered.
+        await aeventually(lambda: view.why_old().startswith("No coordinator answers: "), what="a question not asked")
+        before = len(asked)
+        for _ in range(3):
+            view._said = ""
+            view._ask_now.set()
+            await aeventually(view.why_old, what="another question not asked")
+        assert len(asked) == before
+        assert screen.text.count("agentrl up starts it again.") == 1, "it is said once"
+        coordinator.silent = False
+        await aeventually(lambda: len(asked) > before, what="a question")
+        await screen.shows("▸ 2 records ", "data 0 s old")
+        assert not view.why_old()
+
+
+async def test_why_rows_are_old_is_said_as_long_as_they_are(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    told = coordinator.answers["list_records"]
+
+    def refused(args: Any) -> Any:
+        raise UnavailableError("No steward is ready.")
+
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        coordinator.answers["list_records"] = refused
+        await screen.shows(RECORD, "not answered", "No steward is ready.")
+        screen.app.notices = Notices()
+        await screen.shows(RECORD, ", told ", "No steward is ready.")
+        coordinator.answers["list_records"] = told
+        await aeventually(lambda: "No steward" not in screen.text and ", told" not in screen.text)
+        coordinator.answers["list_steps"] = refused
+        await screen.press("8")
+        await screen.shows("No steward is ready.")
+        assert screen.text.count("No steward is ready.") == 1, "in place of the rows, and nowhere else"
+
+
+@pytest.mark.parametrize(
+    ("keys", "question"),
+    [
+        ("7A", "accounting"),
+        ("8↵", "show_step"),
+        ("7T↵", "show_task"),
+        ("8C↵", "show_checkpoint"),
+        ("7↵", "show_record"),
+    ],
+)
+async def test_a_page_is_asked_for_again_by_a_key_that_is_offered(
+    coordinator: Scripted, keys: str, question: str
+) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        for key in keys:
+            if key == "↵":
+                await aeventually(lambda: screen.app.view.query_one("Table").model.target)  # type: ignore[attr-defined]
+            await screen.press("enter" if key == "↵" else key)
+        await aeventually(lambda: len(coordinator.sent(question)) == 1)
+        await screen.shows("r again")
+        await aeventually(lambda: not screen.app.view.is_asking("page"))
+        await screen.press("r")
+        await aeventually(lambda: len(coordinator.sent(question)) == 2)
+
+
+async def test_failed_calls_are_one_key_away_from_records(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir, (120, 30)) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD, "c failed calls")
+        await screen.press("c")
+        await aeventually(lambda: coordinator.sent("list_failed_calls"))
+        await screen.shows("1 failed call", "shop.lookup")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.004, "0.00s"), (0.25, "0.25s"), (9.999, "10.0s"), (42.04, "42.0s"), (99.96, "99s"), (250.0, "4m")],
+)
+def test_how_long_a_call_took_has_its_unit(seconds: float, shown: str) -> None:
+    (took,) = (column for column in trajectories.call_columns() if column.name == "took")
+    assert took.show({"latency_s": seconds}, 0.0).text == shown
+    assert len(shown) <= took.width

@@ -21,6 +21,7 @@ from tests.waiting import aeventually
 from tui import recordings
 from tui.app import Console
 from tui.model.mirror import Mirror
+from tui.model.notices import Notices
 from tui.model.playback import Playback
 
 BEGAN = time.mktime((2030, 1, 31, 14, 0, 0, 0, 0, -1))
@@ -308,7 +309,16 @@ async def test_the_same_screens_with_the_time_of_then_and_no_verbs(directory: Pa
         await screen.shows("backoff")
         await screen.press("3")
         await screen.shows("killed by SIGKILL")
-        for view in "145678":
+        screen.app.notices = Notices()
+        for view in "1345":
+            await screen.press(view)
+        await screen.press("7")
+        await screen.shows("not in a recording", "A recording has no records: agentrl tui shows them while the run")
+        assert screen.text.count("recording has no") == 1
+        for kept in ("e tool", "c failed", "s under", "X export", "a attempts"):
+            assert kept not in screen.lines[-1]
+        assert not app.notices.line(app.mirror, app.clock()), "nothing is said beside the views"
+        for view in "68":
             await screen.press(view)
         await aeventually(lambda: app.view.name_in_registry == "training")
         await screen.press("right_parenthesis", "P")

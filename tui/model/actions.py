@@ -21,6 +21,8 @@ TABLES = (
 )
 RECORDS_BEHIND = ("step", "task", "record")
 """Pages that name records."""
+ANSWERS = ("answer", *RECORDS_BEHIND, "group")
+"""Pages that are asked for once, when they are opened."""
 VIEWS = ("overview", "fleet", "events", "alerts", "tuning", "logs", "records", "training", "runs")
 """The screens in the order of their digits."""
 
@@ -66,6 +68,11 @@ class Action:
 
 def _go(number: int, view: str, help: str) -> Action:
     return Action(f"go.{view}", (str(number),), view, help)
+
+
+def _asked(id: str, key: str, title: str, help: str, where: tuple[str, ...], footer: int = 0) -> Action:
+    """About what is asked for, so that no recording has it."""
+    return Action(id, (key,), title, help, where, footer=footer, when=When.LIVE)
 
 
 def _replay(name: str, keys: tuple[str, ...], title: str, help: str, footer: int = 0) -> Action:
@@ -161,20 +168,20 @@ ACTIONS: tuple[Action, ...] = (
     Action("move.left", ("left",), "left", "The beginning of long lines.", ("logs",)),
     Action("move.right", ("right",), "right", "More of long lines.", ("logs",)),
     # the data plane
-    Action("records.errors", ("e",), "tool errors", "What tool calls did wrong, by kind.", ("records",), footer=58),
-    Action("records.under-way", ("s",), "under way", "What has not ended, the oldest first.", ("records",), footer=57),
-    Action("records.calls", ("c",), "failed calls", "Every failed tool call, for itself.", ("tool-errors",), footer=58),
-    Action("records.export", ("X",), "export whole", "Whole trajectories of this filter, into a file.", ("records",)),
-    Action("page.record", ("enter",), "a record", "One of its records, or another attempt.", RECORDS_BEHIND, footer=50),
-    Action("record.unfold", ("f",), "unfold", "Folds and unfolds long texts.", ("record", "group"), footer=58),
-    Action("record.again", ("r",), "again", "Asks for it once more.", ("record", "group"), footer=53),
-    Action("record.colour", ("c",), "tokens by", "By weights, log-prob or training.", ("record",), footer=57),
-    Action("record.tree", ("b",), "branches", "The tree of its tokens, with jumps.", ("record",), footer=56),
-    Action("record.group", ("a",), "attempts", "Those of its group, side by side.", ("records", "record"), footer=55),
-    Action("record.next-turn", ("right_square_bracket",), "next turn", "The turn after this one.", ("record",)),
-    Action("record.previous-turn", ("left_square_bracket",), "turn before", "The turn before this one.", ("record",)),
-    Action("group.left", ("left_square_bracket",), "shift left", "The attempt before these.", ("group",), footer=57),
-    Action("group.right", ("right_square_bracket",), "shift right", "The attempt after these.", ("group",), footer=56),
+    _asked("records.errors", "e", "tool errors", "What tool calls did wrong, by kind.", ("records",), 58),
+    _asked("records.under-way", "s", "under way", "What has not ended, the oldest first.", ("records",), 57),
+    _asked("records.calls", "c", "failed calls", "Every failed tool call, for itself.", ("records", "tool-errors"), 56),
+    _asked("records.export", "X", "export whole", "Whole trajectories of this filter, into a file.", ("records",)),
+    _asked("page.record", "enter", "a record", "One of its records, or another attempt.", RECORDS_BEHIND, 50),
+    _asked("record.unfold", "f", "unfold", "Folds and unfolds long texts.", ("record", "group"), 58),
+    _asked("page.again", "r", "again", "Asks for it once more.", ANSWERS, 53),
+    _asked("record.colour", "c", "tokens by", "By weights, log-prob or training.", ("record",), 57),
+    _asked("record.tree", "b", "branches", "The tree of its tokens, with jumps.", ("record",), 56),
+    _asked("record.group", "a", "attempts", "Those of its group, side by side.", ("records", "record"), 55),
+    _asked("record.next-turn", "right_square_bracket", "next turn", "The turn after this one.", ("record",)),
+    _asked("record.previous-turn", "left_square_bracket", "turn before", "The turn before this one.", ("record",)),
+    _asked("group.left", "left_square_bracket", "shift left", "The attempt before these.", ("group",), 57),
+    _asked("group.right", "right_square_bracket", "shift right", "The attempt after these.", ("group",), 56),
     # training
     Action("curves.older", ("left",), "older", "The steps of the column to the left.", ("training",)),
     Action("curves.newer", ("right",), "newer", "The steps of the column to the right.", ("training",)),
@@ -187,14 +194,14 @@ ACTIONS: tuple[Action, ...] = (
     # runs
     Action("runs.key", ("f",), "key file", "A run elsewhere, by the key file that opens it.", ("runs",), footer=58),
     # tasks, checkpoints, keys
-    Action("list.tasks", ("T",), "tasks", "Rows of datasets and what became of them.", ("records",), when=When.LIVE),
-    Action("list.account", ("A",), "account", "Sums over everything, which must agree.", ("records",), when=When.LIVE),
+    _asked("list.tasks", "T", "tasks", "Rows of datasets and what became of them.", ("records",)),
+    _asked("list.account", "A", "account", "Sums over everything, which must agree.", ("records",)),
     Action("task.requeue", ("r",), "requeue", "Samples it, or what is marked, again.", ("tasks",), "requeue_tasks", 58),
     Action("task.add", ("a",), "add", "Queues the rows of a file.", ("tasks",), "add_tasks", 57),
-    Action("list.checkpoints", ("C",), "checkpoints", "What was saved.", ("training",), when=When.LIVE),
+    _asked("list.checkpoints", "C", "checkpoints", "What was saved.", ("training",)),
     Action("checkpoint.pin", ("p",), "pin", "Retention leaves it alone.", ("checkpoints",), "pin_checkpoint", 58),
     Action("checkpoint.unpin", ("x",), "unpin", "Retention may have it.", ("checkpoints",), "unpin_checkpoint", 57),
-    Action("list.keys", ("K",), "keys", "Who may reach this run from elsewhere.", ("runs",), when=When.LIVE),
+    _asked("list.keys", "K", "keys", "Who may reach this run from elsewhere.", ("runs",)),
     Action("key.new", ("n",), "new key", "Makes a key file.", ("keys",), "add_key", 58),
     Action("key.revoke", ("x",), "revoke", "Refuses this key from now on.", ("keys",), "revoke_key", 57),
     # the run

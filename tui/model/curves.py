@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
 from agentrl.telemetry.learning import LEARNING
-from agentrl.words.amounts import moment
+from agentrl.words.amounts import counted, moment
 from agentrl.words.rows import sentence
 from tui.model.ink import Line, Span, Tone, filled, span
 
@@ -212,7 +212,7 @@ def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
     mean = sum(numbers) / len(numbers)
     # A product may become infinite, where a power would be refused.
     spread = math.sqrt(sum((value - mean) * (value - mean) for value in numbers) / (len(numbers) - 1))
-    return f" · last {len(numbers)} steps {mean:.3g} ± {_MARGIN * spread / math.sqrt(len(numbers)):.2g}"
+    return f" · last {counted(len(numbers), 'steps')} {mean:.3g} ± {_MARGIN * spread / math.sqrt(len(numbers)):.2g}"
 
 
 def _number(point: Point, metric: str) -> float | None:

@@ -145,7 +145,7 @@ def _said(text: str, room: int, unfolded: bool) -> Iterator[Line]:
         if unfolded:
             yield from _text("thinks", thought.group(1).strip(), room, True, Tone.DIM)
         elif count := len(thought.group(1).split()):
-            yield (Span(f"  … thinks, {count} words, f unfolds", Tone.DIM),)
+            yield (Span(f"  … thinks, {counted(count, 'words')}, f unfolds", Tone.DIM),)
         at = thought.end()
     if text[at:].strip() or not at:
         yield from _text("", text[at:], room, unfolded, Tone.PLAIN)
@@ -161,7 +161,7 @@ def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: 
         yield (Span(f"{indent}{head}", Tone.DIM), Span(line, tone))
     yield from _left_out(len(lines) - len(some), indent)
     if len(lines) == len(some) and len(text) > UNFOLDED:
-        more = f"{indent}… {len(text) - UNFOLDED} more signs; `agentrl records show` has all of them"
+        more = f"{indent}… {counted(len(text) - UNFOLDED, 'more signs')}; `agentrl records show` has all of them"
         yield (Span(more, Tone.DIM),)
 
 

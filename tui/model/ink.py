@@ -97,6 +97,28 @@ def wrapped(text: str, width: int) -> list[str]:
     return [*lines, rest]
 
 
+def folded(spans: Line, width: int, most: int) -> list[Line]:
+    """A line over several, as `wrapped` does it and with the tones kept; the last one has all that is left."""
+    text = "".join(part.text for part in spans)
+    made, at = list[Line](), 0
+    for number, piece in enumerate(wrapped(text, width)[:most], 1):
+        end = len(text) if number == most else at + len(piece)
+        made.append(_part(spans, at, end))
+        at = end + len(text[end:]) - len(text[end:].lstrip(" "))
+    return made
+
+
+def _part(spans: Line, begin: int, end: int) -> Line:
+    """The characters from one place to another."""
+    made, at = list[Span](), 0
+    for text, tone in spans:
+        shown = text[max(0, begin - at) : max(0, end - at)]
+        if shown:
+            made.append(Span(shown, tone))
+        at += len(text)
+    return tuple(made)
+
+
 def _fitting(text: str, width: int) -> int:
     """How many characters fit; at least one, so that whoever cuts comes to an end."""
     taken = 0

@@ -15,7 +15,7 @@ from agentrl.protocol import commands, data
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow
-from agentrl.words.amounts import age
+from agentrl.words.amounts import age, counted
 from agentrl.words.rows import plain_value
 
 
@@ -169,7 +169,7 @@ def down(*, now: bool = False) -> Intent:
 def requeue(tasks: Iterable[str], note: str = "") -> Intent:
     ids = tuple(tasks)
     words = ("tasks", "requeue", *ids, *(("--note", note) if note else ()))
-    what = f"sample {ids[0] if len(ids) == 1 else f'{len(ids)} tasks'} again"
+    what = f"sample {ids[0] if len(ids) == 1 else counted(len(ids), 'tasks')} again"
     return Intent("requeue_tasks", data.RequeueTasks(ids, note), what, words)
 
 

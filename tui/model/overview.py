@@ -1,7 +1,8 @@
 """The first screen: what one person wants to know first, in the order in which it matters.
 
 Invariants: at most three lines for what needs somebody and two for each other block, so everything fits 80×24; a block
-without data is not shown; lines are cut, never wrapped; what is cut first stands last.
+without data is not shown; a line that is too long goes on in rows that nothing else needs, and is cut where there are
+none; what is cut first stands last.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value, sentence, when
 from agentrl.words.waits import worth_telling
 from tui.model import fleet, outlook, wording
-from tui.model.ink import Line, Span, Tone, cut, span, trend
+from tui.model.ink import Line, Span, Tone, cut, folded, span, trend, width_of
 from tui.model.mirror import Mirror
 from tui.model.outlook import Outlook
 
 CURE_KEYS = ("a", "b", "c")
 MOST_LINES = 2
+MOST_ROWS = 3
+"""Of one line that is too long."""
 _TITLE = 12
+_INDENT = "  "
+"""Before what goes on."""
 NOTHING = Outlook()
 _SOON_S = 24 * 3600.0
 _CURVE_FROM = 110
@@ -30,7 +35,7 @@ _CURVE_FROM = 110
 def blocks(
     mirror: Mirror, why: WhyReport | None, now: float, width: int, height: int, seen: Outlook = NOTHING
 ) -> list[Line]:
-    """The blocks from top to bottom, each line of exactly that width; where they do not fit, the lower ones lose their
+    """The blocks from top to bottom, each row of exactly that width; where they do not fit, the lower ones lose their
     second lines first."""
     found = outlook.report(mirror.of(UnitRow), seen)
     bound = mirror.get("knob/bound")
@@ -48,6 +53,7 @@ def blocks(
         ("Machine", _machine(mirror, width)),
     ]
     _fit(made, height)
+    _unfold(made, width - _TITLE, height)
     return [line for title, lines in made for line in _block(title, lines, width)]
 
 
@@ -56,6 +62,28 @@ def _fit(made: list[tuple[str, list[Line]]], height: int) -> None:
         for _, lines in reversed(made[1:]):
             while len(lines) > least and sum(len(each) for _, each in made) > height:
                 lines.pop()
+
+
+def _unfold(made: list[tuple[str, list[Line]]], room: int, height: int) -> None:
+    """Lines that would be cut get the rows that are free: one more each from the top on, then another one."""
+    free = height - sum(len(lines) for _, lines in made)
+    width = room - len(_INDENT)
+    wanted = [
+        (lines, place, min(MOST_ROWS, len(folded(each, width, MOST_ROWS))))
+        for _, lines in made
+        for place, each in enumerate(lines)
+        if width_of(each) > room
+    ]
+    rows = [1] * len(wanted)
+    for more in range(2, MOST_ROWS + 1):
+        for number, (_, _, most) in enumerate(wanted):
+            if free > 0 and most >= more:
+                rows[number], free = more, free - 1
+    # From below, so that places above stay what they are.
+    for (lines, place, _), taken in reversed(list(zip(wanted, rows, strict=True))):
+        if taken > 1:
+            first, *others = folded(lines[place], width, taken)
+            lines[place : place + 1] = [first, *((Span(_INDENT), *each) for each in others)]
 
 
 def _block(title: str, lines: list[Line], width: int) -> Iterator[Line]:

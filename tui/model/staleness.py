@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.protocol.data import StalenessReport
+from agentrl.words.amounts import counted
 from tui.model.ink import Line, Span, Tone, filled
 
 BARS = 2
@@ -37,7 +38,7 @@ class WhatIf:
 
 
 def _records(count: int, which: str) -> str:
-    return f"{count} record{'' if count == 1 else 's'} {which}" if which != "ready" else f"{count} ready"
+    return counted(count, f"records {which}") if which != "ready" else f"{count} ready"
 
 
 def what_if(report: StalenessReport, mark: int) -> WhatIf:

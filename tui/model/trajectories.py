@@ -204,7 +204,7 @@ def _requested(row: Row, now: float) -> Span:
 
 
 def _latency(row: Row, now: float) -> Span:
-    return span(f"{row['latency_s']:.2f}") if row.get("latency_s") else Span("")
+    return Span(wording.quick(float(row["latency_s"]))) if row.get("latency_s") else Span("")
 
 
 def _name(row: Row) -> str:

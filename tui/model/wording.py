@@ -61,6 +61,11 @@ def brief(seconds: float) -> str:
     return f"{days}d{hours % 24}h" if days < 10 else f"{days}d"
 
 
+def quick(seconds: float) -> str:
+    """A duration in five cells, also where that was a moment: `0.12s`, `12.3s`, `4m`."""
+    return f"{max(0.0, seconds):.{2 if seconds < 9.995 else 1}f}s" if seconds < 99.95 else brief(seconds)
+
+
 def ago(at: float, now: float) -> str:
     """How long ago, in five cells; empty if never."""
     return brief(now - at) if at else ""

@@ -54,6 +54,10 @@ class View(Vertical):
         """What is shown here, for the header; empty where the tab says it."""
         return ""
 
+    def why_old(self) -> str:
+        """Why what is shown was not told anew, as long as that is so."""
+        return ""
+
     def take_filter(self, text: str) -> str:
         """Show only what matches; what is wrong with the filter, if something is."""
         return ""

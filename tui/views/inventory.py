@@ -12,6 +12,7 @@ from typing import Any, cast
 from agentrl.client import Client
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.data import AccountReport, ListRows, Page, Story
+from agentrl.words.amounts import counted
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import intents, inventory
 from tui.model.ink import Line
@@ -65,7 +66,7 @@ class Tasks(Stored):
             if values is not None:
                 self.perform(intents.requeue(marked, values[0].strip()))
 
-        which = marked[0] if len(marked) == 1 else f"{len(marked)} tasks"
+        which = marked[0] if len(marked) == 1 else counted(len(marked), "tasks")
         note = Field("note", hint="why; kept with them, may be empty")
         self.app.push_screen(Form(Question(f"Sample {which} again", (), (note,), "preview it")), then)
 

@@ -1,8 +1,9 @@
 """Lists of the data plane, which the steward answers: asked for anew while they are looked at.
 
 Invariants: only what is seen is asked for, and never faster than it is answered; a filter is in the language of
-`agentrl records list --filter`, and goes to the steward whole; where nobody answers, that is said in place of rows; an
-act on a row is refused when the list was not answered lately, however young the feed is.
+`agentrl records list --filter`, and goes to the steward whole; where nobody answers, that is said in place of rows, or
+below those that were told before, as long as it is so; an act on a row is refused when the list was not answered
+lately, however young the feed is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from textual.app import ComposeResult
 from textual.worker import Worker
 
 from agentrl.client import Client
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, NoCoordinatorError
 from agentrl.protocol.data import Story
 from agentrl.words.amounts import age, counted
 from tui.model import trajectories
@@ -24,6 +25,7 @@ from tui.model.intents import Intent
 from tui.model.mirror import STALE_S
 from tui.model.steps import NEWEST_FIRST, Steps
 from tui.model.table import Column, TableModel
+from tui.replaying import Replay
 from tui.views.base import TableView
 from tui.views.page import Page
 from tui.widgets.lines import Table
@@ -69,7 +71,10 @@ class AskedList(TableView):
 
     async def answered(self) -> dict[str, Any]:
         """What whoever knows says now."""
-        return await self.ask(self.console_app.connection.client)
+        link = self.console_app.connection
+        if isinstance(link, Replay):
+            raise NoCoordinatorError(link.without(self.what))
+        return await self.ask(link.client)
 
     def compose(self) -> ComposeResult:
         self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=ASKING)
@@ -89,10 +94,14 @@ class AskedList(TableView):
 
     def heading(self) -> str:
         if self._answered_at is None:
-            return "asking" if self._said == ASKING else "not answered"
+            not_told = "not answered" if self.console_app.replay is None else "not in a recording"
+            return "asking" if self._said == ASKING else not_told
         more = ", more below" if self._more else ""
         old = age_of_answer(self.console_app, self._answered_at) or (", not answered" if self._said else "")
         return f"{counted(self.table.model.all_count, self.what)}{more}{old}"
+
+    def why_old(self) -> str:
+        return self._said if self._answered_at is not None else ""
 
     def shown(self) -> None:
         super().shown()
@@ -123,8 +132,6 @@ class AskedList(TableView):
 
     def refused(self, why: AgentrlError) -> None:
         """Nobody answers, or not to this."""
-        if str(why) != self._said:
-            self.console_app.say(str(why), Tone.WARN)
         self._said = self.table.empty = str(why)
 
     def take_answer(self, found: dict[str, Any], filter: str = "") -> None:
@@ -188,7 +195,9 @@ def age_of_answer(console: Console, at: float | None) -> str:
 
 
 class AskedPage(Page):
-    """A page that is asked for once."""
+    """A page that is asked for once, and again when somebody wants it."""
+
+    name_in_registry = "answer"
 
     def __init__(self, title: str, cli: tuple[str, ...]) -> None:
         super().__init__(title, self._lines, cli)
@@ -201,6 +210,9 @@ class AskedPage(Page):
 
     def shown(self) -> None:
         super().shown()
+        self.ask_in_rounds(self._ask, "page")
+
+    def do_page_again(self) -> None:
         self.ask_in_rounds(self._ask, "page")
 
     async def _ask(self) -> None:

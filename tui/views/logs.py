@@ -167,7 +167,7 @@ class Logs(View):
         if not names:
             return "no unit"
         book = self.lines.book
-        dropped = f", {book.dropped} older ones dropped" if book.dropped else ""
+        dropped = f", {counted(book.dropped, 'older ones')} dropped" if book.dropped else ""
         return f"{names} · {'following' if self.lines.follow else 'standing'} · {counted(len(book), 'lines')}{dropped}"
 
     def cli_line(self) -> tuple[str, ...]:

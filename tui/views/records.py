@@ -17,6 +17,7 @@ from agentrl.client import Client, bodies
 from agentrl.client.bodies import Tokens
 from agentrl.errors import AgentrlError
 from agentrl.protocol.data import RecordStory
+from agentrl.words.amounts import counted
 from tui.model import episode, tokens, trajectories
 from tui.model.episode import Look
 from tui.model.ink import Line, Span, Tone, span
@@ -77,6 +78,9 @@ class Records(AskedList):
 
     def do_records_errors(self) -> None:
         self.console_app.navigation.open_tool_errors()
+
+    def do_records_calls(self) -> None:
+        self.console_app.navigation.open_failed_calls()
 
     def do_records_export(self) -> None:
         self.console_app.exporting.ask_whole(self.filter_text)
@@ -200,9 +204,6 @@ class RecordPage(NamesRecords):
         self._look = self._look._replace(unfolded=not self._look.unfolded)
         self.repaint()
 
-    def do_record_again(self) -> None:
-        self.ask_in_rounds(self._ask, "page")
-
     def do_record_colour(self) -> None:
         turn = self._turn_at_top()
         self._look = self._look._replace(colouring=self._look.colouring.next())
@@ -287,7 +288,7 @@ class TokenTree(TableView):
 
     def heading(self) -> str:
         trained = sum(len(each.ids) for each in self._found.segments if each.trains)
-        return f"{self._found.total} tokens, {trained} trained"
+        return f"{counted(self._found.total, 'tokens')}, {trained} trained"
 
     def cli_line(self) -> tuple[str, ...]:
         return ("records", "show", self._record, "--tokens")
@@ -388,6 +389,3 @@ class GroupPage(AskedPage):
     def do_record_unfold(self) -> None:
         self._unfolded = not self._unfolded
         self.repaint()
-
-    def do_record_again(self) -> None:
-        self.run_worker(self._ask(), name=self.heading(), group="page")

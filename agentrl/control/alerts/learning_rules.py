@@ -15,6 +15,7 @@ from agentrl.control.alerts.book import Finding, World
 from agentrl.protocol.rows import Severity, UnitRow, UnitState
 from agentrl.telemetry import learning as of
 from agentrl.telemetry.metrics import Metric
+from agentrl.words.amounts import counted
 
 EASE = 0.1
 """Share of the limit by which a number has to come back into its band."""
@@ -77,7 +78,7 @@ def nothing_trained(world: World, alerting: Collection[str], now: float) -> Iter
             and of.ZERO_VARIANCE_LATELY.name not in numbers
             and is_outside(of.NOTHING_TRAINED, numbers, standing=name in alerting)
         ):
-            sentence = f"{name} has made {steps:.0f} steps, and none of them trained anything."
+            sentence = f"{name} has made {counted(round(steps or 0), 'steps')}, and none of them trained anything."
             yield Finding(name, sentence, told, "agentrl tune temperature")
 
 

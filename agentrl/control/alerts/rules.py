@@ -16,6 +16,7 @@ from agentrl.control.alerts.learning_rules import OUT_OF_BAND, nothing_trained
 from agentrl.control.books.metrics import Trend
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.words.amounts import counted
+from agentrl.words.sentences import ended
 
 Check = Callable[[World, Collection[str], float], Iterable[Finding]]
 
@@ -106,7 +107,7 @@ def _fatal(world: World, alerting: Collection[str], now: float) -> Iterator[Find
         if unit.state is UnitState.FATAL:
             yield Finding(
                 name,
-                f"{name} is fatal and will not be started again: {_reason(unit)}.",
+                f"{name} is fatal and will not be started again: {ended(_reason(unit))}",
                 (*_ends(unit), f"When the cause is removed: agentrl restart {name}"),
                 _log_of_the_end(unit),
             )
@@ -122,7 +123,7 @@ class _Restarting:
             if unit.deaths_in_window > least and unit.state is not UnitState.FATAL:
                 yield Finding(
                     name,
-                    f"{name} keeps dying: {unit.deaths_in_window} times lately.",
+                    f"{name} keeps dying: {counted(unit.deaths_in_window, 'times')} lately.",
                     (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
                     _log_of_the_end(unit),
                 )
@@ -139,7 +140,7 @@ class _NeverReady:
             if never and unit.incarnation >= self.limits.never_ready_lives and unit.deaths_in_window == 0:
                 yield Finding(
                     name,
-                    f"{name} was started {unit.incarnation} times and never became ready.",
+                    f"{name} was started {counted(unit.incarnation, 'times')} and never became ready.",
                     (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
                     _log_of_the_end(unit),
                 )
@@ -165,7 +166,7 @@ def _hung(world: World, alerting: Collection[str], now: float) -> Iterator[Findi
             doing = f"phase {unit.phase}, " if unit.phase else ""
             yield Finding(
                 name,
-                f"{name} may hang: {_reason(unit)}.",
+                f"{name} may hang: {ended(_reason(unit))}",
                 (f"last account of itself: {doing}progress {unit.progress}, status {unit.status or '(none)'}",),
                 "agentrl stacks",
             )
@@ -177,7 +178,9 @@ def _pending(world: World, alerting: Collection[str], now: float) -> Iterator[Fi
     coming = {link.who for chain in world.chains if chain.culprit in starting for link in chain.links}
     for name, unit in world.units.items():
         if unit.state is UnitState.PENDING and unit.desired and not unit.paused and name not in coming:
-            yield Finding(name, f"{name} is wanted and not started: {_reason(unit)}.", (_reason(unit),), "agentrl why")
+            yield Finding(
+                name, f"{name} is wanted and not started: {ended(_reason(unit))}", (_reason(unit),), "agentrl why"
+            )
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,10 @@ def _host_silent(world: World, alerting: Collection[str], now: float) -> Iterato
     for name, host in world.hosts.items():
         if host.state == "silent":
             yield Finding(
-                name, f"The host agent of {name} is silent.", (f"{host.units} units run there",), "agentrl status"
+                name,
+                f"The host agent of {name} is silent.",
+                (f"{counted(host.units, 'units')} there",),
+                "agentrl status",
             )
 
 
@@ -237,7 +243,7 @@ def _host_lost(world: World, alerting: Collection[str], now: float) -> Iterator[
             others = any(other.state == "up" for other in world.hosts.values())
             yield Finding(
                 name,
-                f"The host agent of {name} is not heard: {lost} of {len(there)} units there are lost.",
+                f"The host agent of {name} is not heard: {lost} of {counted(len(there), 'units')} lost there.",
                 (
                     f"agent pid {host.agent_pid}; what is not lost speaks for itself",
                     "drain gives its units to other hosts" if others else "there is no other host to move them to",
@@ -299,7 +305,7 @@ def _strays(world: World, alerting: Collection[str], now: float) -> Iterator[Fin
         if host.strays:
             yield Finding(
                 name,
-                f"{len(host.strays)} processes on {name} belong to the run, but to no living unit.",
+                f"On {name} the run has {counted(len(host.strays), 'processes')} of no living unit.",
                 tuple(f"pid {stray.pid} {stray.command} ({stray.why})" for stray in host.strays[:10]),
                 "agentrl events --kind incident",
             )
@@ -339,9 +345,10 @@ def _no_progress(world: World, alerting: Collection[str], now: float) -> Iterato
         late = [link for link in chain.links if link.overdue]
         if late:
             circle = chain.because.startswith("a circle")
+            because = f"{'stands in ' if circle else ''}{ended(chain.because)}"
             yield Finding(
                 chain.culprit,
-                f"Units wait too long for {chain.culprit}, which {'stands in ' if circle else ''}{chain.because}.",
+                f"Units wait too long for {chain.culprit}, which {because}",
                 (chain.sentence, *(f"{link.who} waits for {link.on}, {link.age_s:.0f} s" for link in late[:5])),
                 "agentrl why",
             )
@@ -363,7 +370,7 @@ def _reason(unit: UnitRow) -> str:
 def _ends(unit: UnitRow) -> Iterator[str]:
     if unit.last_exit is not None:
         yield f"last end: {unit.last_exit}"
-    yield f"{unit.restarts} unplanned deaths since the run was created, {unit.deaths_in_window} lately"
+    yield f"{counted(unit.restarts, 'unplanned deaths')} since the run was created, {unit.deaths_in_window} lately"
 
 
 def _size(count: float) -> str:

@@ -14,6 +14,7 @@ from agentrl.config.paths import RunFile
 from agentrl.control.books.metrics import MemoryStory
 from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import Role
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.slots import GroupState, HostState, Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
@@ -232,6 +233,16 @@ class Board:
         return "running", rows.ONLY_READ if self.state.run.reading else ends
 
     # ---- waits ----
+
+    def trainer_to_come(self) -> str:
+        """Which trainer is not ready yet, and what it says: `trainer-0 is starting (warm-up: step 3 of 9)`."""
+        for slot in self.state.slots.values():
+            group = self.state.groups.get(slot.group)
+            trains = group is not None and group.spec is not None and group.spec.role is Role.TRAINER
+            if trains and slot.state is UnitState.STARTING:
+                status = self.facts(slot).report.status
+                return f"{slot.unit} is starting{f' ({status})' if status else ''}"
+        return ""
 
     def wait_facts(self, now: float, paused: Callable[[str], bool]) -> dict[str, UnitFacts]:
         """Of those who wait and those who are waited for; nobody else can be part of a chain."""

@@ -20,6 +20,7 @@ from agentrl.protocol import wire
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobRow, KnobValue
+from agentrl.words.sentences import ended
 
 HISTORY_KEPT = 50
 TAKES_BACK = "takes back revision"
@@ -142,7 +143,7 @@ class KnobRegistry:
         if new == entry.stored.value:
             return Effect()
         if asked is not None and asked.error:
-            raise RefusedError(f"The owner of {name} refuses {shown(new)}: {asked.error}.")
+            raise RefusedError(f"The owner of {name} refuses {shown(new)}: {ended(asked.error)}")
         when = "" if entry.knob.boundary == "now" else f", from the {entry.knob.boundary} on"
         own = _previewed(entry, new)
         changes = [f"{name}: {shown(entry.stored.value)} -> {shown(new)}{when}", *own.changes]

@@ -94,16 +94,16 @@ class Pulse:
     def is_due(self, now: float) -> bool:
         return now - self._shown_at >= EVERY_S
 
-    def look(self, now: float, alive: Collection[str]) -> PulseRow | None:
+    def look(self, now: float, alive: Collection[str], coming: str = "") -> PulseRow | None:
         """As things are; to be called once when it is due, so that history is kept at one pace. Units that do not live
-        any more are not part of it."""
+        any more are not part of it. `coming` says of a trainer that is not ready yet how far it is."""
         self._shown_at = now
         for unit in self._units.keys() - set(alive):
             del self._units[unit]
-        self.shown = self._row(now)
+        self.shown = self._row(now, coming)
         return self.shown
 
-    def _row(self, now: float) -> PulseRow | None:
+    def _row(self, now: float, coming: str) -> PulseRow | None:
         for tool, values in self._tools.items():
             if TOOL_P95.name in values and values.get(TOOL_RATE.name):
                 self._latency.setdefault(tool, deque(maxlen=HISTORY)).append((now, values[TOOL_P95.name]))
@@ -114,13 +114,16 @@ class Pulse:
         shares = {role: share for role in _ROLES if (share := self._share(passed, role)) is not None}
         tools = tuple(self._tool(name) for name in sorted(self._tools, key=self._weight, reverse=True))
         in_tools, in_model = self._of_episodes(passed)
+        if coming:
+            # What is known of it is of its life before, and those who wait for its first weights are idle for no fault.
+            shares.pop("trainer", None)
         kind = bottleneck(shares, in_tools, in_model)
         if kind != self._kind:
             self._kind, self._since = kind, now
         slowest = tools[0] if kind == "tools" and tools else None
         since = slowest.changed_at if slowest is not None and slowest.changed_at else self._since
         return PulseRow(
-            sentence=sentence(kind, shares, in_tools, in_model, slowest),
+            sentence=sentence(kind, shares, in_tools, in_model, slowest, coming),
             bottleneck=kind,
             since_at=since,
             window_s=WINDOW_S,
@@ -179,9 +182,18 @@ def bottleneck(busy: Mapping[str, float], in_tools: float, in_model: float) -> s
     return "tools" if in_tools > in_model else "engines"
 
 
-def sentence(kind: str, busy: Mapping[str, float], in_tools: float, in_model: float, slowest: ToolPulse | None) -> str:
+def sentence(
+    kind: str,
+    busy: Mapping[str, float],
+    in_tools: float,
+    in_model: float,
+    slowest: ToolPulse | None,
+    coming: str = "",
+) -> str:
     """The one line: who waits, how busy the others are, and what it hangs on."""
     engines = f"engines {busy['engine']:.0%} busy" if "engine" in busy else ""
+    if coming:
+        return "; ".join(part for part in (coming, engines if busy.get("engine", 0.0) > IDLE else "") if part)
     if kind == "trainer":
         parts = [f"the trainer is {busy['trainer']:.0%} busy and waits for nobody", engines]
         return "; ".join(part for part in parts if part)
