@@ -436,8 +436,8 @@ class Console(App[int]):
         self.repaint_all()
 
     def ask_events(self, then: Callable[[list[AnyRow]], None]) -> None:
-        """What happened before the console came; the feed does not carry all of it, and a recording nothing else."""
-        if self.replay is not None:
+        """What happened before the console came, which the feed does not carry and a recording does not have."""
+        if self.replay is not None or not self.mirror.link.connected:
             return
 
         async def ask() -> None:
