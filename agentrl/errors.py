@@ -36,7 +36,8 @@ class ExitCode(enum.IntEnum):
     DISK = 11
     """A disk is full or not writable; nothing was changed."""
     UNHEALTHY = 12
-    """`doctor` found something that stops a run, or `status --check` found the run degraded."""
+    """`doctor` found something that stops a run, `status --check` found the run degraded, or a unit that `up` brought
+    up was not up any more when it ended."""
     UNAVAILABLE = 13
     """The unit that serves this command is not ready; nothing was asked of it."""
     UNBALANCED = 14

@@ -7,6 +7,7 @@ lock of the first; what is started belongs to a session of its own, so that a cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,13 +18,16 @@ from pathlib import Path
 
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
+from agentrl.cli.proof import until_gone
 from agentrl.client import Client
 from agentrl.client.living import boot_id, coordinator_of, keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
+from agentrl.protocol.commands import Down
 
 START_WITHIN_S = 40.0
 _SIGN_IS_FRESH_S = 30.0
+_TAKEN_BACK_WITHIN_S = 20.0
 _LOG_LINES = 12
 
 
@@ -158,6 +162,32 @@ def _evidence(place: Place, said: str) -> str:
         if lines:
             parts.append("\n".join([f"{file}:", *(f"  {line}" for line in lines)]))
     return "".join(f"\n{part}" for part in parts) + ("\n" if parts else "")
+
+
+NOTHING_CHANGED = "Nothing was started or changed."
+
+
+async def taken_back(place: Place) -> str:
+    """End agent and coordinator of a run that is not up: they were started for a command that came to nothing.
+
+    What is then true, in a sentence. Those of a run that is up stay: it was without them, and its units live on.
+    """
+    left = keepers_of(place.state_dir)
+    with contextlib.suppress(AgentrlError):
+        async with Client.connect(run=place.name, timeout_s=_TAKEN_BACK_WITHIN_S) as client:
+            if (await client.status()).run.desired == "up":
+                return "Agent and coordinator of the run are up again; nothing else was started or changed."
+            await client.call("down", Down(now=True))
+        left = await until_gone(left, _TAKEN_BACK_WITHIN_S)
+    return what_lives(place) if left else NOTHING_CHANGED
+
+
+def what_lives(place: Place) -> str:
+    """Of an `up` that ended before any unit was started."""
+    names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
+    if not names:
+        return "Nothing was started."
+    return f"No unit was started. Still there: {names}. `agentrl down --run {place.name}` ends it."
 
 
 def remember(place: Place, file: Path | None, sets: tuple[str, ...]) -> None:

@@ -19,16 +19,27 @@ import typer
 
 from agentrl.cli.settings import RunFile, Sets, usual_file
 from agentrl.cli.verbs import Cli, verb
-from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
+from agentrl.errors import (
+    AgentrlError,
+    ConfigError,
+    ConflictError,
+    ExitCode,
+    NoCoordinatorError,
+    UsageError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from agentrl.cli.launch import Place
     from agentrl.client import Client
     from agentrl.client.remains import Remains
     from agentrl.config.load import Loaded
-    from agentrl.protocol.commands import Apply
+    from agentrl.protocol.commands import Accepted, Apply
     from agentrl.protocol.danger import Effect
-    from agentrl.protocol.rows import AnyRow, OperationRow
+    from agentrl.protocol.rows import AnyRow, OperationRow, UnitRow
+
+_NOT_UP_SHOWN = 10
+"""Units that are not up when `up` ends, one line each; a whole run that dies is told in no more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -70,9 +81,9 @@ async def up(
         elsewhere=Path(config.coordinator.state_dir) if config.coordinator.state_dir else None,
     )
     with _Terminal() as terminal, cli.hinting():
-        await _coordinator(cli, place, config.supervision.coordinator_silent_s)
+        started = await _coordinator(cli, place, config.supervision.coordinator_silent_s)
         launch.remember(place, loaded.path, chosen_sets)
-        return await _apply(cli, place, _arguments(loaded), follow=follow, terminal=terminal)
+        return await _apply(cli, place, _arguments(loaded), started=started, follow=follow, terminal=terminal)
 
 
 async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
@@ -94,8 +105,9 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
         output.say("Would bring up the store of the run, and who answers questions about it.")
         return ExitCode.OK
     with _Terminal() as terminal, cli.hinting():
-        await _coordinator(cli, place, SupervisionTimes().coordinator_silent_s)
-        return await _apply(cli, place, Apply(config={}, reading=True), follow=follow, terminal=terminal)
+        started = await _coordinator(cli, place, SupervisionTimes().coordinator_silent_s)
+        args = Apply(config={}, reading=True)
+        return await _apply(cli, place, args, started=started, follow=follow, terminal=terminal)
 
 
 def _run_to_read(cli: Cli) -> Remains:
@@ -118,12 +130,16 @@ def _run_to_read(cli: Cli) -> Remains:
     return found
 
 
-async def _coordinator(cli: Cli, place: Place, silent_s: float) -> None:
+async def _coordinator(cli: Cli, place: Place, silent_s: float) -> bool:
+    """One that answers; True if nobody of the run lived here before."""
     from agentrl.cli import launch
     from agentrl.cli.progress import Progress
+    from agentrl.client.living import keepers_of
 
-    with _if_it_fails(lambda: _what_lives(place)), Progress(cli) as progress:
+    started = not keepers_of(place.state_dir)
+    with _if_it_fails(lambda: launch.what_lives(place)), Progress(cli) as progress:
         await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
+    return started
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
@@ -225,15 +241,6 @@ def _if_it_fails(sentence: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def _what_lives(place: Place) -> str:
-    from agentrl.client.living import keepers_of
-
-    names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
-    if not names:
-        return "Nothing was started."
-    return f"No unit was started. Still there: {names}. `agentrl down --run {place.name}` ends it."
-
-
 def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     from agentrl.cli.acts import report_preview
     from agentrl.protocol.danger import Effect, tier_of
@@ -245,16 +252,18 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     return ExitCode.OK
 
 
-async def _apply(cli: Cli, place: Place, args: Apply, *, follow: bool, terminal: _Terminal) -> ExitCode:
-    from agentrl.cli.acts import agreed, finished, report_accepted
+async def _apply(
+    cli: Cli, place: Place, args: Apply, *, follow: bool, terminal: _Terminal, started: bool = False
+) -> ExitCode:
+    """`started`: agent and coordinator are there for this command alone, and go with it if it comes to nothing."""
+    from agentrl.cli.acts import finished, report_accepted
     from agentrl.client import Client
 
     connection = cli.connect() if cli.remote else Client.connect(run=place.name, timeout_s=5.0)
     async with connection as client:
-        with _if_it_fails(lambda: "Nothing was started or changed."):
-            if not await agreed(cli, client, "apply", args):
-                return ExitCode.OK
-        accepted = await client.call("apply", args)
+        accepted = await _accepted(cli, client, place, args, started=started)
+        if accepted is None:
+            return ExitCode.OK
         terminal.let_go()
         if terminal.closed:
             return ExitCode.OK
@@ -266,9 +275,34 @@ async def _apply(cli: Cli, place: Place, args: Apply, *, follow: bool, terminal:
             else:
                 report_accepted(cli, accepted)
                 code = ExitCode.OK
-            if follow and code is ExitCode.OK:
+            if follow and code in (ExitCode.OK, ExitCode.UNHEALTHY):
                 await _follow(cli, client)
     return code
+
+
+async def _accepted(cli: Cli, client: Client, place: Place, args: Apply, *, started: bool) -> Accepted | None:
+    """None if it was not wanted after all. What ends before it is accepted leaves everything as it was, and says so."""
+    from agentrl.cli import launch, output
+    from agentrl.cli.acts import agreed
+
+    sent = False
+    try:
+        if await agreed(cli, client, "apply", args):
+            sent = True
+            accepted: Accepted = await client.call("apply", args)
+            return accepted
+    except BaseException as ended:
+        # What was sent and not answered may still be done.
+        if not sent or _is_refusal(ended):
+            output.note(await launch.taken_back(place) if started else launch.NOTHING_CHANGED)
+        raise
+    if started:
+        output.note(await launch.taken_back(place))
+    return None
+
+
+def _is_refusal(ended: BaseException) -> bool:
+    return isinstance(ended, AgentrlError) and not isinstance(ended, NoCoordinatorError | WaitTimeoutError)
 
 
 def _arguments(loaded: Loaded) -> Apply:
@@ -285,29 +319,48 @@ def _arguments(loaded: Loaded) -> Apply:
 
 
 async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
-    """Units kept, started, replaced, stopped; settings changed."""
+    """Units kept, started, replaced, stopped; settings changed; and who is not up at this moment."""
     from agentrl.cli import output
     from agentrl.cli.acts import exit_code, tell, unit_rows
+    from agentrl.protocol.rows import UnitState
 
-    wanted = {name for name, unit in (await unit_rows(client)).items() if unit.desired}
+    wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
+    # Whoever came up may have died since: what is told is how things stand now.
+    not_up = {name: unit for name, unit in wanted.items() if unit.state is not UnitState.READY and not unit.done}
+    code = exit_code(row)
+    if code is ExitCode.OK and not_up:
+        code = ExitCode.UNHEALTHY
     summary: dict[str, Any] = {
-        "kept": sorted(wanted - {*effect.starts, *effect.stops}),
+        "kept": sorted(wanted.keys() - {*effect.starts, *effect.stops}),
         "started": [name for name in effect.starts if name not in effect.restarts],
         "replaced": sorted(effect.restarts),
         "stopped": sorted(effect.stops),
         "changed": list(effect.changes),
     }
     if cli.json:
-        document = {"operation": row, "effect": effect, **summary}
+        states = {name: {"state": unit.state, "reason": unit.reason} for name, unit in sorted(not_up.items())}
+        document = {"operation": row, "effect": effect, **summary, "not_up": states}
         (output.emit_line if line else output.emit)(document)
-        return exit_code(row)
+        return code
     tell(row, "up")
     for word, names in summary.items():
         if names:
             output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")
     for note in effect.notes:
         output.say(note)
-    return exit_code(row)
+    _tell_who_is_not_up(cli, list(not_up.values()))
+    return code
+
+
+def _tell_who_is_not_up(cli: Cli, units: list[UnitRow]) -> None:
+    from agentrl.cli import output
+
+    for unit in units[:_NOT_UP_SHOWN]:
+        output.note(f"agentrl: {unit.unit} is not up now: {unit.state}{f', {unit.reason}' if unit.reason else ''}")
+    if len(units) > _NOT_UP_SHOWN:
+        output.note(f"agentrl: and {len(units) - _NOT_UP_SHOWN} more are not up now")
+    if units:
+        output.note(cli.aimed(f"`agentrl logs {units[0].unit}` shows what it said, `agentrl status` how it goes on."))
 
 
 async def _follow(cli: Cli, client: Client) -> None:

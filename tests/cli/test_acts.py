@@ -111,17 +111,42 @@ def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
         may_answer.wait(30)
 
     coordinator.answers["apply"] = slow
-    known = coordinator.state_dir / paths.RUN_FILE
-    run_dir = str(shell.home / "dir")
-    known.write_text(json.dumps(json.loads(known.read_text()) | {"run_dir": run_dir}))
-    file = tmp_path / "run.yaml"
-    file.write_text(f"name: demo\ndir: {run_dir}\nsidecars: {{}}\n")
-    process = shell.start("up", str(file))
+    process = shell.start("up", str(run_file(shell, coordinator, tmp_path)))
     assert asked.wait(60), process.communicate(timeout=5)
     said = interrupted(process)
     may_answer.set()
     assert said.code == ExitCode.INTERRUPTED
     assert "Nothing was started or changed." in said.err
+
+
+def run_file(shell: Shell, coordinator: Scripted, tmp_path: Path) -> Path:
+    """One that fits the run that the coordinator has."""
+    known = coordinator.state_dir / paths.RUN_FILE
+    run_dir = str(shell.home / "dir")
+    known.write_text(json.dumps(json.loads(known.read_text()) | {"run_dir": run_dir}))
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: demo\ndir: {run_dir}\nsidecars: {{}}\n")
+    return file
+
+
+def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
+    died = "died while ready (exit 1)"
+    coordinator.rows |= {
+        "unit/web-0": rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY),
+        "unit/web-1": rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.BACKOFF, reason=died),
+        "unit/job-0": rows.UnitRow("job-0", "job", "sidecar", rows.UnitState.STOPPED, done=True),
+        "unit/old-0": rows.UnitRow("old-0", "old", "sidecar", rows.UnitState.STOPPED, desired=False),
+    }
+    file = str(run_file(shell, coordinator, tmp_path))
+    said = shell("up", file, expect=ExitCode.UNHEALTHY)
+    assert f"web-1 is not up now: backoff, {died}" in said.err
+    assert "web-0 is not up" not in said.err
+    assert "job-0 is not up" not in said.err
+    assert "old-0" not in said.err
+    document = shell("up", file, "--json", expect=ExitCode.UNHEALTHY).json
+    assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died}}
+    coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY)
+    assert shell("up", file, "--json").json["not_up"] == {}
 
 
 def test_a_script_is_never_asked(shell: Shell, coordinator: Scripted) -> None:

@@ -6,10 +6,12 @@ import signal
 import socket
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from agentrl.client.living import keepers_of
 from agentrl.errors import ExitCode
 from agentrl.transport.addresses import why_not_free
 from tests.e2e.running import Run, running
@@ -53,6 +55,35 @@ def test_a_port_that_is_taken_is_refused_and_nothing_is_changed(alone: Run) -> N
     alone.up()
     assert listens_at(alone) == alone.config["coordinator"]["listen"]
     assert set(alone.units()) == {"web-0", "more-0"}
+
+
+@pytest.mark.parametrize("yes", [(), ("--yes",)])
+def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, yes: tuple[str, ...]) -> None:
+    for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}"):
+        port = free_triplet()
+        run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
+        run.sidecar("web", ["sleep", "1000"])
+        run.write()
+        with somebody_at(port):
+            refused = run.raw("up", str(run.file), *yes)
+        assert refused.returncode == ExitCode.CONFIG, refused.stderr
+        assert "Nothing was started or changed." in refused.stderr
+        assert not run.processes()
+        assert not keepers_of(run.state_dir)
+
+
+def test_an_up_that_is_refused_after_both_keepers_died_leaves_the_units_to_the_new_ones(alone: Run) -> None:
+    web = alone.unit_row("web-0").pid
+    listen = alone.config["coordinator"]["listen"]
+    alone.kill_keepers()
+    alone.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{(port := free_triplet())}"}
+    alone.write()
+    with somebody_at(port):
+        refused = alone.raw("up", str(alone.file))
+    alone.config["coordinator"] = {"listen": listen}
+    assert refused.returncode == ExitCode.CONFIG, refused.stderr
+    assert "are up again; nothing else" in refused.stderr
+    assert alone.unit_row("web-0").pid == web
 
 
 def test_a_coordinator_that_finds_its_port_taken_works_here_and_tries_again(alone: Run) -> None:
