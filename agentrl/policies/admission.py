@@ -84,10 +84,10 @@ def refuse_impossible(plan: Plan, sizes: Iterable[int]) -> None:
     if plan.ahead < largest:
         raise ConfigError(
             f"A group of {largest} can never be admitted: (bound + 1) * batch * publish_every is {plan.ahead}.",
-            hint="Raise the bound or the batch, or lower n.",
+            hint="Raise bound or groups, or lower n.",
         )
     if plan.max_concurrent < largest:
         raise ConfigError(
             f"A group of {largest} can never be admitted: only {plan.max_concurrent} records may be under way.",
-            hint=f"Raise the concurrency to {largest} or more, or lower n.",
+            hint=f"Raise max_in_flight to {largest} or more, or lower n.",
         )

@@ -58,10 +58,12 @@ def test_a_batch_that_lacks_a_group_leaves_room_for_any(
 
 def test_a_configuration_that_could_never_admit_is_refused() -> None:
     refuse_impossible(Plan(0, 8, 8), [8, 4])
-    with pytest.raises(ConfigError, match="only 7 records may be under way"):
+    with pytest.raises(ConfigError, match="only 7 records may be under way") as refused:
         refuse_impossible(Plan(0, 8, 7), [8])
-    with pytest.raises(ConfigError, match="publish_every is 8"):
+    assert refused.value.hint == "Raise max_in_flight to 8 or more, or lower n.", "what a person can tune"
+    with pytest.raises(ConfigError, match="publish_every is 8") as refused:
         refuse_impossible(Plan(1, 4, 100), [9])
+    assert refused.value.hint == "Raise bound or groups, or lower n."
     with pytest.raises(ConfigError, match="at least 1"):
         refuse_impossible(Plan(1, 8, 8, publish_every=0), [8])
     with pytest.raises(ConfigError, match="at least 0"):
