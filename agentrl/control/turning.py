@@ -93,12 +93,20 @@ class Turning:
         if now >= self._sign_at:
             self._sign_at = now + SIGN_EVERY_S
             self._sign.refresh(now)
+            self._age_deaths(now)
         if now >= self._prune_at and not self._context.executor.full:
             self._prune_at = now + PRUNE_EVERY_S
             try:
                 self._context.journal.prune(before_at=now - KEEP_EVENTS_S, keep_newest=KEEP_EVENTS)
             except DiskError as full:
                 log.warning("%s", full)
+
+    def _age_deaths(self, now: float) -> None:
+        """Nothing else may happen to a unit that lives well again."""
+        window_s = self._context.supervisor.times.restart_window_s
+        for slot in list(self._context.state.slots.values()):
+            if any(now - died >= window_s for died in (*slot.deaths, *slot.oom_deaths)):
+                self._context.happened(events.DeathsAged(unit=slot.unit))
 
 
 def _event_of(finding: Finding, incarnation: int) -> events.Event:

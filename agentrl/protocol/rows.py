@@ -98,8 +98,10 @@ class UnitRow(Row, tag="unit", frozen=True):
     """When something will be done by itself (a restart, a deadline)."""
     next_what: str = ""
     restarts: int = 0
-    """Unplanned deaths since the run was created."""
+    """Unplanned deaths since it was brought up, restarted by a person, or changed."""
     deaths_in_window: int = 0
+    attempts: int = 0
+    """Starts since then, or since it was last ready."""
     last_exit: ExitStatus | None = None
     done: bool = False
     """A job that came to its end."""

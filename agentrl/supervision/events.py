@@ -210,6 +210,12 @@ class UnitHung(Event, frozen=True):
 # ---- time ----
 
 
+class DeathsAged(Event, frozen=True):
+    """A death of that unit has left the restart window, so it counts no more."""
+
+    unit: str
+
+
 class TimerFired(Event, frozen=True):
     unit: str
     at: float

@@ -204,7 +204,13 @@ class Lifecycle:
 
     def _start(self, slot: Slot, host: str, now: float) -> None:
         group = self.state.groups[slot.group]
+        if slot.generation != slot.started_generation:
+            # What was about to be replaced may have died of itself on its way out.
+            slot.begin_anew()
+        if slot.spec is not None and slot.spec.fingerprint() != group.spec.fingerprint():
+            slot.last_exit = None  # of another program
         slot.incarnation += 1
+        slot.attempts += 1
         slot.host, slot.pid, slot.start_ticks = host, 0, 0
         slot.spec, slot.started_generation, slot.started_epoch = group.spec, slot.generation, group.gang_epoch
         slot.came_up = slot.spawned = slot.stopped_process = slot.done = False
@@ -222,7 +228,8 @@ class Lifecycle:
     def came_up(self, slot: Slot, why: str, now: float) -> None:
         if slot.state is not S.STARTING:
             return
-        slot.came_up, slot.ready_since, slot.failed_starts = True, now, 0
+        slot.came_up, slot.ready_since = True, now
+        slot.failed_starts = slot.attempts = 0
         self.move(slot, S.READY, why, now)
         if self.paused(slot):
             self.tell_paused(slot)
@@ -383,6 +390,7 @@ class Lifecycle:
 
     def spawn_failed(self, slot: Slot, reason: str, final: bool, now: float, dice: float) -> None:
         slot.leader_gone = slot.tree_gone = True
+        slot.last_exit = None  # that of a life before would be taken for the cause
         verdict = restarts.failed_to_spawn(slot, reason, final, self.times, dice)
         exit = ExitStatus(unknown="it was never started")
         self._apply_verdict(slot, verdict, exit, now, ())

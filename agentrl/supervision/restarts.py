@@ -75,7 +75,7 @@ def _after_failed_start(slot: Slot, story: str, times: SupervisionTimes, dice: f
 
 
 def _after_death(slot: Slot, story: str, times: SupervisionTimes, now: float, dice: float) -> Verdict:
-    slot.deaths = [*(t for t in slot.deaths if 0 <= now - t < times.restart_window_s), now]
+    slot.deaths = [*_in_window(slot.deaths, times, now), now]
     n = len(slot.deaths)
     if n > times.max_deaths:
         return Verdict(f"died {n} times in {times.restart_window_s:g} s; last: {story}", fatal=True)
@@ -83,12 +83,23 @@ def _after_death(slot: Slot, story: str, times: SupervisionTimes, now: float, di
 
 
 def _after_oom(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> Verdict:
-    slot.oom_deaths = [*(t for t in slot.oom_deaths if 0 <= now - t < times.restart_window_s), now]
+    slot.oom_deaths = [*_in_window(slot.oom_deaths, times, now), now]
     n = len(slot.oom_deaths)
     if n > times.max_oom_deaths:
         advice = "raise resources.memory_max or give it less to do"
         return Verdict(f"killed for memory {n} times in {times.restart_window_s:g} s: {advice}", fatal=True)
     return Verdict("killed for memory", delay_s=backoff_s(n, times, dice))
+
+
+def forget_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
+    """Drop the deaths that no longer count; True if there were any."""
+    before = len(slot.deaths) + len(slot.oom_deaths)
+    slot.deaths, slot.oom_deaths = (_in_window(each, times, now) for each in (slot.deaths, slot.oom_deaths))
+    return len(slot.deaths) + len(slot.oom_deaths) < before
+
+
+def _in_window(deaths: list[float], times: SupervisionTimes, now: float) -> list[float]:
+    return [t for t in deaths if 0 <= now - t < times.restart_window_s]
 
 
 def backoff_s(deaths: int, times: SupervisionTimes, dice: float) -> float:

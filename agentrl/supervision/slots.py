@@ -120,6 +120,9 @@ class Slot(msgspec.Struct):
     asked: list[float] = []
     """When it asked to be started again (exit 75), of late."""
     restarts: int = 0
+    """Unplanned ends since it was begun anew."""
+    attempts: int = 0
+    """Starts since it was last ready, or begun anew."""
     done: bool = False
     """A job that ended well; `generation` must rise before it runs again."""
 
@@ -132,6 +135,12 @@ class Slot(msgspec.Struct):
         self.story = [*self.story[-STORY_LENGTH:], f"{self.unit}.{self.incarnation} {self.state}->{to}: {reason}"]
         self.state, self.reason, self.since = to, reason, now
         self.timer = 0.0
+
+    def begin_anew(self) -> None:
+        """A person wants it, or wants another program here: earlier failures neither count against it any more nor
+        are told of it."""
+        self.deaths, self.oom_deaths = [], []
+        self.failed_starts = self.refused_starts = self.restarts = self.attempts = 0
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from agentrl.config.times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec
-from agentrl.supervision import events, wishes
+from agentrl.supervision import events, restarts, wishes
 from agentrl.supervision.instructions import (
     Died,
     Forget,
@@ -64,6 +64,7 @@ class Supervisor:
             events.UnitSuspect: self._unit_suspect,
             events.UnitHeard: self._unit_heard,
             events.UnitHung: self._unit_hung,
+            events.DeathsAged: self._deaths_aged,
             events.TimerFired: self._timer_fired,
         }
 
@@ -345,6 +346,11 @@ class Supervisor:
             self._life.hang(slot, event.because, now)
 
     # ---- time ----
+
+    def _deaths_aged(self, event: events.DeathsAged, now: float) -> None:
+        slot = self.state.slots.get(event.unit)
+        if slot is not None and restarts.forget_aged(slot, self.times, now):
+            self._life.touch(slot)
 
     def _timer_fired(self, event: events.TimerFired, now: float) -> None:
         slot = self.state.slots.get(event.unit)

@@ -59,6 +59,7 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
             _fresh_budget(slot)
         if not same:
             # Another spec is another life; a finished job runs again, because it is another job.
+            slot.begin_anew()
             slot.generation += 1
             slot.done = False
         elif not wanted_again:
@@ -94,9 +95,10 @@ def _no_longer_wanted(life: Lifecycle, slot: Slot, by: str) -> None:
 
 
 def _fresh_budget(slot: Slot) -> None:
-    """A person wants it: earlier failures do not count against it any more."""
     slot.held = ""
-    slot.deaths, slot.oom_deaths, slot.failed_starts, slot.refused_starts = [], [], 0, 0
+    slot.begin_anew()
+    if slot.tree_gone:
+        slot.last_exit = None
     if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
         slot.generation += 1
     slot.done = slot.stop_now = slot.patient = False

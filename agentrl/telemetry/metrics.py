@@ -46,7 +46,7 @@ CPU = Metric("cpu_percent", "%", "Processor time of the unit's process tree; 100
 RSS = Metric("rss_bytes", "B", "Memory of the unit's process tree.")
 RSS_SLOPE = Metric("rss_slope_bytes_per_h", "B/h", "How fast the memory grows, over the last hours.")
 PROCESSES = Metric("processes", "", "Processes in the unit's tree.")
-RESTARTS = Metric("restarts", "", "Unplanned deaths since the run was created.")
+RESTARTS = Metric("restarts", "", "Unplanned deaths since it was brought up, restarted by a person, or changed.")
 RECENT_DEATHS = Metric("deaths_in_window", "", "Unplanned deaths in the restart window.", (0, 1))
 PROGRESS = Metric("progress", "", "The unit's own counter of work done.")
 

@@ -249,6 +249,15 @@ def test_restored_alerts_that_were_told_are_not_told_again() -> None:
     assert told(after.after(100.0)) == ["repeated"]
 
 
+def test_alerts_of_a_run_that_was_taken_down_since_end_at_the_first_look_that_does_not_find_them() -> None:
+    before, after = Clock(Level()), Clock(Level())
+    before.after(1.0, web=20, db=20)
+    rows = before.engine.rows(all=True)
+    after.engine.restore(rows, (), 0.0, arrived(before), over=True)
+    assert told(after.after(0.5, db=20)) == ["resolved"]
+    assert [row.id for row in after.engine.rows()] == ["level:db"]
+
+
 def test_what_had_not_arrived_when_the_coordinator_died_is_told_by_the_next() -> None:
     before, after = Clock(Level()), Clock(Level())
     before.after(1.0, web=20)

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         "agentrl logs web-0 --previous",
     ),
     "unit-never-ready:web-0": (
-        world(replace(unit(state=UnitState.STARTING, **dead()), ready_at=0.0, incarnation=3)),
+        world(replace(unit(state=UnitState.STARTING, **dead()), ready_at=0.0, attempts=3)),
         Severity.WARNING,
         "starting",
         "agentrl logs web-0 --previous",
@@ -207,6 +207,8 @@ def test_rules_can_be_switched_off() -> None:
         world(replace(unit(state=UnitState.PENDING), desired=False)),
         world(unit(state=UnitState.STOPPED)),
         world(unit(deaths_in_window=2)),
+        world(replace(unit(deaths_in_window=3), desired=False)),
+        world(replace(unit(state=UnitState.STARTING), ready_at=0.0, incarnation=9, attempts=1)),
         world(on=host(disk_free_bytes=0)),
         world(replace(unit(state=UnitState.STARTING), ready_at=0.0)),
     ],

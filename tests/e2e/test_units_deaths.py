@@ -250,3 +250,15 @@ def _daemons(run: Run) -> list[int]:
 
 def _log_of(run: Run, unit: str, incarnation: int) -> str:
     return (Path(run.dir) / "logs" / unit / f"{incarnation}.log").read_text()
+
+
+def test_deaths_of_long_ago_are_not_told_as_of_late(run: Run) -> None:
+    before = run.wait_state("victim-0", "ready")
+    run.kill(before.pid)
+    died = replaced(run, before)
+    assert died.deaths_in_window > 0
+    run.cli("tune", "supervision.restart_window_s", "1")
+    eventually(lambda: run.unit_row("victim-0").deaths_in_window == 0, what="the window to pass")
+    after = run.unit_row("victim-0")
+    assert (after.incarnation, after.restarts) == (died.incarnation, died.restarts)
+    run.cli("tune", "supervision.restart_window_s", "--undo")

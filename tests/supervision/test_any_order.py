@@ -114,6 +114,11 @@ class AnyOrder(RuleBasedStateMachine):
             process.children = children
             self.world.die(self.world.hosts[host], process, exit)
 
+    @precondition(lambda self: self.units())
+    @rule(data=st.data())
+    def deaths_age(self, data: st.DataObject) -> None:
+        self.world.handle(events.DeathsAged(unit=data.draw(st.sampled_from(self.units()))))
+
     @rule(host=hosts)
     def cut(self, host: str) -> None:
         if self.world.hosts[host].linked:

@@ -201,9 +201,16 @@ class AlertEngine:
     # ---- persistence ----
 
     def restore(
-        self, rows: Iterable[AlertRow], silences: Iterable[Silence], now: float, told: Iterable[Told] = ()
+        self,
+        rows: Iterable[AlertRow],
+        silences: Iterable[Silence],
+        now: float,
+        told: Iterable[Told] = (),
+        *,
+        over: bool = False,
     ) -> None:
-        """Take over what a former coordinator knew; what was told then is not notified again."""
+        """Take over what a former coordinator knew; what was told then is not notified again. `over`: the run was taken
+        down since, so what is not found at the first look has ended."""
         self._silences = {silence.rule: silence for silence in silences}
         last = {(each.id, each.since_at): each for each in told}
         for row in rows:
@@ -211,8 +218,9 @@ class AlertEngine:
                 continue
             arrived = last.get((row.id, row.since_at))
             heard = arrived is not None and not arrived.ended
-            self._lives[row.id] = _Life(row, now, now, now, now if heard else None, heard, now)
-        if self._lives:
+            seen = float("-inf") if over else now
+            self._lives[row.id] = _Life(row, now, seen, now, now if heard else None, heard, now)
+        if self._lives and not over:
             self._settled = now + self.times.settle_s
 
     # ---- the look at the world ----

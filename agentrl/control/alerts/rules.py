@@ -44,7 +44,7 @@ class Thresholds:
 
     restarting_deaths: int = 3
     restarting_clear: int = 1
-    never_ready_lives: int = 3
+    never_ready_starts: int = 3
     disk_low_bytes: int = 2 * GIB
     disk_clear_bytes: int = 3 * GIB
     disk_fills_s: float = 86_400.0
@@ -120,7 +120,7 @@ class _Restarting:
     def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
         for name, unit in world.units.items():
             least = self.limits.restarting_clear if name in alerting else self.limits.restarting_deaths - 1
-            if unit.deaths_in_window > least and unit.state is not UnitState.FATAL:
+            if unit.desired and unit.deaths_in_window > least and unit.state is not UnitState.FATAL:
                 yield Finding(
                     name,
                     f"{name} keeps dying: {counted(unit.deaths_in_window, 'times')} lately.",
@@ -136,11 +136,11 @@ class _NeverReady:
     def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
         trying = (UnitState.STARTING, UnitState.STOPPING, UnitState.BACKOFF)
         for name, unit in world.units.items():
-            never = unit.desired and not unit.ready_at and unit.state in trying
-            if never and unit.incarnation >= self.limits.never_ready_lives and unit.deaths_in_window == 0:
+            in_vain = unit.desired and unit.state in trying and unit.attempts >= self.limits.never_ready_starts
+            if in_vain and unit.deaths_in_window == 0:
                 yield Finding(
                     name,
-                    f"{name} was started {counted(unit.incarnation, 'times')} and never became ready.",
+                    f"{name} was started {counted(unit.attempts, 'times')} and never became ready.",
                     (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
                     _log_of_the_end(unit),
                 )
@@ -370,7 +370,7 @@ def _reason(unit: UnitRow) -> str:
 def _ends(unit: UnitRow) -> Iterator[str]:
     if unit.last_exit is not None:
         yield f"last end: {unit.last_exit}"
-    yield f"{counted(unit.restarts, 'unplanned deaths')} since the run was created, {unit.deaths_in_window} lately"
+    yield f"{counted(unit.restarts, 'unplanned deaths')} since it was last wanted anew, {unit.deaths_in_window} lately"
 
 
 def _size(count: float) -> str:

@@ -56,7 +56,8 @@ class Alerting:
         rows = [decode_row(body) for body in journal.all("alert").values()]
         silences = [decode_as(Silence, body) for body in journal.all("silence").values()]
         told = [decode_as(Told, body) for body in journal.all("told").values()]
-        self._engine.restore([r for r in rows if isinstance(r, AlertRow)], silences, self._context.clock.now(), told)
+        alerts, over = [r for r in rows if isinstance(r, AlertRow)], not self._context.state.run.up
+        self._engine.restore(alerts, silences, self._context.clock.now(), told, over=over)
         for row in self._engine.rows():
             self._context.feed.set(f"alert/{row.id}", row, urgent=True)
 

@@ -129,6 +129,7 @@ class Board:
             next_what=next_what,
             restarts=slot.restarts,
             deaths_in_window=len(slot.deaths),
+            attempts=slot.attempts,
             last_exit=slot.last_exit,
             done=slot.done,
             status=report.status if alive else "",

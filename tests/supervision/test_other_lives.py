@@ -1,0 +1,139 @@
+"""What is held against a unit, and told of it: how it ended since a person last wanted it, and nothing of before."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.protocol.messages import ExitStatus
+from agentrl.supervision import events
+from agentrl.supervision.slots import Slot
+from tests.supervision.world import World, spec
+
+KILLED = ExitStatus(signal=9)
+WEB = spec("web")
+OTHER = spec("web", env={"COLOUR": "blue"})
+
+
+def a_world_where_it_died(times: int = 2) -> World:
+    world = World(hosts=("a",))
+    world.handle(events.Applied(specs=(WEB,), by="op1"))
+    world.quiesce()
+    for _ in range(times):
+        die(world)
+    return world
+
+
+def die(world: World) -> None:
+    host = world.hosts["a"]
+    (process,) = host.live()
+    world.die(host, process, KILLED)
+    world.quiesce()
+
+
+def counted(slot: Slot) -> tuple[int, int, ExitStatus | None]:
+    return len(slot.deaths), slot.restarts, slot.last_exit
+
+
+def test_deaths_are_counted_and_told() -> None:
+    world = a_world_where_it_died()
+    assert counted(world.slot("web-0")) == (2, 2, KILLED)
+
+
+def test_a_unit_that_comes_up_after_a_down_has_died_of_nothing() -> None:
+    world = a_world_where_it_died()
+    world.handle(events.DownWanted(by="op2"))
+    world.quiesce()
+    assert world.slot("web-0").restarts == 2, "how it went is told while it is down"
+    world.handle(events.Applied(specs=(WEB,), by="op3"))
+    world.quiesce()
+    assert counted(world.slot("web-0")) == (0, 0, None)
+    die(world)
+    assert counted(world.slot("web-0")) == (1, 1, KILLED)
+
+
+def test_a_definition_that_is_another_has_not_died_of_the_former_ones_faults() -> None:
+    world = a_world_where_it_died()
+    world.handle(events.Applied(specs=(OTHER,), by="op2"))
+    world.quiesce()
+    assert counted(world.slot("web-0")) == (0, 0, None)
+
+
+def test_a_former_program_that_dies_on_its_way_out_is_not_counted_for_the_next() -> None:
+    world = a_world_where_it_died()
+    world.handle(events.UnitHung(unit="web-0", incarnation=world.slot("web-0").incarnation, because="stands still"))
+    world.handle(events.Applied(specs=(OTHER,), by="op2"))
+    world.quiesce()
+    assert world.state_of("web-0") == "ready"
+    assert counted(world.slot("web-0")) == (0, 0, None)
+
+
+def test_an_up_that_changes_nothing_about_it_forgives_nothing() -> None:
+    world = a_world_where_it_died()
+    world.handle(events.Applied(specs=(WEB, spec("more")), by="op2"))
+    world.quiesce()
+    assert counted(world.slot("web-0")) == (2, 2, KILLED)
+
+
+def test_starts_in_vain_are_counted_from_the_last_success_or_wish() -> None:
+    world = World(hosts=("a",))
+    web = spec("web", speaks=True)
+    world.handle(events.Applied(specs=(web,), by="op1"))
+    fail_to_start(world, 2)
+    assert world.slot("web-0").attempts == 3
+    world.handle(events.Applied(specs=(spec("web", speaks=True, env={"COLOUR": "blue"}),), by="op2"))
+    obey(world)
+    assert world.slot("web-0").attempts == 1, "the first start of another program"
+    assert world.state_of("web-0") == "starting"
+    world.quiesce()
+    assert world.slot("web-0").attempts == 0
+
+
+def fail_to_start(world: World, times: int) -> None:
+    host = world.hosts["a"]
+    for _ in range(times):
+        obey(world)
+        world.die(host, host.live()[0], KILLED)
+        obey(world)
+        world.advance(1.0)
+    obey(world)
+
+
+def obey(world: World) -> None:
+    """Orders and reports, and no unit that says that it is ready."""
+    host = world.hosts["a"]
+    while host.orders or host.reports:
+        while host.orders:
+            world.obey(host)
+        world.sweep(host)
+        while host.reports:
+            world.deliver(host)
+
+
+@pytest.mark.parametrize("oom", [False, True])
+def test_deaths_that_left_the_window_count_no_more(oom: bool) -> None:
+    world = a_world_where_it_died(0)
+    slot = world.slot("web-0")
+    began = world.now
+    slot.deaths, slot.oom_deaths = ([], [began, began + 50.0]) if oom else ([began, began + 50.0], [])
+    window = world.times.restart_window_s
+    for after, left in ((window - 1.0, 2), (window + 1.0, 1), (window + 51.0, 0)):
+        world.now = began + after
+        world.handle(events.DeathsAged(unit="web-0"))
+        assert len(slot.deaths) + len(slot.oom_deaths) == left
+    world.crash()
+    assert not world.slot("web-0").deaths
+    assert not world.slot("web-0").oom_deaths
+
+
+def test_a_start_that_its_host_refuses_is_not_explained_by_an_end_of_before() -> None:
+    world = a_world_where_it_died(1)
+    world.handle(events.RestartWanted(units=("web-0",), by="op2"))
+    host = world.hosts["a"]
+    world.obey(host)
+    world.sweep(host)
+    while host.reports:
+        world.deliver(host)
+    slot = world.slot("web-0")
+    assert slot.state == "starting"
+    world.handle(events.SpawnFailed(unit="web-0", incarnation=slot.incarnation, reason="no such file", final=True))
+    assert (slot.state, slot.last_exit) == ("fatal", None)
