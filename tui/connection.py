@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from agentrl.client import CAUGHT_UP, RESET, SILENT, Client
+from agentrl.client.discovery import Target, what_to_do
 from agentrl.errors import AgentrlError, NoCoordinatorError
 from tui.model.mirror import Mirror
 
@@ -79,13 +80,13 @@ class Connection:
                     mirror.permission = client.permission
                     mirror.whole(time.monotonic())
                 elif key == SILENT:
-                    mirror.lost(time.monotonic(), *_silence(mirror))
+                    mirror.lost(time.monotonic(), *_silence(mirror, client.target))
                 else:
                     mirror.put(key, row)
 
 
-def _silence(mirror: Mirror) -> tuple[str, str]:
+def _silence(mirror: Mirror, target: Target) -> tuple[str, str]:
     """Why nobody is heard, as far as was told, and what to do about it. Who was taken down is in no trouble."""
     if mirror.run is not None and mirror.run.desired == "down":
         return "The run was taken down.", f"agentrl tui --replay {mirror.name} plays it; agentrl up starts it again."
-    return "The coordinator is silent.", "agentrl up starts it again."
+    return "The coordinator is silent.", what_to_do(target)

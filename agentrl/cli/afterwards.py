@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from agentrl.cli import output
 from agentrl.cli.verbs import Cli
 from agentrl.client import Client
+from agentrl.client.discovery import hint_of
 from agentrl.client.living import keepers_of
 from agentrl.client.remains import Remains
 from agentrl.errors import NoCoordinatorError
@@ -52,5 +53,5 @@ def living(found: Reader) -> Client:
     if isinstance(found, Client):
         return found
     raise NoCoordinatorError(
-        f"Nobody answers for {found.name}, so there is nothing to follow.", hint="agentrl up starts it again."
+        f"Nobody answers for {found.name}, so there is nothing to follow.", hint=hint_of(found.state_dir)
     )

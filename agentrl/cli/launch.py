@@ -20,7 +20,7 @@ from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.cli.proof import until_gone
 from agentrl.client import Client
-from agentrl.client.living import boot_id, coordinator_of, keepers_of, read_json
+from agentrl.client.living import boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.protocol.commands import Down
@@ -114,9 +114,9 @@ async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, 
     said = await _start_agent(place)
     while not await answers(place.name, timeout_s=1.0):
         progress.step("waiting for the coordinator to answer")
-        if given_up := read_json(place.state_dir / "hosts" / place.host / "agent.json").get("coordinator"):
+        if why := given_up(place.state_dir):
             raise NoCoordinatorError(
-                f"The coordinator of {place.name} cannot be started: {given_up}{_evidence(place, '')}",
+                f"The coordinator of {place.name} cannot be started: {why}{_evidence(place, '')}",
                 hint=f"Then `agentrl down --run {place.name}`, and up again.",
             )
         if time.monotonic() > deadline:

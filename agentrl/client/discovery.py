@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.client.living import coordinator_of, keepers_of
+from agentrl.client.living import agents_of, coordinator_of, given_up, keepers_of
 from agentrl.config import paths
 from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import remove_sockets, tcp_triplet
 from agentrl.transport.keys import ClientKey
 
 COORDINATOR_FILE = "coordinator.json"
+STARTS_AGAIN = "agentrl up starts it again and keeps the units that run."
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -101,6 +102,8 @@ def _by_state(state_dir: Path) -> Target:
     name = run.name if run else state_dir.name
     found = read_coordinator(state_dir)
     if found is None:
+        if agents_of(state_dir):
+            raise NoCoordinatorError(f"The run {name} has no coordinator now.", hint=hint_of(state_dir))
         raise NoCoordinatorError(f"The run {name} is not up.", hint="agentrl up starts it.")
     return Target(name, found.address, found.feed, found.metrics, run.uuid if run else "", state_dir=state_dir)
 
@@ -138,6 +141,28 @@ def refuse_if_dead(target: Target) -> None:
         f"The coordinator of {target.what} is dead, and so is the host agent that would start it again.",
         hint="agentrl up starts both and keeps the units that run.",
     )
+
+
+def what_to_do(target: Target) -> str:
+    """A hint for whom nobody answers: what is done about it without a person, else what a person does."""
+    if target.key is not None:
+        return f"Is the run up there, and can {target.address} be reached from here?"
+    return hint_of(target.state_dir) if target.state_dir is not None else STARTS_AGAIN
+
+
+def hint_of(state_dir: Path) -> str:
+    """The same for a run of this host."""
+    silent = coordinator_of(state_dir)
+    if why := given_up(state_dir):
+        return f"Its host agent has given up starting it: {why.rstrip('.')}. Then `agentrl down`, and up again."
+    if silent is not None:
+        return (
+            f"Its process ({silent.pid}) {silent.condition}. The host agent replaces a coordinator that is silent "
+            "for supervision.coordinator_silent_s; `agentrl up` waits for that. The units go on."
+        )
+    if agents_of(state_dir):
+        return "Its host agent starts it again by itself, within seconds: nothing has to be done. The units go on."
+    return STARTS_AGAIN
 
 
 def forget_dead(state_dir: Path, run_uuid: str) -> None:

@@ -76,9 +76,24 @@ def left_up(state_dir: Path) -> bool:
 
 def keepers_of(state_dir: Path) -> list[Living]:
     """Coordinator and host agents of this host that live."""
-    found = [coordinator_of(state_dir)]
-    found += [_living(f"host agent {path.parent.name}", path) for path in sorted(state_dir.glob("hosts/*/agent.json"))]
+    coordinator = coordinator_of(state_dir)
+    return [*([coordinator] if coordinator is not None else []), *agents_of(state_dir)]
+
+
+def agents_of(state_dir: Path) -> list[Living]:
+    """Host agents of this host that live."""
+    found = (_living(f"host agent {file.parent.name}", file) for file in _agent_files(state_dir))
     return [living for living in found if living is not None]
+
+
+def given_up(state_dir: Path) -> str:
+    """Why a host agent that lives starts the coordinator no more; empty while it does."""
+    told = (read_json(file).get("coordinator") for file in _agent_files(state_dir) if _living("", file) is not None)
+    return next((str(why) for why in told if why), "")
+
+
+def _agent_files(state_dir: Path) -> list[Path]:
+    return sorted(state_dir.glob("hosts/*/agent.json"))
 
 
 def _living(what: str, path: Path) -> Living | None:

@@ -16,8 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from agentrl import __version__
-from agentrl.client.discovery import Target
-from agentrl.client.living import coordinator_of
+from agentrl.client.discovery import Target, what_to_do
 from agentrl.errors import (
     AgentrlError,
     NoCoordinatorError,
@@ -229,18 +228,9 @@ class Session:
     # ---- sentences ----
 
     def _nobody(self, timeout_s: float) -> NoCoordinatorError:
-        silent = coordinator_of(self.target.state_dir) if self.target.state_dir is not None else None
-        if self.target.key is not None:
-            hint = f"Is the run up there, and can {self.target.address} be reached from here?"
-        elif silent is None:
-            hint = "agentrl up starts it again and keeps the units that run."
-        else:
-            hint = (
-                f"Its process ({silent.pid}) {silent.condition}. The host agent replaces a coordinator that is silent "
-                "for supervision.coordinator_silent_s; `agentrl up` waits for that. The units go on."
-            )
         return NoCoordinatorError(
-            f"The coordinator of {self.target.what} does not answer within {timeout_s:g} s.", hint=hint
+            f"The coordinator of {self.target.what} does not answer within {timeout_s:g} s.",
+            hint=what_to_do(self.target),
         )
 
     def _too_late(self, pending: _Pending, timeout_s: float) -> AgentrlError:

@@ -1,4 +1,4 @@
-"""A coordinator whose process lives and says nothing: what a person is told."""
+"""A coordinator that says nothing, because it was stopped or is dead: what a person is told to do, or to wait for."""
 
 from __future__ import annotations
 
@@ -43,3 +43,47 @@ async def test_who_asks_is_told_that_it_is_stopped_and_who_sees_to_it(stopped: i
             pass
     assert f"Its process ({stopped}) is stopped by a signal." in silent.value.hint
     assert "supervision.coordinator_silent_s" in silent.value.hint
+
+
+@pytest.fixture
+def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state directory of a run whose coordinator was killed."""
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    paths.create_run("mine", tmp_path / "run")
+    state = paths.state_dir("mine")
+    process = subprocess.Popen(["true"])
+    process.wait()
+    where = {name: f"ipc://{tmp_path}/{name}" for name in ("address", "feed", "metrics")}
+    (state / "coordinator.json").write_text(json.dumps({"pid": process.pid, "start_ticks": 1, **where}))
+    return state
+
+
+def agent(state: Path, **more: str) -> None:
+    """One that lives, as far as its file can tell: this process."""
+    file = state / "hosts" / "here" / "agent.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), **more}))
+
+
+async def hint() -> str:
+    with pytest.raises(NoCoordinatorError) as nobody:
+        async with Client.connect("mine", timeout_s=0.1):
+            pass
+    return nobody.value.hint
+
+
+async def test_who_waits_for_a_host_agent_to_start_it_again_has_nothing_to_do(dead: Path) -> None:
+    agent(dead)
+    assert "starts it again by itself" in (told := await hint())
+    assert "agentrl up" not in told
+    (dead / "coordinator.json").unlink()
+    assert "starts it again by itself" in await hint(), "one that has not begun yet, or could not write its file"
+
+
+async def test_a_host_agent_that_has_given_up_is_not_waited_for(dead: Path) -> None:
+    agent(dead, coordinator="The coordinator's configuration is wrong.")
+    assert "given up starting it: The coordinator's configuration is wrong. Then `agentrl down`" in await hint()
+
+
+async def test_where_no_host_agent_lives_up_starts_both(dead: Path) -> None:
+    assert "agentrl up" in await hint()

@@ -4,6 +4,8 @@ is there.
 
 from __future__ import annotations
 
+import json
+import os
 import unicodedata
 from typing import cast
 
@@ -77,8 +79,14 @@ async def test_a_lost_coordinator_dims_the_screen_and_says_since_when(coordinato
         await screen.press("2", "down")
         await screen.shows("web-1")
         before = screen.app.paint
+        about = coordinator.state_dir / "coordinator.json"
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"pid": 0}))
+        agent = coordinator.state_dir / "hosts" / "here" / "agent.json"
+        agent.parent.mkdir(parents=True)
+        agent.write_text(json.dumps({"pid": os.getpid()}))
         coordinator.end()
         await screen.shows("✗ nobody heard since", "The coordinator is silent", "web-2")
+        await screen.shows("starts it again by itself, within seconds")
         assert screen.app.paint is not before
         for key in VIEWS:
             await screen.press(key)
