@@ -38,6 +38,7 @@ from agentrl.store import datasets
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.datasets import Row
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet, why_not_free
+from agentrl.words.sentences import ended
 
 PYTHON_AT_LEAST = (3, 11)
 FILES_AT_LEAST = 256
@@ -237,8 +238,8 @@ def check_datasets(config: RunConfig) -> Iterator[Check]:
             separate, _ = datasets.look(environment.evaluation) if environment.evaluation else ([], True)
         except (ConfigError, OSError) as wrong:
             hint = _cure(environment, wrong)
-            sentence = str(getattr(wrong, "message", wrong)).removesuffix(".")
-            yield Check(f"dataset of {name}", "fail", f"environments.{name}: {sentence}.", hint)
+            sentence = ended(f"environments.{name}: {getattr(wrong, 'message', wrong)}")
+            yield Check(f"dataset of {name}", "fail", sentence, hint)
             continue
         train = datasets.split_of(rows, "train", default="train")
         held_out = datasets.split_of(rows, "eval", default="train")

@@ -24,6 +24,7 @@ from agentrl.client.living import boot_id, coordinator_of, given_up, keepers_of,
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.protocol.commands import Down
+from agentrl.words.sentences import ended
 
 START_WITHIN_S = 40.0
 _SIGN_IS_FRESH_S = 30.0
@@ -143,8 +144,9 @@ async def _start_agent(place: Place) -> str:
     output, _ = await process.communicate()
     said = output.decode(errors="replace").strip()
     if process.returncode not in (ExitCode.OK, ExitCode.CONFLICT):
+        sentence = ended(f"The host agent could not be started: {said or f'exit {process.returncode}'}")
         raise AgentrlError(
-            f"The host agent could not be started: {said or f'exit {process.returncode}'}.{_evidence(place, '')}",
+            f"{sentence}{_evidence(place, '')}",
             hint="`agentrl doctor` checks this host.",
         )
     return said

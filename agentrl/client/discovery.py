@@ -18,6 +18,7 @@ from agentrl.config import paths
 from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import remove_sockets, tcp_triplet
 from agentrl.transport.keys import ClientKey
+from agentrl.words.sentences import ended
 
 COORDINATOR_FILE = "coordinator.json"
 STARTS_AGAIN = "agentrl up starts it again and keeps the units that run."
@@ -154,7 +155,7 @@ def hint_of(state_dir: Path) -> str:
     """The same for a run of this host."""
     silent = coordinator_of(state_dir)
     if why := given_up(state_dir):
-        return f"Its host agent has given up starting it: {why.rstrip('.')}. Then `agentrl down`, and up again."
+        return ended(f"Its host agent has given up starting it: {why}") + " Then `agentrl down`, and up again."
     if silent is not None:
         return (
             f"Its process ({silent.pid}) {silent.condition}. The host agent replaces a coordinator that is silent "

@@ -93,6 +93,8 @@ def test_the_owners_answer_is_part_of_the_preview(knobs: KnobRegistry) -> None:
     assert knobs.preview("bound", 9, KnobPreviewed("1", "voids 3", exact_undo=False)).loses == ("voids 3",)
     with pytest.raises(RefusedError, match="not while saving"):
         knobs.preview("bound", 9, KnobPreviewed("1", "", error="not while saving"))
+    with pytest.raises(RefusedError, match=r"or lower n\.$"):
+        knobs.preview("bound", 9, KnobPreviewed("1", "", error="Too large. Raise max_in_flight, or lower n."))
 
 
 def test_undo_goes_back_one_change_and_is_a_change(knobs: KnobRegistry) -> None:

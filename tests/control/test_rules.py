@@ -192,6 +192,13 @@ def test_every_default_rule_has_a_case_here() -> None:
     assert {rule.name for rule in default_rules()} == tested | elsewhere
 
 
+@pytest.mark.parametrize("state", [UnitState.FATAL, UnitState.SUSPECT, UnitState.PENDING])
+@pytest.mark.parametrize("reason", ["it said no", "It said no."])
+def test_a_reason_that_is_a_sentence_already_gets_no_second_full_stop(state: UnitState, reason: str) -> None:
+    (row,) = firing(world(unit(state=state, reason=reason)))
+    assert row.sentence.endswith(" said no.")
+
+
 def test_the_configuration_knows_the_names_of_the_default_rules() -> None:
     assert tuple(rule.name for rule in default_rules()) == BUILT_IN_RULES
 

@@ -22,6 +22,7 @@ import msgspec
 from agentrl.config.secrets import SecretRef, is_reference, resolve_secret
 from agentrl.control.alerts.book import Notification
 from agentrl.errors import ConfigError
+from agentrl.words.sentences import ended
 
 DEADLINE_S = 10.0
 
@@ -142,7 +143,7 @@ class MailSink:
         except TimeoutError:
             return f"The mail server {self.host}:{self.port} did not answer within {self.deadline_s * 3:g} s."
         except (OSError, smtplib.SMTPException, ValueError) as failed:
-            return f"The mail server {self.host}:{self.port} did not take the mail: {failed}."
+            return ended(f"The mail server {self.host}:{self.port} did not take the mail: {failed}")
         return ""
 
     def _send(self, message: EmailMessage) -> None:
@@ -176,7 +177,7 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
             start_new_session=True,
         )
     except (OSError, ValueError) as failed:
-        return f"The command {command[0]} cannot be started: {failed}."
+        return ended(f"The command {command[0]} cannot be started: {failed}")
     try:
         async with asyncio.timeout(deadline_s):
             _, errors = await process.communicate(stdin)
@@ -189,7 +190,7 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
     if process.returncode == 0:
         return ""
     last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-    return f"The command {command[0]} ended with {process.returncode}: {last[0][:200]}."
+    return ended(f"The command {command[0]} ended with {process.returncode}: {last[0][:200]}")
 
 
 async def request(method: str, url: str | SecretRef, body: bytes, deadline_s: float) -> str:
