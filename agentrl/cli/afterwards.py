@@ -6,6 +6,8 @@ the store could tell is not read behind the run's back: the command is named tha
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -13,10 +15,13 @@ from agentrl.cli import output
 from agentrl.cli.verbs import Cli
 from agentrl.client import Client
 from agentrl.client.discovery import hint_of
-from agentrl.client.living import keepers_of
+from agentrl.client.living import keepers_of, left_up
 from agentrl.client.remains import Remains
-from agentrl.errors import NoCoordinatorError
+from agentrl.config.paths import LAST_UP
+from agentrl.errors import AgentrlError, NoCoordinatorError
+from agentrl.protocol.rows import OperationRow
 
+_LAST_OPERATIONS = 20
 Reader = Client | Remains
 
 
@@ -46,6 +51,27 @@ def how_to_read(named: str | None) -> str:
         f"agentrl up --run {found.name} --read-only brings up its store and nothing else, to read from; "
         f"agentrl down --run {found.name} ends that."
     )
+
+
+async def standing(cli: Cli, nobody: NoCoordinatorError) -> NoCoordinatorError:
+    """Of a run that was taken down: since when it is down, and how it is read or brought up again."""
+    found = None if cli.remote else Remains.find(cli.named)
+    if found is None or left_up(found.state_dir) or keepers_of(found.state_dir):
+        return nobody
+    down_at = 0.0
+    with contextlib.suppress(AgentrlError):
+        happened = await found.events(("operation",), limit=_LAST_OPERATIONS)
+        downs = [row for row in happened if isinstance(row, OperationRow) and row.command == "down"]
+        down_at = max((row.ended_at for row in downs), default=0.0)
+    since = f": it was taken down {output.age(time.time() - down_at)} ago, {output.moment(down_at)}" if down_at else ""
+    again = f"agentrl up --run {found.name}"
+    hints = [f"{again} brings it up again" if (found.state_dir / LAST_UP).exists() else "agentrl up RUN.yaml starts it"]
+    if found.has_store:
+        hints.append(f"{again} --read-only only what its records are read from")
+    if down_at:
+        option = f"--run {found.name}"
+        hints.append(f"agentrl logs {option} UNIT and agentrl events {option} read what it has left")
+    return NoCoordinatorError(f"The run {found.name} is not up{since}.", hint=f"{'; '.join(hints)}.")
 
 
 def living(found: Reader) -> Client:

@@ -79,7 +79,7 @@ async def _meant(cli: Cli) -> RunFile | None:
 def _nothing(cli: Cli) -> ExitCode:
     name = cli.run or os.environ.get(RUN_VARIABLE) or ""
     what = f"There is no run named {name!r} on this host" if name else "No run is up on this host"
-    sentence = f"{what}; there is nothing to stop."
+    sentence = f"{what}, in {paths.home()}; there is nothing to stop."
     if cli.json:
         output.emit({"run": name, "proven": True, "was_up": False, "lines": [sentence]})
     else:

@@ -30,17 +30,20 @@ def register(app: typer.Typer) -> None:
 def runs(cli: Cli) -> ExitCode:
     """List all runs of this user on this host."""
     from agentrl.cli import output
-    from agentrl.client.living import coordinator_of
+    from agentrl.client.living import coordinator_of, keepers_of, left_up
     from agentrl.config import paths
 
     rows = []
     for run in paths.list_runs():
         state_dir = paths.state_dir(run.name)
         living = coordinator_of(state_dir)
+        # A coordinator that is away for a moment is brought back by its agent.
+        up = bool(keepers_of(state_dir))
         rows.append(
             {
                 "name": run.name,
-                "up": living is not None,
+                "up": up,
+                "state": "damaged" if run.broken else "up" if up else "died" if left_up(state_dir) else "down",
                 "coordinator_pid": living.pid if living else 0,
                 "uuid": run.uuid,
                 "run_dir": run.run_dir,
@@ -52,12 +55,12 @@ def runs(cli: Cli) -> ExitCode:
     if cli.json:
         output.emit(rows)
     elif not rows:
-        output.say("There is no run on this host. Start one by `agentrl up RUN.yaml`.")
+        output.say(f"There is no run on this host, in {paths.home()}. Start one by `agentrl up RUN.yaml`.")
     else:
         shown = [
             (
                 row["name"],
-                "damaged" if row["broken"] else "up" if row["up"] else "down",
+                row["state"],
                 output.moment(float(str(row["created_at"]))),
                 row["broken"] or row["run_dir"],
             )

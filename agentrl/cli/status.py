@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 
 from agentrl.cli.verbs import Cli, verb
-from agentrl.errors import ExitCode, UsageError
+from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,8 +36,15 @@ async def status(
     """Show the run: its state, alerts, groups, units and hosts."""
     if watch and check:
         raise UsageError("--check looks once, --watch goes on.", hint="Give one of them.")
-    if watch:
-        return await _watch(cli)
+    try:
+        return await (_watch(cli) if watch else _once(cli, check=check))
+    except NoCoordinatorError as nobody:
+        from agentrl.cli import afterwards
+
+        raise await afterwards.standing(cli, nobody) from nobody
+
+
+async def _once(cli: Cli, *, check: bool) -> ExitCode:
     from agentrl.cli import output
 
     async with cli.connect() as client:

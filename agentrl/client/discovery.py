@@ -115,7 +115,7 @@ def state_of(run: str, env: Mapping[str, str] | None = None) -> Path:
     if not state.is_dir():
         known = ", ".join(each.name for each in paths.list_runs(env))
         raise UnknownNameError(
-            f"There is no run named {run} on this host.",
+            f"There is no run named {run} on this host, in {paths.home(env)}.",
             hint=f"There are: {known}." if known else "agentrl up makes one.",
         )
     return state
@@ -125,7 +125,11 @@ def _only_one(env: Mapping[str, str]) -> Path:
     found = {run.name: paths.state_dir(run.name, env) for run in paths.list_runs(env) if not run.broken}
     up = {name: state for name, state in found.items() if (state / COORDINATOR_FILE).exists()}
     if not up:
-        raise NoCoordinatorError("No run is up on this host.", hint="agentrl up RUN.yaml starts one.")
+        hint = f"Down: {', '.join(sorted(found))}. agentrl up --run NAME brings one up again." if found else ""
+        raise NoCoordinatorError(
+            f"No run is up on this host, of those in {paths.home(env)}.",
+            hint=hint or "agentrl up RUN.yaml starts one.",
+        )
     if len(up) > 1:
         # Only to choose between runs: the coordinator of one that is up may be restarting.
         up = {name: state for name, state in up.items() if coordinator_of(state)} or up

@@ -12,6 +12,7 @@ from agentrl.client.living import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from tests.cli.conftest import Said, Shell
+from tests.cli.scripted import Scripted
 
 
 def run_file(shell: Shell, name: str, text: str) -> Path:
@@ -66,3 +67,34 @@ def test_a_run_of_which_something_lives_is_not_forgotten(shell: Shell, monkeypat
     said = shell("runs", "forget", "alive", "--yes", expect=ExitCode.CONFLICT)
     assert f"coordinator (pid {os.getpid()}) lives" in said.err
     assert paths.state_dir("alive").is_dir()
+
+
+def test_runs_say_which_of_them_are_up_and_where_it_was_looked(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, coordinator: Scripted
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
+    for name in ("down", "away", "died"):
+        paths.create_run(name, shell.home.parent / name)
+    agent = paths.state_dir("away") / "hosts" / "here" / "agent.json"
+    agent.parent.mkdir(parents=True)
+    agent.write_text(json.dumps({"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}))
+    (paths.state_dir("died") / "coordinator.json").write_text(json.dumps({"pid": 0}))
+    states = {row["name"]: (row["state"], row["up"]) for row in shell("runs", "--json").json}
+    assert states == {"away": ("up", True), "demo": ("up", True), "died": ("died", False), "down": ("down", False)}
+    assert [line.split()[:2] for line in shell("runs").out.splitlines()[1:]] == [
+        [name, state] for name, (state, _) in sorted(states.items())
+    ]
+    empty = shell.home.parent / "empty"
+    assert str(empty) in shell("runs", AGENTRL_HOME=str(empty)).out
+    assert str(empty) in shell("status", AGENTRL_HOME=str(empty), expect=ExitCode.NO_COORDINATOR).err
+
+
+def test_status_of_a_run_that_never_was_up_says_how_it_is_brought_up(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
+    paths.create_run("mine", shell.home.parent / "run")
+    said = shell("status", "--run", "mine", expect=ExitCode.NO_COORDINATOR)
+    assert "The run mine is not up. agentrl up RUN.yaml starts it." in said.err
+    (paths.state_dir("mine") / paths.LAST_UP).write_text("{}")
+    assert "agentrl up --run mine brings it up again." in shell("status", expect=ExitCode.NO_COORDINATOR).err

@@ -85,7 +85,11 @@ def test_none_is_up(env: dict[str, str]) -> None:
     with pytest.raises(NoCoordinatorError, match="No run is up") as none:
         find(environ=env)
     assert "agentrl up" in none.value.hint
+    assert env["AGENTRL_HOME"] in none.value.message
     make_run("mine", up=False)
+    with pytest.raises(NoCoordinatorError, match="No run is up") as none:
+        find(environ=env)
+    assert none.value.hint.startswith("Down: mine. ")
     with pytest.raises(NoCoordinatorError, match="The run mine is not up"):
         find("mine", environ=env)
 
@@ -95,6 +99,7 @@ def test_unknown_name_names_the_known(env: dict[str, str]) -> None:
     with pytest.raises(UnknownNameError, match="no run named yours") as unknown:
         find("yours", environ=env)
     assert "mine" in unknown.value.hint
+    assert env["AGENTRL_HOME"] in unknown.value.message
 
 
 def test_key_file_leads_to_its_coordinator(env: dict[str, str], tmp_path: Path) -> None:

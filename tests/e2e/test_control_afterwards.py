@@ -16,6 +16,14 @@ def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
     living = run.cli("events", "--kind", "incident")
     run.cli("down", "--yes")
 
+    said = run.raw("status")
+    assert said.returncode == ExitCode.NO_COORDINATOR
+    assert f"The run {run.name} is not up: it was taken down " in said.stderr
+    assert f"agentrl up --run {run.name} brings it up again" in said.stderr
+    assert f"agentrl events --run {run.name} read what it has left" in said.stderr
+    code, told = run.cli("status", check=False)
+    assert (code, told["error"]["name"]) == (ExitCode.NO_COORDINATOR, "no_coordinator")
+
     said = run.raw("logs", "web-0")
     assert (said.returncode, said.stdout) == (0, "a last word from web-0.2\n")
     assert f"The run {run.name} is not up. This is what {run.name} has left" in said.stderr
