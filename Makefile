@@ -28,7 +28,7 @@ help:
 	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
 	@echo "make recording the recording in assets anew, from a run of the demo"
 	@echo "make pictures  the pictures in docs/pictures anew, from that recording"
-	@echo "make test      all tests, with a short storm as of make chaos"
+	@echo "make test      all tests, with a short storm as of make chaos; ARGS=tests/cli for some of them"
 	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
 	@echo "make lint      style, types and import contracts"
@@ -75,8 +75,10 @@ $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints
 	@touch $@
 	@$(call done,$(SGLANG))
 
-test: $(STAMP) $(SGLANG_STAMP)
+# The server for processors is large, so a few tests wait for it only if one of them talks to it.
+test: $(STAMP)
 	.ci/packages
+	@$(if $(ARGS),! .ci/needs-sglang $(ARGS) || )$(MAKE) --no-print-directory sglang-cpu
 	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/tests)
 
 test-gpu: $(STAMP)

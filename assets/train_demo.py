@@ -292,16 +292,18 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the result as one document on stdout, the rest on stderr")
     given = parser.parse_args()
     console = Console(stderr=given.json)
+    if given.keep is None:
+        console.print("Nothing of this run is kept at its end. To keep all of it: make demo ARGS='--keep DIR'.")
     with _home(given.keep) as home:
         demo = TrainingDemo(console, home, given.random)
-        code = _run(demo, console, kept=given.keep is not None)
+        code = _run(demo, console)
         if given.json:
             told = dataclasses.asdict(demo.result) | {"learned": demo.result.learned, "exit_code": int(code)}
             print(json.dumps(told))
     return code
 
 
-def _run(demo: TrainingDemo, console: Console, *, kept: bool) -> int:
+def _run(demo: TrainingDemo, console: Console) -> int:
     try:
         with _taken_down(demo):
             demo.run()
@@ -315,8 +317,6 @@ def _run(demo: TrainingDemo, console: Console, *, kept: bool) -> int:
     console.print(
         "The console of a run that lives is `agentrl tui`; `agentrl tui --replay demo` plays one that was recorded."
     )
-    if not kept:
-        console.print("Nothing of this one is kept; `make demo ARGS='--keep DIR'` keeps its data, weights and records.")
     return 0
 
 

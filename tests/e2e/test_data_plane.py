@@ -115,6 +115,7 @@ def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
     assert not found["problems"]
 
 
+@pytest.mark.sglang
 def test_an_sglang_server_takes_the_place_of_the_embedded_engine(run: Run) -> None:
     write_data(run.file.parent)
     run.config |= data_plane()

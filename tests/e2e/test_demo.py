@@ -11,6 +11,24 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
+
+from assets import train_demo
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_first_line_says_how_all_of_it_is_kept_unless_it_is(
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(demo: train_demo.TrainingDemo, console: Console) -> int:
+        console.print("it begins")
+        return 0
+
+    monkeypatch.setattr(train_demo, "_run", run)
+    monkeypatch.setattr(sys, "argv", ["train_demo", *(["--keep", str(tmp_path / "kept")] if keep else [])])
+    assert train_demo.main() == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "it begins" if keep else "make demo ARGS='--keep DIR'" in first
 
 
 @pytest.mark.slow

