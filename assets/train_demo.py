@@ -293,7 +293,7 @@ def main() -> int:
     given = parser.parse_args()
     console = Console(stderr=given.json)
     if given.keep is None:
-        console.print("Nothing of this run is kept at its end. To keep all of it: make demo ARGS='--keep DIR'.")
+        console.print("Nothing of this run is kept; to keep all of it: make demo ARGS='--keep DIR'")
     with _home(given.keep) as home:
         demo = TrainingDemo(console, home, given.random)
         code = _run(demo, console)

@@ -81,7 +81,7 @@ def test_runs_say_which_of_them_are_up_and_where_it_was_looked(
     (paths.state_dir("died") / "coordinator.json").write_text(json.dumps({"pid": 0}))
     states = {row["name"]: (row["state"], row["up"]) for row in shell("runs", "--json").json}
     assert states == {"away": ("up", True), "demo": ("up", True), "died": ("died", False), "down": ("down", False)}
-    assert [line.split()[:2] for line in shell("runs").out.splitlines()[1:]] == [
+    assert [line.split()[:2] for line in shell("runs", COLUMNS="500").out.splitlines()[1:]] == [
         [name, state] for name, (state, _) in sorted(states.items())
     ]
     empty = shell.home.parent / "empty"

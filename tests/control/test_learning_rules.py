@@ -135,7 +135,32 @@ def test_a_run_that_has_ended_for_nothing_says_so_for_as_long_as_it_is_there() -
     plant.metrics = Metrics(LEARNING.keys())
     assert plant.pass_time(600.0) == [FOR_NOTHING], "another coordinator never heard its numbers"
     plant.units["trainer-0"] = TRAINER
-    assert plant.pass_time(60.0) == [], "it is at work again"
+    plant.report(steps_without_training=0.0)
+    assert plant.pass_time(60.0) == [], "it is at work again, and has trained"
+
+
+def test_a_run_that_trains_nothing_is_told_of_for_as_long_as_it_trains_nothing() -> None:
+    plant = Plant()
+    plant.report(**WELL, steps_without_training=3.0)
+    assert plant.pass_time(5.0) == [FOR_NOTHING]
+    # Ten steps of groups that differ, and yet nothing was trained: the other rule has nothing to say.
+    plant.report(steps_without_training=12.0, zero_variance_lately=0.0)
+    assert plant.pass_time(60.0) == [FOR_NOTHING]
+    for state in (UnitState.BACKOFF, UnitState.STARTING, UnitState.READY):
+        plant.units["trainer-0"] = replace(TRAINER, state=state, incarnation=2)
+        plant.metrics = Metrics(LEARNING.keys())
+        assert plant.pass_time(60.0) == [FOR_NOTHING], "its next life has told nothing yet"
+    (row,) = plant.engine.rows()
+    assert row.sentence == "trainer-0 has made no step that trained anything."
+    plant.metrics.update("trainer-0", 2, {"steps_without_training": 0.0}, plant.now)
+    assert plant.pass_time(60.0) == []
+    assert len(plant.fired) == 1, "it was one alert all the while"
+
+
+def test_ten_steps_without_signal_are_told_of_once() -> None:
+    plant = Plant()
+    plant.report(**WELL, steps_without_training=12.0, zero_variance_lately=1.0)
+    assert plant.pass_time(60.0) == ["learning-no-signal:trainer-0"]
 
 
 def test_a_run_that_has_trained_and_ended_is_silent() -> None:

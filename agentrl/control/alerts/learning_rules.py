@@ -62,8 +62,9 @@ class OutOfBand:
 
 
 def nothing_trained(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-    """A run that takes steps and learns nothing looks like a good one; with ten steps `learning-no-signal` tells more.
-    What was found of a trainer that has ended stays found, also by a coordinator that never heard its numbers."""
+    """A run that takes steps and learns nothing looks like a good one; with ten steps `learning-no-signal` tells more,
+    and is left to tell it unless this was told before. What was found stays found until the trainer says that a step
+    trained: whether it starts again, stands still or has ended, and whoever has not heard its numbers yet."""
     at_work = trainers(world)
     for name, unit in world.units.items():
         if unit.role != "trainer":
@@ -71,15 +72,17 @@ def nothing_trained(world: World, alerting: Collection[str], now: float) -> Iter
         numbers = world.metrics.values(name)
         steps = numbers.get(of.NOTHING_TRAINED.name)
         told = (*((f"{of.NOTHING_TRAINED.name} = {steps:.0f}",) if steps else ()), _WHY_NOTHING)
-        if unit.done and (steps or (steps is None and name in alerting)):
-            yield Finding(name, f"{name} has ended, and no step trained anything.", told, "agentrl steps list")
-        elif (
+        stands = name in alerting and steps != 0
+        begins = (
             name in at_work
             and of.ZERO_VARIANCE_LATELY.name not in numbers
-            and is_outside(of.NOTHING_TRAINED, numbers, standing=name in alerting)
-        ):
-            sentence = f"{name} has made {counted(round(steps or 0), 'steps')}, and none of them trained anything."
-            yield Finding(name, sentence, told, "agentrl tune temperature")
+            and is_outside(of.NOTHING_TRAINED, numbers, standing=False)
+        )
+        if unit.done and (steps or stands):
+            yield Finding(name, f"{name} has ended, and no step trained anything.", told, "agentrl steps list")
+        elif begins or stands:
+            made = f"has made {counted(round(steps), 'steps')}, and none of them" if steps else "has made no step that"
+            yield Finding(name, f"{name} {made} trained anything.", told, "agentrl tune temperature")
 
 
 _WHY_NOTHING = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or misjudged."
