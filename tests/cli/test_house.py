@@ -86,6 +86,7 @@ def test_runs_say_which_of_them_are_up_and_where_it_was_looked(
     ]
     empty = shell.home.parent / "empty"
     assert str(empty) in shell("runs", AGENTRL_HOME=str(empty)).out
+    assert shell("runs", "--json", AGENTRL_HOME=str(empty)).json == []
     assert str(empty) in shell("status", AGENTRL_HOME=str(empty), expect=ExitCode.NO_COORDINATOR).err
 
 

@@ -6,7 +6,7 @@ from agentrl.control.commands.effects import of_plan
 from agentrl.protocol.danger import Tier, tier_of
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
-from agentrl.supervision.plans import plan
+from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.slots import GroupState, RunState, Slot, State
 
 
@@ -23,3 +23,11 @@ def test_a_number_that_was_scaled_stays_over_up_and_that_is_no_change_but_said_w
     assert "web stays at 3" in note
     assert note.endswith("agentrl scale web 1")
     assert effect.sentence() == f"changes nothing; {note}"
+
+
+def test_a_run_that_was_only_read_from_goes_on_without_a_question() -> None:
+    begun = Plan(kept=("mongo-0",), started=("trainer-0",), changed=("steward-0",))
+    assert tier_of(of_plan(begun)) is Tier.DISRUPTIVE
+    effect = of_plan(begun, only_read=True)
+    assert effect.sentence() == "starts trainer-0, steward-0"
+    assert tier_of(effect) is Tier.REVERSIBLE

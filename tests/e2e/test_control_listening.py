@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import uuid
@@ -57,15 +58,17 @@ def test_a_port_that_is_taken_is_refused_and_nothing_is_changed(alone: Run) -> N
     assert set(alone.units()) == {"web-0", "more-0"}
 
 
-@pytest.mark.parametrize("yes", [(), ("--yes",)])
-def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, yes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [("--json",), ("--yes",)])
+def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, options: tuple[str, ...]) -> None:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}"):
         port = free_triplet()
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
         run.sidecar("web", ["sleep", "1000"])
         run.write()
         with somebody_at(port):
-            refused = run.raw("up", str(run.file), *yes)
+            refused = run.raw("up", str(run.file), *options)
+        if "--json" in options:
+            assert json.loads(refused.stdout)["error"]["name"] == "config"
         assert refused.returncode == ExitCode.CONFIG, refused.stderr
         assert "Nothing was started or changed." in refused.stderr
         assert not run.processes()

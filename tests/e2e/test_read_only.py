@@ -76,6 +76,11 @@ def test_a_run_that_is_down_is_read_by_the_command_that_is_named(ended: Run) -> 
         assert "only to be read from" in refused["error"]["message"]
     assert ended.cli("records", "list", "--filter", "status=open")["rows"] == before, "nothing was changed"
 
+    ended.write()
+    whole = ended.cli("up", str(ended.file), "--dry-run")
+    assert {"steward-0", "engine-0"} <= {*whole["effect"]["starts"]}
+    assert (whole["effect"]["drains"], whole["tier"]) == ([], "reversible"), "nobody is asked for going on"
+
     ended.client.close()
     ended._client = None
     assert ended.cli("down")["proven"] is True

@@ -70,7 +70,9 @@ class Acts:
         config, before = self._config(args), self._context.config
         plan = self._context.supervisor.plan(self._specs(config, args.reading), reading=args.reading)
         settings = changes(before, config) if before is not None else []
-        return effects.of_plan(plan, settings, reading=args.reading)
+        run = self._context.state.run
+        only_read = run.up and run.reading and not args.reading
+        return effects.of_plan(plan, settings, reading=args.reading, only_read=only_read)
 
     def _config(self, args: commands.Apply) -> RunConfig:
         return self._settings.config_to_read() if args.reading else self._settings.config_of(args)

@@ -22,13 +22,14 @@ MOST_UNITS = 10_000
 """More units in one group than this are a slip of the finger."""
 
 
-def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False) -> Effect:
-    """`settings` says which ones change, and how."""
+def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False, only_read: bool = False) -> Effect:
+    """`settings` says which ones change, and how. `only_read`: the run is up only to be read from, and is to be whole.
+    Who only answers questions has nothing under way, so a new life of it is a start and wants no agreement."""
     told = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
     return Effect(
         starts=(*plan.started, *plan.changed),
-        drains=(*plan.stopped, *plan.changed),
-        changes=(*settings, *(f"the definition of {unit} changed" for unit in plan.changed)),
+        drains=plan.stopped if only_read else (*plan.stopped, *plan.changed),
+        changes=(*settings, *(f"the definition of {unit} changed" for unit in plan.changed if not only_read)),
         notes=(*plan.notes, told) if reading else plan.notes,
     )
 
