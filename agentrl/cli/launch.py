@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
-from agentrl.cli.proof import until_gone
+from agentrl.cli.proof import end, until_gone
 from agentrl.client import Client
 from agentrl.client.living import boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
@@ -177,10 +177,14 @@ async def taken_back(place: Place) -> str:
     left = keepers_of(place.state_dir)
     with contextlib.suppress(AgentrlError):
         async with Client.connect(run=place.name, timeout_s=_TAKEN_BACK_WITHIN_S) as client:
-            if (await client.status()).run.desired == "up":
+            # An agent that has not come yet would not be told to leave.
+            deadline = time.monotonic() + _TAKEN_BACK_WITHIN_S
+            while not (report := await client.status()).hosts and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            if report.run.desired == "up":
                 return "Agent and coordinator of the run are up again; nothing else was started or changed."
             await client.call("down", Down(now=True))
-        left = await until_gone(left, _TAKEN_BACK_WITHIN_S)
+        left = await end(await until_gone(left, _TAKEN_BACK_WITHIN_S))
     return what_lives(place) if left else NOTHING_CHANGED
 
 

@@ -77,13 +77,13 @@ def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, options
 
 def test_an_up_that_is_refused_after_both_keepers_died_leaves_the_units_to_the_new_ones(alone: Run) -> None:
     web = alone.unit_row("web-0").pid
-    listen = alone.config["coordinator"]["listen"]
+    as_it_is = alone.config.get("coordinator", {})
     alone.kill_keepers()
     alone.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{(port := free_triplet())}"}
     alone.write()
     with somebody_at(port):
         refused = alone.raw("up", str(alone.file))
-    alone.config["coordinator"] = {"listen": listen}
+    alone.config["coordinator"] = as_it_is
     assert refused.returncode == ExitCode.CONFIG, refused.stderr
     assert "are up again; nothing else" in refused.stderr
     assert alone.unit_row("web-0").pid == web
