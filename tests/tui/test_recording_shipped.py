@@ -34,8 +34,9 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await screen.press("1")
             app.playing.do_replay_first()
             await screen.press("P")
-            await screen.shows(f"{recordings.THE_SHIPPED} · ", "reward ", "engine 1/1")
+            await screen.shows(f"{recordings.THE_SHIPPED} · ")
             app.playing.do_replay_next()
+            await screen.shows("reward ", "engine 1/1")
             await screen.press("2")
             await screen.shows("sampler-0", "starting", "degraded")
             await screen.press("3")
@@ -45,7 +46,10 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await screen.shows("bound = 1", "fails ")
             app.playing.do_replay_last()
             await screen.press("8")
-            await screen.shows("reward_mean 0.", "✖", "◆", "trainer-0.1/000030", "committed")
+            await screen.shows("reward_mean 0.", "✖", "trainer-0.1/000030", "committed")
+            await screen.press("enter")
+            await screen.shows("committed, from v", "loss ", "Its records are in no recording")
+            await screen.press("escape")
             await comes_to_be_sound(screen, *size)
 
 

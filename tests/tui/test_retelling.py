@@ -286,7 +286,7 @@ async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: P
         await screen.press("e")
         await screen.shows("ann")
         await screen.press("escape", "g", "enter")
-        await screen.shows("trainer-0.2/000011  committed, from v11", "loss 0.45", "A recording has none")
+        await screen.shows("trainer-0.2/000011  committed, from v11", "loss 0.45", "Its records are in no recording")
         await screen.press("escape")
         assert app.replay is not None
         app.replay.seek(BEGAN + 100, 0.0)

@@ -150,12 +150,9 @@ def of_step(story: Story, width: int) -> list[Line]:
 
 def of_told_step(step: Row, width: int) -> list[Line]:
     """One of a recording."""
-    return [
-        *_measured(step, width),
-        (),
-        (Span("its records", Tone.ACCENT),),
-        (Span("  A recording has none; `agentrl steps show` lists them while the run is up.", Tone.DIM),),
-    ]
+    head, *numbers = _measured(step, width)
+    missing = "Its records are in no recording; of a run that is up, 8 and enter show them."
+    return [head, (Span(missing, Tone.DIM),), *numbers]
 
 
 def _measured(step: Row, width: int) -> list[Line]:
