@@ -87,7 +87,7 @@ def test_a_restart_is_asked_about_and_can_be_played_again(run: Run, terminal: Te
 
     terminal.run(PYTHON, "-m", "agentrl", "tui", "--replay", run.name, "--at", "-0s")
     terminal.shows("recording · ", "at its end", "web 2/2")
-    terminal.keys("2", "{", "P")
+    terminal.keys("2", "{")
     terminal.shows("stands", "web-1", "pool-0")
     terminal.keys("r")
     terminal.shows("this is a recording")
