@@ -28,6 +28,8 @@ MOST_BODY_BYTES = 64 * 1024 * 1024
 """No block is larger: a length that says so was never written."""
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
+LATEST = 2.0e11
+"""Later than any clock tells, and still a date everywhere: what is said to be of then is damage."""
 
 
 class Kind(enum.IntEnum):
@@ -66,7 +68,7 @@ def head(data: bytes) -> Head | None:
     if len(data) < HEAD_BYTES:
         return None
     kind, at, length = _HEAD.unpack_from(data)
-    if kind not in Kind._value2member_map_ or length > MOST_BODY_BYTES or not at >= 0:
+    if kind not in Kind._value2member_map_ or length > MOST_BODY_BYTES or not 0 <= at <= LATEST:
         raise ProtocolError("The recording is damaged: a block begins with bytes that are no head.")
     return Head(Kind(kind), at, length)
 
@@ -100,7 +102,10 @@ class Unpacker:
             while at < len(data):
                 (length,) = _LENGTH.unpack_from(data, at)
                 at += _LENGTH.size
-                yield _change.decode(data[at : at + length])
+                change = _change.decode(data[at : at + length])
+                if not 0 <= change.at <= LATEST:
+                    raise ProtocolError("The recording is damaged: a row is of no time.")
+                yield change
                 at += length
         except (zlib.error, struct.error, msgspec.MsgspecError) as error:
             raise ProtocolError(f"The recording is damaged: {error}.") from error

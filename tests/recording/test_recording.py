@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import stat
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.protocol import wire
-from agentrl.recording.blocks import MAGIC, Change, Packer, Unpacker, head
+from agentrl.recording import blocks
+from agentrl.recording.blocks import MAGIC, Change, Kind, Packer, Unpacker, head
 from agentrl.recording.reader import Recording
 from agentrl.recording.shelf import Limits
 from agentrl.recording.writer import FILE_S, FRAME_S, Writer
@@ -293,6 +295,15 @@ def test_damage_costs_what_comes_after_it_and_is_told(begin: Callable[..., Run],
     assert len(recording.frames) == 1
     assert "damaged" in recording.damaged[0]
     assert state_at(recording, BEGAN + 5) == {"run": "kept"}
+
+
+@pytest.mark.parametrize("at", [-1.0, math.nan, math.inf, 1e18])
+def test_what_is_said_to_be_of_no_time_that_a_clock_tells_is_damage(at: float) -> None:
+    assert [change.at for change in Unpacker().unpack(Packer().pack([Change(BEGAN, "run")]))] == [BEGAN]
+    with pytest.raises(ProtocolError, match="damaged: a row is of no time"):
+        list(Unpacker().unpack(Packer().pack([Change(at, "run")])))
+    with pytest.raises(ProtocolError, match="damaged"):
+        head(blocks.block(Kind.FRAME, at, b""))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", MAGIC, MAGIC + b"\xff" * 40, os.urandom(100)])

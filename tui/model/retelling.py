@@ -77,7 +77,7 @@ def tellings(changes: Iterable[Change]) -> list[Telling]:
             continue
         if isinstance(row, UnitRow) and row.role == Role.TRAINER:
             step = row.metrics.get(STEP.name)
-            if step is not None and math.isfinite(step) and change.at >= 0:
+            if step is not None and math.isfinite(step):
                 telling = Telling(change.at, row.unit, row.incarnation, int(step), row.metrics)
                 found.setdefault(telling.key, telling)
         else:
@@ -129,18 +129,24 @@ class Retelling:
 
 def rows_of(told: Sequence[Telling]) -> list[Row]:
     """The newest first; `told` is in the order of time."""
-    begun: dict[tuple[str, int], int] = {}
-    """The first Step of each life."""
+    begun: dict[str, dict[int, int]] = {}
+    """The first Step of each life, by trainer."""
     for telling in told:
-        begun.setdefault((telling.trainer, telling.life), telling.step)
+        begun.setdefault(telling.trainer, {}).setdefault(telling.life, telling.step)
+    again = {trainer: _taken_again_from(lives) for trainer, lives in begun.items()}
+    return [
+        _row(telling, rolled_back=telling.step >= again[telling.trainer][telling.life]) for telling in reversed(told)
+    ]
 
-    def rolled_back(telling: Telling) -> bool:
-        return any(
-            trainer == telling.trainer and life > telling.life and step <= telling.step
-            for (trainer, life), step in begun.items()
-        )
 
-    return [_row(telling, rolled_back=rolled_back(telling)) for telling in reversed(told)]
+def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
+    """The least Step that a later life began with, for each life."""
+    found: dict[int, float] = {}
+    least = math.inf
+    for life in sorted(begun, reverse=True):
+        found[life] = least
+        least = min(least, begun[life])
+    return found
 
 
 def _row(telling: Telling, *, rolled_back: bool) -> Row:
