@@ -325,8 +325,9 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
     from agentrl.protocol.rows import UnitState
 
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
-    # Whoever came up may have died since: what is told is how things stand now.
-    not_up = {name: unit for name, unit in wanted.items() if unit.state is not UnitState.READY and not unit.done}
+    # Whoever came up may have died since: what is told is how things stand now. A suspect has not.
+    up = (UnitState.READY, UnitState.SUSPECT)
+    not_up = {name: unit for name, unit in wanted.items() if unit.state not in up and not unit.done}
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
         code = ExitCode.UNHEALTHY

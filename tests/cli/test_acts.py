@@ -134,6 +134,7 @@ def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: S
     coordinator.rows |= {
         "unit/web-0": rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY),
         "unit/web-1": rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.BACKOFF, reason=died),
+        "unit/web-2": rows.UnitRow("web-2", "web", "sidecar", rows.UnitState.SUSPECT, reason="silent for 6 s"),
         "unit/job-0": rows.UnitRow("job-0", "job", "sidecar", rows.UnitState.STOPPED, done=True),
         "unit/old-0": rows.UnitRow("old-0", "old", "sidecar", rows.UnitState.STOPPED, desired=False),
     }
