@@ -258,6 +258,16 @@ def test_alerts_of_a_run_that_was_taken_down_since_end_at_the_first_look_that_do
     assert [row.id for row in after.engine.rows()] == ["level:db"]
 
 
+def test_after_a_down_nothing_is_found_again_for_the_reason_that_it_was_found_before() -> None:
+    before, goes_on, begins_anew = Clock(Level()), Clock(Level()), Clock(Level())
+    before.after(1.0, web=20)
+    rows = before.engine.rows(all=True)
+    goes_on.engine.restore(rows, (), 0.0, arrived(before))
+    begins_anew.engine.restore(rows, (), 0.0, arrived(before), over=True)
+    assert told(goes_on.after(0.5, web=7)) == []
+    assert told(begins_anew.after(0.5, web=7)) == ["resolved"]
+
+
 def test_what_had_not_arrived_when_the_coordinator_died_is_told_by_the_next() -> None:
     before, after = Clock(Level()), Clock(Level())
     before.after(1.0, web=20)

@@ -134,6 +134,10 @@ class _Life:
     resolved: float = 0.0
 
 
+_BEFORE = float("-inf")
+"""Seen last in a life of the run that is over."""
+
+
 class AlertEngine:
     """All alerts of a run."""
 
@@ -218,7 +222,7 @@ class AlertEngine:
                 continue
             arrived = last.get((row.id, row.since_at))
             heard = arrived is not None and not arrived.ended
-            seen = float("-inf") if over else now
+            seen = _BEFORE if over else now
             self._lives[row.id] = _Life(row, now, seen, now, now if heard else None, heard, now)
         if self._lives and not over:
             self._settled = now + self.times.settle_s
@@ -230,8 +234,11 @@ class AlertEngine:
         self._silences = {name: silence for name, silence in self._silences.items() if silence.until_at > at}
         for rule in self._rules.values():
             prefix = len(rule.name) + 1
+            # What was found before the run was taken down is no reason to find it again.
             alerting = {
-                id[prefix:] for id, life in self._lives.items() if life.row.rule == rule.name and _active(life.row)
+                id[prefix:]
+                for id, life in self._lives.items()
+                if life.row.rule == rule.name and _active(life.row) and life.seen > _BEFORE
             }
             for finding in rule.check(world, alerting, now):
                 self._found(rule, finding, outcome, now, at)
