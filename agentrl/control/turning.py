@@ -15,7 +15,7 @@ from agentrl.control.records.lock import RunDirSign
 from agentrl.control.vitals import Vitals
 from agentrl.errors import DiskError
 from agentrl.protocol.rows import UnitState
-from agentrl.supervision import events
+from agentrl.supervision import events, restarts
 from agentrl.supervision.liveness import Finding, Health
 
 log = logging.getLogger(__name__)
@@ -103,9 +103,9 @@ class Turning:
 
     def _age_deaths(self, now: float) -> None:
         """Nothing else may happen to a unit that lives well again."""
-        window_s = self._context.supervisor.times.restart_window_s
+        times = self._context.supervisor.times
         for slot in list(self._context.state.slots.values()):
-            if any(now - died >= window_s for died in (*slot.deaths, *slot.oom_deaths)):
+            if restarts.some_aged(slot, times, now):
                 self._context.happened(events.DeathsAged(unit=slot.unit))
 
 

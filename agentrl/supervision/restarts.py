@@ -91,15 +91,25 @@ def _after_oom(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> 
     return Verdict("killed for memory", delay_s=backoff_s(n, times, dice))
 
 
+def some_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
+    """Whether deaths are remembered that no longer count. One of the future, before a clock was set back, is such."""
+    return not all(_is_in_window(died, times, now) for died in (*slot.deaths, *slot.oom_deaths))
+
+
 def forget_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
     """Drop the deaths that no longer count; True if there were any."""
-    before = len(slot.deaths) + len(slot.oom_deaths)
+    if not some_aged(slot, times, now):
+        return False
     slot.deaths, slot.oom_deaths = (_in_window(each, times, now) for each in (slot.deaths, slot.oom_deaths))
-    return len(slot.deaths) + len(slot.oom_deaths) < before
+    return True
 
 
 def _in_window(deaths: list[float], times: SupervisionTimes, now: float) -> list[float]:
-    return [t for t in deaths if 0 <= now - t < times.restart_window_s]
+    return [died for died in deaths if _is_in_window(died, times, now)]
+
+
+def _is_in_window(died: float, times: SupervisionTimes, now: float) -> bool:
+    return 0 <= now - died < times.restart_window_s
 
 
 def backoff_s(deaths: int, times: SupervisionTimes, dice: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.protocol.messages import ExitStatus
-from agentrl.supervision import events
+from agentrl.supervision import events, restarts
 from agentrl.supervision.slots import Slot
 from tests.supervision.world import World, spec
 
@@ -123,6 +123,16 @@ def test_deaths_that_left_the_window_count_no_more(oom: bool) -> None:
     world.crash()
     assert not world.slot("web-0").deaths
     assert not world.slot("web-0").oom_deaths
+
+
+def test_deaths_of_the_future_are_of_a_clock_that_was_set_back_and_count_no_more() -> None:
+    world = a_world_where_it_died()
+    slot = world.slot("web-0")
+    assert not restarts.some_aged(slot, world.times, world.now)
+    world.now -= 3600.0
+    assert restarts.some_aged(slot, world.times, world.now)
+    world.handle(events.DeathsAged(unit="web-0"))
+    assert not slot.deaths
 
 
 def test_a_start_that_its_host_refuses_is_not_explained_by_an_end_of_before() -> None:
