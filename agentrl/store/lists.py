@@ -1,7 +1,8 @@
 """Lists for people and exports: filtered, sorted, paged. The language is that of `agentrl.filters`.
 
 Invariants: a page never repeats or skips a row, whatever is inserted meanwhile, because it goes on behind a document
-and not after a count; token data is never part of a row, only its size.
+and not after a count (but that document is where it is by then: a row that changes its place in the order, as an open
+Record does that begins, is passed over or met again); token data is never part of a row, only its size.
 """
 
 from __future__ import annotations

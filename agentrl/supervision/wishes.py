@@ -97,8 +97,8 @@ def _no_longer_wanted(life: Lifecycle, slot: Slot, by: str) -> None:
 def _fresh_budget(slot: Slot) -> None:
     slot.held = ""
     slot.begin_anew()
-    if slot.tree_gone:
-        slot.last_exit = None
+    if slot.tree_gone or not slot.leader_gone:
+        slot.last_exit = None  # that of a life before; one that is on its way out is still judged by its own
     if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
         slot.generation += 1
     slot.done = slot.stop_now = slot.patient = False

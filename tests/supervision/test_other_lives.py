@@ -51,6 +51,12 @@ def test_a_unit_that_comes_up_after_a_down_has_died_of_nothing() -> None:
     assert counted(world.slot("web-0")) == (1, 1, KILLED)
 
 
+def test_of_a_unit_that_lives_and_is_wanted_anew_no_end_of_before_is_told() -> None:
+    world = a_world_where_it_died()
+    world.handle(events.RestartWanted(units=("web-0",), by="op2"))
+    assert counted(world.slot("web-0")) == (0, 0, None)
+
+
 def test_a_definition_that_is_another_has_not_died_of_the_former_ones_faults() -> None:
     world = a_world_where_it_died()
     world.handle(events.Applied(specs=(OTHER,), by="op2"))
