@@ -260,7 +260,7 @@ class Recorder:
     # ---- inside ----
 
     async def _take_over(self) -> None:
-        trunk = await trajectories.take_over(self._database, self.record.id, self._owner)
+        trunk = await trajectories.take_over(self._database, self.record.id, self.record.task, self._owner)
         prompts = span_lists.full_prompts(trajectories.stored_calls(trunk.calls))
         for document in trunk.calls:
             self._remember(document, prompts[document.index], unpack_ids(document.output))

@@ -29,7 +29,7 @@ from agentrl.policies.states import (
 )
 from agentrl.store import chunks
 from agentrl.store.database import Database, Plain, StoreUnavailableError
-from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, load, storable, to_bson
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, call_id, load, storable, to_bson
 from agentrl.store.owners import OwnerLostError
 from agentrl.store.updates import NOW, setting
 from agentrl.tokens.binary import unpack_ids
@@ -306,23 +306,46 @@ class Trunk(NamedTuple):
     """An index that no call had, not even a lost one, or one that was not stored."""
 
 
-async def take_over(database: Database, record: str, owner: str) -> Trunk:
+async def take_over(database: Database, record: str, task: str, owner: str) -> Trunk:
     """Go on with a Record that was handed over. From here on its documents are the new owner's, so whatever the former
     one still writes is refused."""
-    for collection in ORDER:
-        await database.update_many(collection, {"record": record}, {"$set": {"owner": owner}})
-    # The former owner may have sent one more since it was declared dead: nobody waits for that.
-    await lose(database, record, owner, resumable=True)
-    last = await database.find_one(
-        "DispatchedSamplingTask", {"record": record}, sort=[("index", -1)], projection=["index"]
-    )
+    while True:
+        for collection in ORDER:
+            await database.update_many(collection, {"record": record}, {"$set": {"owner": owner}})
+        # The former owner may have sent one more since it was declared dead: nobody waits for that.
+        await lose(database, record, owner, resumable=True)
+        last = await database.find_one(
+            "DispatchedSamplingTask", {"record": record}, sort=[("index", -1)], projection=["index"]
+        )
+        place = int(last["index"]) + 1 if last else 0
+        if not await database.insert_missing("DispatchedSamplingTask", [_kept_place(record, task, owner, place)]):
+            break
     return Trunk(
         turns=await turns_of(database, record),
         calls=(await calls_of(database, [record]))[record],
         tool_calls=await tool_calls_of(database, record),
-        # A call that the former sampler waited for when it died may have had the next one without being stored.
-        next_call=int(last["index"]) + 2 if last else 1,
+        next_call=place + 1,
     )
+
+
+def _kept_place(record: str, task: str, owner: str, index: int) -> Plain:
+    """The former sampler may have been stopped with an answer that only had to be inserted, and wake up at any time:
+    then its call finds its name taken, and so it writes nothing that follows from it."""
+    check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, record)
+    check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.SAMPLER, record)
+    kept = DispatchedSamplingTask(
+        id=call_id(record, index),
+        record=record,
+        task=task,
+        index=index,
+        owner=owner,
+        status=CallStatus.FAILED,
+        error="its sampler had stored none when another one went on",
+        sent_at=_now(),
+        done_at=_now(),
+    )
+    document: Plain = storable(to_bson(kept))
+    return document
 
 
 # ---- reading ----

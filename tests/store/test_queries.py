@@ -143,7 +143,7 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     assert claim is not None
     progress = claims.progress(claim.record.id, "sampler-0.2", Reached(turns=1, generated_tokens=4, versions=[1]))
     await trajectories.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)
-    await trajectories.take_over(watched, "x", "y")
+    await trajectories.take_over(watched, "x", "t", "y")
     await services.alive(watched, "engine")
     # The steward.
     await admission.admit(watched, rules)

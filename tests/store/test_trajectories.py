@@ -22,7 +22,7 @@ from agentrl.store.documents import (
     turn_id,
 )
 from agentrl.store.trajectories import OwnershipError, Writer
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary import pack_floats, pack_ids, unpack_ids
 from agentrl.tokens.spans import full_prompts
 
 RECORD = "shop/train/0/000001#r1.s0.a1"
@@ -287,7 +287,7 @@ async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) 
     await former.requested(tool(1))
     await former.sent(call(2))
     assert await trajectories.lose(db, RECORD, ME, resumable=True) == 1
-    trunk = await trajectories.take_over(db, RECORD, "sampler-1.1")
+    trunk = await trajectories.take_over(db, RECORD, "shop/train/0/000000", "sampler-1.1")
     assert [turn.index for turn in trunk.turns] == [0]
     assert [each.index for each in trunk.calls] == [0, 1]
     assert [each.status for each in trunk.tool_calls] == ["requested"]
@@ -333,9 +333,42 @@ async def test_what_the_former_owner_sent_last_waits_for_nobody(db: Database) ->
     await former.answered(answered(0, [1]))
     await trajectories.lose(db, RECORD, ME, resumable=True)
     await former.sent(call(1))
-    trunk = await trajectories.take_over(db, RECORD, "sampler-1.1")
+    trunk = await trajectories.take_over(db, RECORD, "shop/train/0/000000", "sampler-1.1")
     assert [each.index for each in trunk.calls] == [0]
     assert await db.count("DispatchedSamplingTask", {"status": "sent"}) == 0
+
+
+async def test_a_call_that_comes_after_the_record_went_on_elsewhere_is_not_stored_beside_the_new_ones(
+    db: Database,
+) -> None:
+    """Its sampler was stopped between the answer and the insert, and did not know of its death."""
+    former, latter = Writer(db), Writer(db)
+    await former.answered(answered(0, [1]), shown=False)
+    trunk = await trajectories.take_over(db, RECORD, "shop/train/0/000000", "sampler-1.1")
+    await latter.answered(answered(trunk.next_call, [3], owner="sampler-1.1"), shown=False)
+    late = [former.answered(answered(1, [2]), shown=False), former.requested(tool(1))]
+    assert [type(end) for end in await asyncio.gather(*late, return_exceptions=True)] == [OwnershipError] * 2
+    assert [unpack_ids(each.output) for each in (await trajectories.calls_of(db, [RECORD]))[RECORD]] == [[1], [3]]
+    assert await db.count("ToolCall", {}) == 0, "what it asks for was asked for by nobody"
+
+
+async def test_a_call_that_comes_while_the_record_goes_on_elsewhere_is_part_of_it(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, find_one, late = Writer(db), db.find_one, [answered(1, [2])]
+
+    async def found_before_it_came(*arguments: Any, **options: Any) -> Any:
+        found = await find_one(*arguments, **options)
+        if late:
+            await former.answered(late.pop(), shown=False)
+        return found
+
+    await former.answered(answered(0, [1]), shown=False)
+    monkeypatch.setattr(db, "find_one", found_before_it_came)
+    trunk = await trajectories.take_over(db, RECORD, "shop/train/0/000000", "sampler-1.1")
+    assert [each.index for each in trunk.calls] == [0, 1]
+    assert {each.owner for each in trunk.calls} == {"sampler-1.1"}
+    assert trunk.next_call == 3
 
 
 async def test_calls_without_tokens_are_not_read_as_tokens(db: Database) -> None:
