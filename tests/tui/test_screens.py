@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import unicodedata
 from typing import cast
 
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from agentrl.protocol.rows import AlertRow, AlertState, RunRow
+from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, RunRow
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
 from tests.waiting import aeventually
@@ -224,3 +225,15 @@ async def test_the_first_row_that_comes_into_sight_is_aimed_at(
         coordinator.publish(key, row)
         table = screen.app.view.query_one(Table)
         await aeventually(lambda: table.model.cursor == key.partition("/")[2])
+
+
+async def test_what_happened_before_is_asked_for_once_somebody_is_heard(coordinator: Scripted) -> None:
+    coordinator.answers["events"] = lambda _: [IncidentRow("i", "web-7", 1, time.time() - 60, "web-7.1 died")]
+    file = coordinator.state_dir / "coordinator.json"
+    whereabouts = file.read_text()
+    file.unlink()
+    async with opened(coordinator.state_dir, connected=False) as screen:
+        await screen.press("3")
+        await screen.shows("The run demo is not up", "nothing happened yet")
+        file.write_text(whereabouts)
+        await screen.shows("web-7.1 died")

@@ -25,6 +25,8 @@ class Events(TableView):
         self._changes: Changes | None = None
         self._kinds: frozenset[str] = frozenset()
         self._words: frozenset[str] = frozenset()
+        self._past_wanted = True
+        """What happened before the console came was not asked for since this was opened."""
 
     def compose(self) -> ComposeResult:
         model: TableModel[AnyRow] = TableModel(happenings.columns(), "at", descending=True)
@@ -36,9 +38,17 @@ class Events(TableView):
 
     def shown(self) -> None:
         super().shown()
-        self.console_app.ask_events(self.take_past)
+        self._past_wanted = True
+        self._ask_past()
+
+    def _ask_past(self) -> None:
+        """As soon as somebody is heard who can be asked; who comes first may be early."""
+        if self._past_wanted and self.console_app.mirror.link.connected:
+            self._past_wanted = False
+            self.console_app.ask_events(self.take_past)
 
     def update(self) -> None:
+        self._ask_past()
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "alert", "knob")
         model = self.table.model
         began_empty = not model.all_count
