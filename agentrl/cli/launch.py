@@ -26,7 +26,8 @@ from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorE
 from agentrl.protocol.commands import Down
 from agentrl.words.sentences import ended
 
-START_WITHIN_S = 40.0
+START_WITHIN_S = 180.0
+"""For a host with much other work: what cannot start says so long before."""
 _SIGN_IS_FRESH_S = 30.0
 _TAKEN_BACK_WITHIN_S = 20.0
 _LOG_LINES = 12

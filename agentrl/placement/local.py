@@ -23,7 +23,7 @@ from agentrl.host.logs import private
 from agentrl.host.trees import kill_exactly
 from agentrl.placement import Placed
 
-_START_WITHIN_S = 20.0
+_START_WITHIN_S = 90.0
 _END_WITHIN_S = 10.0
 _POLL_S = 0.01
 

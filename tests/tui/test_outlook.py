@@ -52,6 +52,13 @@ def test_learning_tells_intervals_the_change_over_an_hour_and_the_time_left() ->
     assert "step 120 of 240  one in 60s  time left 2h00" in told
 
 
+def test_the_change_of_an_evaluation_is_to_what_is_shown_beside_it() -> None:
+    """A Step tells the newest one, so several Steps in a row tell the same, which must not be averaged."""
+    seen = Outlook(steps(30, evaluation=lambda n: 0.0 if n < 5 else 0.98 if n < 25 else 0.96))
+    found = outlook.report([reported(evaluation=0.95)], seen)
+    assert text(outlook.learned(found, seen, NOW)).startswith("evaluation 0.95 (+0.95 in 29m)")
+
+
 def test_a_run_that_trained_nothing_does_not_look_complete_and_well() -> None:
     def told(**metrics: float) -> str:
         return text(outlook.learned(outlook.report([reported(**metrics)], Outlook()), Outlook(), NOW))

@@ -69,26 +69,23 @@ def learned(found: Report, outlook: Outlook, now: float) -> list[Line]:
         value = found.get(metric.name)
         if value is None:
             continue
-        lately = _numbers(outlook.points[-LATELY:], metric.name)
-        margin = found.get(f"{metric.name}_margin")
-        if metric is learning.REWARD and len(lately) > 1:
-            value, margin = _mean(lately), _interval(lately)
+        margin, many = found.get(f"{metric.name}_margin"), 1
+        if metric is learning.REWARD and len(lately := _numbers(outlook.points[-LATELY:], metric.name)) > 1:
+            value, margin, many = _mean(lately), _interval(lately), LATELY
         scores += [Span(f"{title} ", Tone.DIM), Span(f"{value:.3g}", Tone.STRONG)]
         scores.append(Span(f" ± {margin:.2g}" if margin is not None else "", Tone.PLAIN))
-        scores.append(Span(f"{_change(outlook.points, metric.name, now)}  ", Tone.DIM))
+        scores.append(Span(f"{_change(outlook.points, metric.name, now, value, many)}  ", Tone.DIM))
     return [tuple(line) for line in (scores, _progress(found, outlook, now)) if line]
 
 
-def _change(points: Sequence[Point], name: str, now: float) -> str:
-    """Of the mean of some Steps, against as many an hour before, or at the beginning."""
-    then = [point for point in points if point.at <= now - HOUR_S][-LATELY:] or list(points[:LATELY])
-    newest = list(points[-LATELY:])
-    if not then or newest[-1].at - then[0].at < _SHORTEST_S or len(points) < 2 * LATELY:
+def _change(points: Sequence[Point], name: str, now: float, value: float, many: int) -> str:
+    """Of a value that is told of so many Steps, against that of as many an hour before, or at the beginning."""
+    told = [point for point in points if name in point.metrics]
+    then = [point for point in told if point.at <= now - HOUR_S][-many:] or told[:many]
+    before = _numbers(then, name)
+    if not before or told[-1].at - then[0].at < _SHORTEST_S or len(points) < 2 * LATELY:
         return ""
-    before, after = _numbers(then, name), _numbers(newest, name)
-    if not before or not after:
-        return ""
-    return f" ({_mean(after) - _mean(before):+.2g} in {wording.brief(newest[-1].at - then[-1].at)})"
+    return f" ({value - _mean(before):+.2g} in {wording.brief(told[-1].at - then[-1].at)})"
 
 
 def _progress(found: Report, outlook: Outlook, now: float) -> list[Span]:
