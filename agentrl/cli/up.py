@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -82,8 +83,9 @@ async def up(
     )
     with _Terminal() as terminal, cli.hinting():
         started = await _coordinator(cli, place, config.supervision.coordinator_silent_s)
-        launch.remember(place, loaded.path, chosen_sets)
-        return await _apply(cli, place, _arguments(loaded), started=started, follow=follow, terminal=terminal)
+        remember = functools.partial(launch.remember, place, loaded.path, chosen_sets)
+        args = _arguments(loaded)
+        return await _apply(cli, place, args, started=started, follow=follow, terminal=terminal, on_accepted=remember)
 
 
 async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
@@ -253,15 +255,23 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
 
 
 async def _apply(
-    cli: Cli, place: Place, args: Apply, *, follow: bool, terminal: _Terminal, started: bool = False
+    cli: Cli,
+    place: Place,
+    args: Apply,
+    *,
+    follow: bool,
+    terminal: _Terminal,
+    started: bool = False,
+    on_accepted: Callable[[], None] = lambda: None,
 ) -> ExitCode:
-    """`started`: agent and coordinator are there for this command alone, and go with it if it comes to nothing."""
+    """`started`: agent and coordinator are there for this command alone, and go with it if it comes to nothing.
+    `on_accepted` is called unless it certainly did."""
     from agentrl.cli.acts import finished, report_accepted
     from agentrl.client import Client
 
     connection = cli.connect() if cli.remote else Client.connect(run=place.name, timeout_s=5.0)
     async with connection as client:
-        accepted = await _accepted(cli, client, place, args, started=started)
+        accepted = await _accepted(cli, client, place, args, started=started, on_accepted=on_accepted)
         if accepted is None:
             return ExitCode.OK
         terminal.let_go()
@@ -280,7 +290,9 @@ async def _apply(
     return code
 
 
-async def _accepted(cli: Cli, client: Client, place: Place, args: Apply, *, started: bool) -> Accepted | None:
+async def _accepted(
+    cli: Cli, client: Client, place: Place, args: Apply, *, started: bool, on_accepted: Callable[[], None]
+) -> Accepted | None:
     """None if it was not wanted after all. What ends before it is accepted leaves everything as it was, and says so."""
     from agentrl.cli import launch, output
     from agentrl.cli.acts import agreed
@@ -290,11 +302,14 @@ async def _accepted(cli: Cli, client: Client, place: Place, args: Apply, *, star
         if await agreed(cli, client, "apply", args):
             sent = True
             accepted: Accepted = await client.call("apply", args)
+            on_accepted()
             return accepted
     except BaseException as ended:
         # What was sent and not answered may still be done.
         if not sent or _is_refusal(ended):
             output.note(await launch.taken_back(place) if started else launch.NOTHING_CHANGED)
+        else:
+            on_accepted()
         raise
     if started:
         output.note(await launch.taken_back(place))

@@ -64,6 +64,8 @@ def test_up_without_a_setting_of_the_last_one_says_what_that_changes(a_run: Run)
     assert "restarts web-0" in other.stdout
     assert "sidecars.web.drain_grace_s goes from 7.0 to 5.0" in other.stdout
     assert "API_TOKEN goes from (hidden) to (hidden)" in other.stdout
+    still = a_run.raw("up", str(a_run.file), "--dry-run")
+    assert "had --set sidecars.web.drain_grace_s=7, which" in still.stderr, "what was not done is not what was last"
     done = a_run.cli("up", str(a_run.file))
     assert "sidecars.web.drain_grace_s goes from 7.0 to 5.0" in done["changed"]
     assert a_run.cli("up", str(a_run.file))["changed"] == []
