@@ -297,6 +297,9 @@ def main() -> int:
     with _home(given.keep) as home:
         demo = TrainingDemo(console, home, given.random)
         code = _run(demo, console)
+        if code == 0:
+            for line in _how_to_go_on(home if given.keep else None):
+                console.print(Text(line), soft_wrap=True)
         if given.json:
             told = dataclasses.asdict(demo.result) | {"learned": demo.result.learned, "exit_code": int(code)}
             print(json.dumps(told))
@@ -313,11 +316,23 @@ def _run(demo: TrainingDemo, console: Console) -> int:
     except KeyboardInterrupt:
         console.print("Interrupted; the run was taken down.")
         return ExitCode.INTERRUPTED
-    console.print("[green]It learned.[/green] The same by hand stands at the top of assets/train.yaml.")
-    console.print(
-        "The console of a run that lives is `agentrl tui`; `agentrl tui --replay demo` plays one that was recorded."
-    )
+    console.print("[green]It learned.[/green]")
     return 0
+
+
+def _how_to_go_on(kept: Path | None) -> list[str]:
+    """With the console, and with what was kept."""
+    by_hand = (
+        "The same by hand stands at the top of assets/train.yaml; the console of a run that lives is `agentrl tui`."
+    )
+    if kept is None:
+        return [by_hand, "`agentrl tui --replay @demo` plays one that was recorded."]
+    here = f"AGENTRL_HOME={kept / 'state'}"
+    return [
+        by_hand,
+        f"This one is played by: {here} agentrl tui --replay {NAME}",
+        f"To read its records: {here} agentrl up --run {NAME} --read-only",
+    ]
 
 
 if __name__ == "__main__":

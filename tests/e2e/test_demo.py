@@ -17,7 +17,7 @@ from assets import train_demo
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_the_first_line_says_how_all_of_it_is_kept_unless_it_is(
+def test_it_says_at_its_beginning_how_it_is_kept_and_at_its_end_how_it_is_read(
     keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(demo: train_demo.TrainingDemo, console: Console) -> int:
@@ -27,8 +27,14 @@ def test_the_first_line_says_how_all_of_it_is_kept_unless_it_is(
     monkeypatch.setattr(train_demo, "_run", run)
     monkeypatch.setattr(sys, "argv", ["train_demo", *(["--keep", str(tmp_path / "kept")] if keep else [])])
     assert train_demo.main() == 0
-    first, *_ = capsys.readouterr().out.splitlines()
+    first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "it begins" if keep else "make demo ARGS='--keep DIR'" in first
+    state = tmp_path / "kept" / "state"
+    assert last == (
+        f"To read its records: AGENTRL_HOME={state} agentrl up --run shop --read-only"
+        if keep
+        else "`agentrl tui --replay @demo` plays one that was recorded."
+    )
 
 
 @pytest.mark.slow
