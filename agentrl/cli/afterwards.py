@@ -35,7 +35,8 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
         except NoCoordinatorError as nobody:
             found = None if cli.remote else Remains.find(cli.named)
             if found is None:
-                raise
+                also = " With --run NAME this command reads what that one has left." if not cli.named else ""
+                raise NoCoordinatorError(nobody.message, hint=f"{nobody.hint}{also}") from None
             output.note(f"{nobody.message} This is what {found.name} has left in its files.")
         yield found
 

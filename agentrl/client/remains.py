@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.client.living import read_json
+from agentrl.client.living import left_up, read_json
 from agentrl.config import paths
 from agentrl.config.logfiles import LogFiles
 from agentrl.errors import DiskError, UnknownNameError
@@ -32,8 +32,11 @@ class Remains:
 
     @classmethod
     def find(cls, name: str | None) -> Remains | None:
-        """Of the run of that name, else of the only one that there is; None if that is not clear."""
+        """Of the run of that name, else of the only one that there is, or that was not taken down; None if that is not
+        clear."""
         known = [run for run in paths.list_runs() if not run.broken and name in (None, run.name)]
+        if len(known) > 1:
+            known = [run for run in known if left_up(paths.state_dir(run.name))]
         return cls(known[0]) if len(known) == 1 else None
 
     @property

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import uuid
+
 from agentrl.errors import ExitCode
 from tests.e2e.running import Run
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
@@ -44,3 +49,24 @@ def test_what_was_killed_altogether_is_read_too(run: Run) -> None:
     assert (said.returncode, said.stdout) == (0, "a last word\n")
     assert "is dead, and so is the host agent" in said.stderr
     assert [row["command"] for row in run.cli("events", "--kind", "operation")] == ["apply"]
+
+
+def test_of_several_runs_it_is_the_one_that_nobody_took_down_else_a_name_is_asked_for(run: Run) -> None:
+    other = run.state_dir.parent / "other"
+    other.mkdir(parents=True)
+    body = {"name": "other", "uuid": str(uuid.uuid4()), "run_dir": str(other), "created_at": 1.0}
+    (other / "run.json").write_text(json.dumps(body))
+    run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
+    run.up()
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
+    run.kill_keepers()
+    assert unnamed(run, "logs", "web-0").stdout == "a last word\n"
+    run.cli("down", "--yes")
+    said = unnamed(run, "logs", "web-0")
+    assert (said.returncode, said.stdout) == (ExitCode.NO_COORDINATOR, "")
+    assert "With --run NAME this command reads what that one has left." in said.stderr
+
+
+def unnamed(run: Run, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentrl", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=run.environ, check=False, timeout=PATIENCE_S)
