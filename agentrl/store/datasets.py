@@ -388,5 +388,5 @@ def _kind(value: Any) -> str:
 
 def _reason(broken: Exception) -> str:
     if isinstance(broken, json.JSONDecodeError):
-        return f"{broken.msg} at character {broken.pos + 1}"
+        return f"{broken.msg.removesuffix(' at')} at character {broken.pos + 1}"
     return str(broken)
