@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from agentrl.protocol.rows import AnyRow
 
 
+MOST = 10_000
+_ROWS_OF_A_LINE = 3
+"""Who ordered it, what came of it, and the knob that it set."""
+
+
 class Kind(enum.StrEnum):
     OPERATION = "operation"
     INCIDENT = "incident"
@@ -37,7 +42,7 @@ async def events(
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="Only the last 90s, 15m, 2h.", show_default=False)
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="At most so many.")] = 200,
 ) -> ExitCode:
     """Show operations, incidents, changes and alerts."""
     import time
@@ -50,11 +55,13 @@ async def events(
     after_at = time.time() - seconds(since) if since else 0.0
     async with reader(cli) as client:
         live = living(client) if follow else None
-        found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=limit), key=when)
+        # As text what several rows tell of is one line.
+        asked = limit if cli.json else min(_ROWS_OF_A_LINE * limit, MOST)
+        found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=asked), key=when)
         if cli.json and not follow:
             output.emit(found)
             return ExitCode.OK
-        for row in found if cli.json else told_once(list(found)):
+        for row in found if cli.json else told_once(list(found))[-limit:]:
             show(cli, row)
         if live is not None:
             await _follow(cli, live, kinds or tuple(Kind), found)

@@ -140,6 +140,11 @@ def test_what_a_command_did_is_one_event(shell: Shell, coordinator: Scripted) ->
     assert id not in said
     assert len(shell("events", "--json").json) == 2
 
+    asked: list[int] = []
+    coordinator.answers["events"] = lambda args: asked.append(args.limit) or [done, audit]
+    assert len(shell("events", "--limit", "1").out.splitlines()) == 1
+    assert asked == [3], "as many lines as are wanted, whatever is folded"
+
 
 def test_events_are_followed_by_the_feed(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
