@@ -90,7 +90,7 @@ async def _pages(url: str) -> dict[str, list[float]]:
         await _fill(database)
         taken: dict[str, list[float]] = {}
         for what, filtered in FIRST_PAGES.items():
-            asked = ListRows(filter=filtered, sort="-created_at", limit=FIRST)
+            asked = ListRows(filter=filtered, sort="-started_at", limit=FIRST)
             for _ in range(ASKED):
                 began = time.perf_counter()
                 page = await rows.page(database, "Record", asked)
