@@ -33,6 +33,7 @@ from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpCl
 ORDER_WITHIN_S = 30.0
 HEALTH_WITHIN_S = 5.0
 UPDATE_WITHIN_S = 600.0
+FLUSH_EVERY_S = 0.05
 T = TypeVar("T")
 ABORT_GRACE_S = 5.0
 """An aborted call answers with what it has; it gets this long."""
@@ -162,6 +163,18 @@ class HttpEngine:
 
     async def restore_memory(self) -> None:
         await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+
+    async def flush(self, within_s: float = ORDER_WITHIN_S) -> None:
+        """SGLang only: forget what is in the cache, as soon as no call is in it. A call whose answer was read is in it
+        a moment longer."""
+        end = time.monotonic() + within_s
+        while True:
+            try:
+                return await self.order("/flush_cache")
+            except CallRefusedError:
+                if time.monotonic() > end:
+                    raise EngineBusyError(f"The engine {self.url} has calls under way after {within_s:g} s.") from None
+            await asyncio.sleep(FLUSH_EVERY_S)
 
     async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
         """`keep_cache`: what calls in flight have computed is continued by the new weights. SGLang does nothing else

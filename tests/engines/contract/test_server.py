@@ -98,6 +98,16 @@ async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_whil
     await serves(server, client, second, 2)
 
 
+async def test_the_cache_is_flushed_as_soon_as_no_call_is_in_it(server: SglangEngine, client: HttpEngine) -> None:
+    call = await begun(client, "long", PROMPT, LONG)
+    with pytest.raises(EngineBusyError, match="calls under way"):
+        await client.flush(0)
+    flush = asyncio.create_task(client.flush(60))
+    await client.abort("")
+    await call
+    await flush
+
+
 async def test_a_paused_engine_is_still_paused_after_an_update(
     server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
 ) -> None:
