@@ -42,6 +42,8 @@ class ExitCode(enum.IntEnum):
     """The unit that serves this command is not ready; nothing was asked of it."""
     UNBALANCED = 14
     """`accounting` found sums that do not agree."""
+    TAKEN_DOWN = 15
+    """The run was taken down while `up` waited for it."""
     TEMPORARY = 75
     """A unit asks to be started again; not counted as a death."""
     CONFIG = 78
@@ -139,6 +141,12 @@ class UnavailableError(AgentrlError):
     """Whoever serves this command is not there now."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class TakenDownError(AgentrlError):
+    """The run was taken down while somebody waited for it to be up."""
+
+    exit_code = ExitCode.TAKEN_DOWN
 
 
 class ToldError(AgentrlError):

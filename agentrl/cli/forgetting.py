@@ -44,7 +44,7 @@ async def forget(
     await refuse_if_up(name, state_dir, uuid)
     if uuid:
         forget_dead(state_dir, uuid)
-    _remove(state_dir)
+    remove_state(state_dir)
     kept = f" What it wrote in {run.run_dir} is still there." if run is not None and run.run_dir else ""
     if cli.json:
         output.emit({"run": name, "uuid": uuid, "forgotten": str(state_dir), "kept": run.run_dir if run else ""})
@@ -66,7 +66,7 @@ async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
         )
 
 
-def _remove(state_dir: Path) -> None:
+def remove_state(state_dir: Path) -> None:
     """The name goes first, so that nobody finds a half of it."""
     place = state_dir.resolve()
     if state_dir.is_symlink():

@@ -7,10 +7,7 @@ lock of the first; what is started belongs to a session of its own, so that a cl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import json
-import os
 import re
 import sys
 import time
@@ -18,18 +15,15 @@ from pathlib import Path
 
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
-from agentrl.cli.proof import end, until_gone
 from agentrl.client import Client
 from agentrl.client.living import boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
-from agentrl.protocol.commands import Down
 from agentrl.words.sentences import ended
 
 START_WITHIN_S = 180.0
 """For a host with much other work: what cannot start says so long before."""
 _SIGN_IS_FRESH_S = 30.0
-_TAKEN_BACK_WITHIN_S = 20.0
 _LOG_LINES = 12
 
 
@@ -142,7 +136,12 @@ async def _start_agent(place: Place) -> str:
         # Ctrl-C in this terminal ends the waiting, not what was started.
         start_new_session=True,
     )
-    output, _ = await process.communicate()
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        # It cannot be called back, and what is said next about who lives has to be true.
+        await process.wait()
+        raise
     said = output.decode(errors="replace").strip()
     if process.returncode not in (ExitCode.OK, ExitCode.CONFLICT):
         sentence = ended(f"The host agent could not be started: {said or f'exit {process.returncode}'}")
@@ -165,52 +164,3 @@ def _evidence(place: Place, said: str) -> str:
         if lines:
             parts.append("\n".join([f"{file}:", *(f"  {line}" for line in lines)]))
     return "".join(f"\n{part}" for part in parts) + ("\n" if parts else "")
-
-
-NOTHING_CHANGED = "Nothing was started or changed."
-
-
-async def taken_back(place: Place) -> str:
-    """End agent and coordinator of a run that is not up: they were started for a command that came to nothing.
-
-    What is then true, in a sentence. Those of a run that is up stay: it was without them, and its units live on.
-    """
-    left = keepers_of(place.state_dir)
-    with contextlib.suppress(AgentrlError):
-        async with Client.connect(run=place.name, timeout_s=_TAKEN_BACK_WITHIN_S) as client:
-            # An agent that has not come yet would not be told to leave.
-            deadline = time.monotonic() + _TAKEN_BACK_WITHIN_S
-            while not (report := await client.status()).hosts and time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
-            if report.run.desired == "up":
-                return "Agent and coordinator of the run are up again; nothing else was started or changed."
-            await client.call("down", Down(now=True))
-        left = await end(await until_gone(left, _TAKEN_BACK_WITHIN_S))
-    return what_lives(place) if left else NOTHING_CHANGED
-
-
-def what_lives(place: Place) -> str:
-    """Of an `up` that ended before any unit was started."""
-    names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
-    if not names:
-        return "Nothing was started."
-    return f"No unit was started. Still there: {names}. `agentrl down --run {place.name}` ends it."
-
-
-def remember(place: Place, file: Path | None, sets: tuple[str, ...]) -> None:
-    """Which run file a run was last started with, for `agentrl up --run NAME`."""
-    if file is None:
-        return
-    target = place.state_dir / paths.LAST_UP
-    draft = target.with_suffix(f".{os.getpid()}")  # two `up` at once write one after the other, not into one draft
-    draft.write_text(json.dumps({"file": str(file), "sets": list(sets)}))
-    draft.replace(target)
-
-
-def remembered(state_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
-    """The run file and settings of the last `up`; None if there was none."""
-    found = read_json(state_dir / paths.LAST_UP)
-    file, sets = found.get("file"), found.get("sets", [])
-    if not isinstance(file, str) or not isinstance(sets, list):
-        return None
-    return Path(file), tuple(str(one) for one in sets)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import signal
 import sys
@@ -26,11 +25,14 @@ from agentrl.errors import (
     ConflictError,
     ExitCode,
     NoCoordinatorError,
+    TakenDownError,
     UsageError,
     WaitTimeoutError,
 )
+from agentrl.words.sentences import ended
 
 if TYPE_CHECKING:
+    from agentrl.cli.beginning import Beginning
     from agentrl.cli.launch import Place
     from agentrl.client import Client
     from agentrl.client.remains import Remains
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from agentrl.protocol.danger import Effect
     from agentrl.protocol.rows import AnyRow, OperationRow, UnitRow
 
+_BRINGS_IT_UP = "`agentrl up` brings it up again."
 _NOT_UP_SHOWN = 10
 """Units that are not up when `up` ends, one line each; a whole run that dies is told in no more."""
 
@@ -58,6 +61,7 @@ async def up(
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
     from agentrl.cli import launch
+    from agentrl.cli.beginning import Beginning
     from agentrl.config import paths
 
     if read_only:
@@ -68,7 +72,7 @@ async def up(
     place = launch.Place(config.name, paths.state_dir(config.name), run_dir)
     if cli.remote:
         with _Terminal() as terminal:
-            return await _apply(cli, place, _arguments(loaded), follow=follow, terminal=terminal)
+            return await _apply(cli, Beginning(place), _arguments(loaded), follow=follow, terminal=terminal)
     if launch.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
     launch.refuse_if_in_use(place)
@@ -76,21 +80,18 @@ async def up(
     _tell_of_left_out(loaded, chosen_sets, place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
-    paths.create_run(
-        config.name,
-        run_dir,
-        elsewhere=Path(config.coordinator.state_dir) if config.coordinator.state_dir else None,
-    )
+    elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
+    begun = Beginning.make(place, loaded.path, chosen_sets, elsewhere=elsewhere)
     with _Terminal() as terminal, cli.hinting():
         started = await _coordinator(cli, place, config.supervision.coordinator_silent_s)
-        remember = functools.partial(launch.remember, place, loaded.path, chosen_sets)
-        args = _arguments(loaded)
-        return await _apply(cli, place, args, started=started, follow=follow, terminal=terminal, on_accepted=remember)
+        begun = dataclasses.replace(begun, started=started)
+        return await _apply(cli, begun, _arguments(loaded), follow=follow, terminal=terminal)
 
 
 async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
     """The store of a run that is down, and who answers questions about it. No run file is needed, or looked at."""
     from agentrl.cli import launch, output
+    from agentrl.cli.beginning import Beginning
     from agentrl.config.times import SupervisionTimes
     from agentrl.protocol.commands import Apply
 
@@ -108,8 +109,8 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
         return ExitCode.OK
     with _Terminal() as terminal, cli.hinting():
         started = await _coordinator(cli, place, SupervisionTimes().coordinator_silent_s)
-        args = Apply(config={}, reading=True)
-        return await _apply(cli, place, args, started=started, follow=follow, terminal=terminal)
+        begun = Beginning(place, started=started)
+        return await _apply(cli, begun, Apply(config={}, reading=True), follow=follow, terminal=terminal)
 
 
 def _run_to_read(cli: Cli) -> Remains:
@@ -135,25 +136,26 @@ def _run_to_read(cli: Cli) -> Remains:
 async def _coordinator(cli: Cli, place: Place, silent_s: float) -> bool:
     """One that answers; True if nobody of the run lived here before."""
     from agentrl.cli import launch
+    from agentrl.cli.beginning import what_lives
     from agentrl.cli.progress import Progress
     from agentrl.client.living import keepers_of
 
     started = not keepers_of(place.state_dir)
-    with _if_it_fails(lambda: launch.what_lives(place)), Progress(cli) as progress:
+    with _if_it_fails(lambda: what_lives(place)), Progress(cli) as progress:
         await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
     return started
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
     """The configuration that is meant: the file named, the one here, or the one of the run's last `up`."""
-    from agentrl.cli import launch
+    from agentrl.cli.beginning import remembered
     from agentrl.config.load import load_config
 
     chosen, chosen_sets = file, tuple(sets or ())
     if chosen is None and cli.run:
         from agentrl.client.discovery import state_of
 
-        before = launch.remembered(state_of(cli.run))
+        before = remembered(state_of(cli.run))
         if before is None:
             raise ConfigError(
                 f"It is not known which file {cli.run} was started with.", hint="Name it: agentrl up RUN.yaml."
@@ -190,9 +192,10 @@ def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> No
 
 def _tell_of_left_out(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
     """Settings of the last `up` of this file that were given by hand, and are not given now."""
-    from agentrl.cli import launch, output
+    from agentrl.cli import output
+    from agentrl.cli.beginning import remembered
 
-    before = launch.remembered(place.state_dir)
+    before = remembered(place.state_dir)
     if before is None or before[0] != loaded.path:
         return
     given = {one.partition("=")[0] for one in sets}
@@ -236,11 +239,26 @@ def _if_it_fails(sentence: Callable[[], str]) -> Iterator[None]:
     """However this ends before its end, by an error or by Ctrl-C, say how things stand."""
     try:
         yield
+    except TakenDownError:
+        raise
     except BaseException:
         from agentrl.cli import output
 
         output.note(sentence())
         raise
+
+
+@contextlib.contextmanager
+def _if_it_is_taken_down(cli: Cli, place: Place) -> Iterator[None]:
+    """A coordinator that left with its run may have left before it could say so: what it left behind tells."""
+    from agentrl.client.living import left_up
+
+    try:
+        yield
+    except (NoCoordinatorError, WaitTimeoutError):
+        if cli.remote or left_up(place.state_dir):
+            raise
+        raise TakenDownError(f"The run {place.name} was taken down meanwhile.", hint=_BRINGS_IT_UP) from None
 
 
 def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
@@ -254,33 +272,26 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     return ExitCode.OK
 
 
-async def _apply(
-    cli: Cli,
-    place: Place,
-    args: Apply,
-    *,
-    follow: bool,
-    terminal: _Terminal,
-    started: bool = False,
-    on_accepted: Callable[[], None] = lambda: None,
-) -> ExitCode:
-    """`started`: agent and coordinator are there for this command alone, and go with it if it comes to nothing.
-    `on_accepted` is called unless it certainly did."""
+async def _apply(cli: Cli, begun: Beginning, args: Apply, *, follow: bool, terminal: _Terminal) -> ExitCode:
+    """Send it, wait for what it wants, and say what became of it."""
     from agentrl.cli.acts import finished, report_accepted
     from agentrl.client import Client
 
-    connection = cli.connect() if cli.remote else Client.connect(run=place.name, timeout_s=5.0)
+    name = begun.place.name
+    connection = cli.connect() if cli.remote else Client.connect(run=name, timeout_s=5.0)
     async with connection as client:
-        accepted = await _accepted(cli, client, place, args, started=started, on_accepted=on_accepted)
+        accepted = await _accepted(cli, client, begun, args)
         if accepted is None:
             return ExitCode.OK
         terminal.let_go()
         if terminal.closed:
             return ExitCode.OK
-        goes_on = cli.aimed(f"The run {place.name} goes on. `agentrl status` shows it, `agentrl down` ends it.")
-        with _if_it_fails(lambda: goes_on):
+        goes_on = cli.aimed(f"The run {name} goes on. `agentrl status` shows it, `agentrl down` ends it.")
+        with _if_it_fails(lambda: goes_on), _if_it_is_taken_down(cli, begun.place):
             if cli.wait:
                 row = await finished(cli, client, accepted.operation)
+                if row.superseded_by == "down":
+                    raise TakenDownError(ended(f"The run {name} is not up: {row.reason}"), hint=_BRINGS_IT_UP)
                 code = await _report(cli, client, row, accepted.effect, line=follow)
             else:
                 report_accepted(cli, accepted)
@@ -290,11 +301,9 @@ async def _apply(
     return code
 
 
-async def _accepted(
-    cli: Cli, client: Client, place: Place, args: Apply, *, started: bool, on_accepted: Callable[[], None]
-) -> Accepted | None:
+async def _accepted(cli: Cli, client: Client, begun: Beginning, args: Apply) -> Accepted | None:
     """None if it was not wanted after all. What ends before it is accepted leaves everything as it was, and says so."""
-    from agentrl.cli import launch, output
+    from agentrl.cli import output
     from agentrl.cli.acts import agreed
 
     sent = False
@@ -302,22 +311,31 @@ async def _accepted(
         if await agreed(cli, client, "apply", args):
             sent = True
             accepted: Accepted = await client.call("apply", args)
-            on_accepted()
+            begun.accepted()
             return accepted
-    except BaseException as ended:
-        # What was sent and not answered may still be done.
-        if not sent or _is_refusal(ended):
-            output.note(await launch.taken_back(place) if started else launch.NOTHING_CHANGED)
+    except BaseException as failed:
+        if not sent or _is_refusal(failed):
+            output.note(await _taken_back(begun))
         else:
-            on_accepted()
+            # What was sent and not answered may still be done.
+            begun.accepted()
+            output.note(cli.aimed("It was sent, and may still be done: `agentrl status` shows it."))
         raise
-    if started:
-        output.note(await launch.taken_back(place))
+    if begun.started:
+        output.note(await _taken_back(begun))
     return None
 
 
-def _is_refusal(ended: BaseException) -> bool:
-    return isinstance(ended, AgentrlError) and not isinstance(ended, NoCoordinatorError | WaitTimeoutError)
+async def _taken_back(begun: Beginning) -> str:
+    """The second Ctrl-C ends this as well, and leaves what is there."""
+    from agentrl.cli.beginning import what_lives
+
+    with _if_it_fails(lambda: what_lives(begun.place)):
+        return await begun.taken_back()
+
+
+def _is_refusal(failed: BaseException) -> bool:
+    return isinstance(failed, AgentrlError) and not isinstance(failed, NoCoordinatorError | WaitTimeoutError)
 
 
 def _arguments(loaded: Loaded) -> Apply:

@@ -85,11 +85,12 @@ class CommandMethods(DataMethods):
         self,
         *,
         now: bool = False,
+        unless_up: bool = False,
         request_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Accepted:
-        """Stop everything and prove that nothing is left."""
-        return await self._act("down", commands.Down(now), request_id, deadline_s)
+        """Stop everything and prove that nothing is left; with `unless_up` only where nobody wants the run up."""
+        return await self._act("down", commands.Down(now, unless_up), request_id, deadline_s)
 
     async def scale(
         self,

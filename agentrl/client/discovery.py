@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.client.living import agents_of, coordinator_of, given_up, keepers_of
+from agentrl.client.living import agents_of, coordinator_of, given_up, keepers_of, left_up
 from agentrl.config import paths
 from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import remove_sockets, tcp_triplet
@@ -21,7 +21,11 @@ from agentrl.transport.keys import ClientKey
 from agentrl.words.sentences import ended
 
 COORDINATOR_FILE = "coordinator.json"
+STARTS = "agentrl up starts it."
 STARTS_AGAIN = "agentrl up starts it again and keeps the units that run."
+_BEGINS_OR_ENDS = (
+    "Its host agent is there alone: the run is just beginning, or coming to its end. `agentrl runs` shows which."
+)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -105,7 +109,7 @@ def _by_state(state_dir: Path) -> Target:
     if found is None:
         if agents_of(state_dir):
             raise NoCoordinatorError(f"The run {name} has no coordinator now.", hint=hint_of(state_dir))
-        raise NoCoordinatorError(f"The run {name} is not up.", hint="agentrl up starts it.")
+        raise NoCoordinatorError(f"The run {name} is not up.", hint=STARTS)
     return Target(name, found.address, found.feed, found.metrics, run.uuid if run else "", state_dir=state_dir)
 
 
@@ -142,6 +146,8 @@ def refuse_if_dead(target: Target) -> None:
     """NoCoordinatorError if nobody is left on this host who could answer, or start somebody who does."""
     if target.state_dir is None or keepers_of(target.state_dir) or _is_listened_at(target.address):
         return
+    if not left_up(target.state_dir):
+        raise NoCoordinatorError(f"The run {target.what} was taken down just now.", hint=STARTS)
     raise NoCoordinatorError(
         f"The coordinator of {target.what} is dead, and so is the host agent that would start it again.",
         hint="agentrl up starts both and keeps the units that run.",
@@ -156,16 +162,24 @@ def what_to_do(target: Target) -> str:
 
 
 def hint_of(state_dir: Path) -> str:
-    """The same for a run of this host."""
-    silent = coordinator_of(state_dir)
+    """The same for a run of this host. It has to hold a second later as well, also where the run is just ending: a
+    coordinator that leaves removes its file, one that died could not."""
+    silent, agents = coordinator_of(state_dir), agents_of(state_dir)
     if why := given_up(state_dir):
         return ended(f"Its host agent has given up starting it: {why}") + " Then `agentrl down`, and up again."
+    if not left_up(state_dir):
+        return _BEGINS_OR_ENDS if agents else STARTS
+    if silent is not None and not agents:
+        return (
+            f"Its process ({silent.pid}) {silent.condition} and no host agent watches over it. Where the run is not "
+            "just ending, `agentrl up` starts one and keeps the units that run."
+        )
     if silent is not None:
         return (
             f"Its process ({silent.pid}) {silent.condition}. The host agent replaces a coordinator that is silent "
             "for supervision.coordinator_silent_s; `agentrl up` waits for that. The units go on."
         )
-    if agents_of(state_dir):
+    if agents:
         return "Its host agent starts it again by itself, within seconds: nothing has to be done. The units go on."
     return STARTS_AGAIN
 

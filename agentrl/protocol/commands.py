@@ -115,6 +115,8 @@ class Down(Args, frozen=True):
     """Stop everything, scan every host, end the coordinator."""
 
     now: bool = False
+    unless_up: bool = False
+    """Refused where the run is wanted up: for who ends a coordinator that came to nothing, not the run of others."""
 
 
 class Scale(Args, frozen=True):

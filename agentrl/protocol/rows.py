@@ -218,6 +218,8 @@ class OperationRow(Row, tag="operation", frozen=True):
     result: dict[str, KnobValue] = {}
     lines: tuple[str, ...] = ()
     """What was done, in sentences (for `down`: what was found and removed)."""
+    superseded_by: str = ""
+    """The command that a later wish came with, where the run as a whole was meant: `down` or `apply`."""
 
 
 class KnobRow(Row, tag="knob", frozen=True):

@@ -87,6 +87,7 @@ def test_what_is_left_by_an_up_that_does_not_come_to_its_end(a_run: Run) -> None
     _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert any(said in err for said in ("Nothing was started", "No unit was started", "goes on")), err
+    assert ("Nothing was started" in err) <= (not a_run.processes())
     hurried = a_run.raw("up", str(a_run.file), "--timeout", "0.01")
     assert hurried.returncode == ExitCode.TIMEOUT, hurried
     assert "goes on" in hurried.stderr
@@ -131,6 +132,20 @@ def test_ctrl_c_leaves_the_run_alive_and_says_so(
     assert f"The run {a_run.name} goes on" in said.err
     assert a_run.lives_of("slow-0") == {"slow-0.1"}
     assert a_run.alive(a_run.coordinator_pid())
+
+
+def test_an_up_that_waits_says_that_the_run_was_taken_down(a_run: Run) -> None:
+    a_run.sidecar("slow", SLEEPER, **NEVER_READY)
+    a_run.write()
+    process = a_run.start("up", str(a_run.file), "--json")
+    eventually(lambda: a_run.lives_of("slow-0"), what="the unit to run")
+    a_run.cli("down")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.TAKEN_DOWN, (out, err)
+    told = json.loads(out)["error"]
+    assert f"The run {a_run.name} is not up: " in told["message"]
+    assert "took the run down" in told["message"]
+    assert "goes on" not in err
 
 
 SLOWLY = """

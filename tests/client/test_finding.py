@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.client import Client, ClientKey, find, new_keypair
-from agentrl.client.discovery import forget_dead
+from agentrl.client.discovery import forget_dead, hint_of, refuse_if_dead
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConfigError, NoCoordinatorError, UnknownNameError, UsageError
 from tests.waiting import PATIENCE_S
@@ -160,3 +160,30 @@ def test_damaged_file_is_a_sentence(env: dict[str, str], body: bytes) -> None:
     for run in ("mine", None):
         with pytest.raises(AgentrlError, match=r"coordinator\.json is damaged"):
             find(run, environ=env)
+
+
+@pytest.mark.parametrize(
+    ("there", "hint"),
+    [
+        ("agent", "just beginning, or coming to its end"),
+        ("coordinator", "no host agent watches over it"),
+        ("", "agentrl up starts it"),
+        ("both", "replaces a coordinator that is silent"),
+    ],
+)
+def test_the_last_moments_of_a_run_are_not_told_as_a_failure(env: dict[str, str], there: str, hint: str) -> None:
+    state = make_run("mine", up=there in ("coordinator", "both"), alive=True)
+    if there in ("agent", "both"):
+        agent = state / "hosts" / "here" / "agent.json"
+        agent.parent.mkdir(parents=True)
+        agent.write_text(json.dumps({"pid": os.getpid()}))
+    assert hint in hint_of(state)
+    assert ("units that run" in hint_of(state)) is (there == "coordinator")
+
+
+def test_who_found_a_run_that_is_down_by_now_is_not_told_of_a_death(env: dict[str, str]) -> None:
+    state = make_run("mine")
+    found = find("mine", environ=env)
+    (state / "coordinator.json").unlink()
+    with pytest.raises(NoCoordinatorError, match="was taken down just now"):
+        refuse_if_dead(found)

@@ -28,6 +28,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     where = {name: f"ipc://{tmp_path}/{name}" for name in ("address", "feed", "metrics")}
     who = {"pid": process.pid, "start_ticks": start_ticks(process.pid)}
     (state / "coordinator.json").write_text(json.dumps({**who, **where}))
+    agent(state)
     os.kill(process.pid, signal.SIGSTOP)
     try:
         eventually(lambda: (living := coordinator_of(state)) is not None and "stopped" in living.condition)
@@ -77,7 +78,7 @@ async def test_who_waits_for_a_host_agent_to_start_it_again_has_nothing_to_do(de
     assert "starts it again by itself" in (told := await hint())
     assert "agentrl up" not in told
     (dead / "coordinator.json").unlink()
-    assert "starts it again by itself" in await hint(), "one that has not begun yet, or could not write its file"
+    assert "the run is just beginning, or coming to its end" in await hint(), "nobody can tell which"
 
 
 async def test_a_host_agent_that_has_given_up_is_not_waited_for(dead: Path) -> None:

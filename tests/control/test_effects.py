@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl.control.commands.effects import of_plan
+import pytest
+
+from agentrl.control.commands.effects import of_down, of_plan
+from agentrl.errors import ConflictError
+from agentrl.protocol.commands import Down
 from agentrl.protocol.danger import Tier, tier_of
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -31,3 +35,10 @@ def test_a_run_that_was_only_read_from_goes_on_without_a_question() -> None:
     effect = of_plan(begun, only_read=True)
     assert effect.sentence() == "starts trainer-0, steward-0"
     assert tier_of(effect) is Tier.REVERSIBLE
+
+
+def test_a_down_for_what_came_to_nothing_spares_a_run_that_is_wanted() -> None:
+    spare = Down(now=True, unless_up=True)
+    assert of_down(State(run=RunState(up=False)), spare).empty
+    with pytest.raises(ConflictError, match="is up"):
+        of_down(State(run=RunState(up=True)), spare)

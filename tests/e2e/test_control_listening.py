@@ -73,6 +73,22 @@ def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, options
         assert "Nothing was started or changed." in refused.stderr
         assert not run.processes()
         assert not keepers_of(run.state_dir)
+        assert run.cli("runs") == [], "what was never accepted is no run"
+        assert not run.dir.exists()
+
+
+def test_what_was_up_once_stays_a_run_when_its_next_up_is_refused(tmp_path: Path) -> None:
+    for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}"):
+        run.sidecar("web", ["sleep", "1000"])
+        run.up()
+        run.cli("down")
+        run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{(port := free_triplet())}"}
+        run.write()
+        with somebody_at(port):
+            refused = run.raw("up", str(run.file))
+        assert refused.returncode == ExitCode.CONFIG, refused.stderr
+        assert [row["name"] for row in run.cli("runs")] == [run.name]
+        assert run.cli("events"), "its journal is still there"
 
 
 def test_an_up_that_is_refused_after_both_keepers_died_leaves_the_units_to_the_new_ones(alone: Run) -> None:

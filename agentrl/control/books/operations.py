@@ -56,6 +56,7 @@ class Operation(msgspec.Struct):
     waiting_for: tuple[str, ...] = ()
     result: dict[str, KnobValue] = {}
     lines: list[str] = []
+    superseded_by: str = ""
     effect: Effect = Effect()
     """What was previewed when it was accepted."""
     by_itself: bool = False
@@ -74,6 +75,7 @@ class Operation(msgspec.Struct):
             waiting_for=self.waiting_for[:WAITING_SHOWN],
             result=self.result,
             lines=tuple(self.lines),
+            superseded_by=self.superseded_by,
         )
 
 
@@ -127,6 +129,13 @@ class Operations:
         operation.state, operation.reason, operation.ended_at = state, reason, now
         operation.waiting_for = ()
         self._changed(operation)
+
+    def supersede(self, command: str, by: Operation, reason: str, now: float) -> None:
+        """A later wish for the whole run takes the place of all operations of that command."""
+        for other in self.live():
+            if other.command == command and other is not by:
+                other.superseded_by = by.command
+                self.finish(other, OperationState.SUPERSEDED, now, f"{by.who} {reason} ({short(by.id)})")
 
     def review(self, now: float) -> None:
         """Compare every running operation with what is."""

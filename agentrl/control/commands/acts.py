@@ -22,7 +22,7 @@ from agentrl.errors import ConflictError
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobValue, OperationState, UnitState, short
+from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision import events
 from agentrl.supervision.slots import Slot
@@ -92,20 +92,17 @@ class Acts:
         goals |= {unit: Goal(Want.UP, shared=True) for unit in plan.kept}
         if not args.reading:
             self._settings.adopt(config, args, operation.who)
-        self._supersede_downs(operation)
+        # Whoever waits for the run's end would wait in vain.
+        self._supersede("down", operation, "brought the run up again")
         self._context.happened(events.Applied(specs=specs, by=operation.id, reading=args.reading))
         return goals
 
-    def _supersede_downs(self, operation: Operation) -> None:
-        """The run is wanted again; whoever waits for its end would wait in vain."""
-        context = self._context
-        for other in context.operations.live():
-            if other.command == "down":
-                reason = f"{operation.who} brought the run up again ({short(operation.id)})"
-                context.operations.finish(other, OperationState.SUPERSEDED, context.clock.now(), reason)
+    def _supersede(self, command: str, operation: Operation, reason: str) -> None:
+        self._context.operations.supersede(command, operation, reason, self._context.clock.now())
 
     def _down(self, operation: Operation, args: commands.Down) -> None:
         operation.by_itself = True
+        self._supersede("apply", operation, "took the run down")
         self._context.happened(events.DownWanted(by=operation.id, at_once=args.now))
 
     # ---- units ----

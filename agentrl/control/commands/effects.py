@@ -107,6 +107,8 @@ def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str,
 
 
 def of_down(state: State, args: commands.Down) -> Effect:
+    if args.unless_up and state.run.up:
+        raise ConflictError("The run is up.", hint="agentrl down ends it.")
     alive = tuple(s.unit for s in state.slots.values() if not s.tree_gone)
     return Effect(kills=alive) if args.now else Effect(drains=alive)
 

@@ -1,0 +1,75 @@
+"""What an up that comes to nothing takes back, and what it leaves to others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.beginning import NOTHING_CHANGED, Beginning
+from agentrl.cli.launch import Place
+from agentrl.config import paths
+from agentrl.errors import ConflictError
+from agentrl.protocol.commands import Down
+from agentrl.protocol.rows import HostRow, RunRow
+from tests.cli.scripted import Scripted
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "home"))
+    return Place("demo", paths.state_dir("demo"), tmp_path / "dir")
+
+
+def make(place: Place, elsewhere: Path | None = None) -> Beginning:
+    begun = Beginning.make(place, place.run_dir / "run.yaml", (), elsewhere=elsewhere)
+    return Beginning(begun.place, begun.file, begun.sets, begun.new_run, begun.new_dir, started=True)
+
+
+def test_a_run_that_was_made_for_nothing_is_not_there_afterwards(place: Place) -> None:
+    begun = make(place)
+    assert [run.name for run in paths.list_runs()] == ["demo"]
+    assert asyncio.run(begun.taken_back()) == NOTHING_CHANGED
+    assert paths.list_runs() == []
+    assert not place.run_dir.exists()
+
+
+def test_what_was_there_before_or_was_accepted_stays(place: Place) -> None:
+    make(place).accepted()
+    asyncio.run(make(place).taken_back())
+    assert [run.name for run in paths.list_runs()] == ["demo"]
+
+
+def test_what_another_command_had_accepted_meanwhile_stays(place: Place) -> None:
+    first, second = make(place), make(place)
+    second.accepted()
+    asyncio.run(first.taken_back())
+    assert [run.name for run in paths.list_runs()] == ["demo"]
+
+
+def test_a_state_directory_of_before_and_a_full_run_directory_are_not_removed(place: Place, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "data"
+    elsewhere.mkdir()
+    begun = make(place, elsewhere)
+    (place.run_dir / "notes").touch()
+    asyncio.run(begun.taken_back())
+    assert elsewhere.exists()
+    assert (place.run_dir / "notes").exists()
+
+
+def test_a_run_that_another_up_brought_up_in_the_last_moment_is_left_to_it(tmp_path: Path, place: Place) -> None:
+    with Scripted(tmp_path / "home") as coordinator:
+        coordinator.rows["host"] = HostRow("here", "up")
+        coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")
+
+        def down(args: Down) -> None:
+            assert args.unless_up, "only the coordinator knows whether the run is wanted by now"
+            raise ConflictError("The run is up.")
+
+        coordinator.answers["down"] = down  # type: ignore[assignment]
+        told = asyncio.run(Beginning(place, new_run=True, started=True).taken_back())
+    assert "Another `up` was accepted meanwhile" in told
+    assert json.loads((place.state_dir / "coordinator.json").read_text())["pid"] == os.getpid()
