@@ -26,7 +26,9 @@ Sort = Annotated[
         "--sort", metavar="FIELDS", help="Such as -score,started_at; else the newest first.", show_default=False
     ),
 ]
-After = Annotated[str, typer.Option("--after", metavar="ID", help="Go on behind this row.", show_default=False)]
+After = Annotated[
+    str, typer.Option("--after", metavar="PLACE", help="Go on where a page said, or behind a row.", show_default=False)
+]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
 
 ANSWER_WITHIN_S = 60.0

@@ -94,12 +94,16 @@ def _sortable(value: Any) -> tuple[Any, ...]:
     return (_RANK[kind], True, value)
 
 
-def after(keys: Sequence[SortKey], last: Mapping[str, Any]) -> Query:
-    """What MongoDB has behind this document in this order: `$and` it with the filter."""
+def values_of(keys: Sequence[SortKey], document: Mapping[str, Any]) -> list[Any]:
+    """Where a document stands in this order."""
+    return [as_stored(lookup(document, key.field.name)) for key in keys]
+
+
+def after(keys: Sequence[SortKey], values: Sequence[Any]) -> Query:
+    """What MongoDB has behind this place in this order: `$and` it with the filter."""
     ways: list[Query] = []
     equal: list[Query] = []
-    for key in keys:
-        value = as_stored(lookup(last, key.field.name))
+    for key, value in zip(keys, values, strict=True):
         if (behind := _behind(key, value)) is not None:
             ways.append({"$and": [*equal, behind]})
         equal.append({key.field.stored: {"$eq": value}})

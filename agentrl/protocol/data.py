@@ -22,7 +22,7 @@ class ListRows(Args, frozen=True):
     sort: str = ""
     """Fields with commas, `-` before one for descending; empty: by id."""
     after: str = ""
-    """The id of the last row that was seen."""
+    """What the page before gave, or the id of a row."""
     limit: int = 100
 
 

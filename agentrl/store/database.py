@@ -259,6 +259,16 @@ class Database:
                 await made.drop_index(name)
         await made.create_indexes(indexes)
 
+    async def drop_indexes(self, collection: str, names: Sequence[str]) -> None:
+        """Those of these names that are there."""
+        await self._repeated(collection, lambda: self._drop_indexes(collection, names))
+
+    async def _drop_indexes(self, collection: str, names: Sequence[str]) -> None:
+        known = await self._collection(collection).index_information()
+        for name in names:
+            if name in known:
+                await self._collection(collection).drop_index(name)
+
     async def collections(self) -> list[str]:
         with _our_errors(self.name):
             names: list[str] = await self._database.list_collection_names()

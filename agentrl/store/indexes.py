@@ -1,7 +1,8 @@
 """The indexes, next to the queries that they are for.
 
 Invariants: every query that a process repeats stands on one of these (a test asks the server); a unique key is what
-makes a repeated insert harmless and a doubly held seat impossible; making them again changes nothing.
+makes a repeated insert harmless and a doubly held seat impossible; making them again changes nothing; what earlier
+versions made and nobody asks any more costs no write.
 """
 
 from __future__ import annotations
@@ -92,7 +93,18 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Chunk": [_index("document", "document field index")],
 }
 
+RETIRED: dict[str, tuple[str, ...]] = {
+    "Task": ("ready",),
+    "Record": ("newest", "claims", "owned", "followed"),
+    "DispatchedSamplingTask": ("status",),
+    "ToolCall": ("status",),
+    "Service": ("kind",),
+}
+"""Those of former versions of ours, by name. No other index is ever dropped: it is somebody else's."""
+
 
 async def ensure(database: Database) -> None:
     for collection, indexes in INDEXES.items():
         await database.create_indexes(collection, indexes)
+    for collection, names in RETIRED.items():
+        await database.drop_indexes(collection, names)

@@ -1,8 +1,8 @@
 """Lists for people and exports: filtered, sorted, paged. The language is that of `agentrl.filters`.
 
-Invariants: a page never repeats or skips a row, whatever is inserted meanwhile, because it goes on behind a document
-and not after a count (but that document is where it is by then: a row that changes its place in the order, as an open
-Record does that begins, is passed over or met again); token data is never part of a row, only its size.
+Invariants: a page never repeats or skips a row, whatever is inserted or removed meanwhile, because it goes on behind a
+place in the order and not after a count (only a row that itself moves to another place, as an open Record does that
+begins, may be passed over); token data is never part of a row, only its size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from agentrl.filters import fields as known_fields
 from agentrl.filters.fields import Fields
 from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
-from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort
+from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
+from agentrl.store import places
 from agentrl.store.database import Database, Plain
 
 FIELDS: Mapping[str, Fields] = {
@@ -53,7 +54,7 @@ LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0
 @dataclass(frozen=True, slots=True)
 class Page:
     rows: list[Plain]
-    after: str | int | None
+    after: str | None
     """Give it to go on; None at the end."""
 
 
@@ -68,7 +69,8 @@ async def page(
     also: Query | None = None,
 ) -> Page:
     """One page, the newest first unless another order is asked for. FilterError says where a query is wrong; `after` is
-    the id of the last row that was seen. `also` is asked besides, in MongoDB's own words."""
+    what the page before gave, or the id of a row, behind where that stands by now. `also` is asked besides, as MongoDB
+    has it."""
     fields = _fields(kind)
     keys = parse_sort(sort or NEWEST_FIRST.get(kind, ""), fields)
     asked = await _asked(database, kind, filter, keys, after)
@@ -77,7 +79,7 @@ async def page(
         asked = {"$and": [also, asked]}
     found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
-    return Page(rows, rows[-1]["id"] if len(found) > limit else None)
+    return Page(rows, places.written(kind, keys, rows[-1]) if len(found) > limit else None)
 
 
 async def _asked(
@@ -86,10 +88,16 @@ async def _asked(
     query = to_mongo(parse(filter, _fields(kind)), await database.now())
     if last is None:
         return query
+    return {"$and": [query, after(keys, await _place(database, kind, keys, last))]}
+
+
+async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last: str | int) -> list[Any]:
+    if isinstance(last, str) and places.is_place(last):
+        return places.read(last, kind, keys)
     document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
     if document is None:
         raise UnknownNameError(f"There is no {kind} {last} to go on from.", hint="Begin at the first page.")
-    return {"$and": [query, after(keys, shown(document))]}
+    return values_of(keys, shown(document))
 
 
 def _fields(kind: str) -> Fields:

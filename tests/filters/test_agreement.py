@@ -15,7 +15,7 @@ from pymongo.write_concern import WriteConcern
 from agentrl.filters.evaluate import matches
 from agentrl.filters.expressions import Compare, Expression
 from agentrl.filters.mongo import to_mongo
-from agentrl.filters.sorting import after, arranged, parse_sort, to_mongo_sort
+from agentrl.filters.sorting import after, arranged, parse_sort, to_mongo_sort, values_of
 from tests.filters.queries import FIELDS, NOW, TEXT, documents, expressions
 
 Documents = list[dict[str, Any]]
@@ -63,5 +63,5 @@ def test_orders_and_pages(collection: Collection[dict[str, Any]], rows: Document
     behind: dict[str, Any] = {}
     while page := list(collection.find(behind).sort(order).limit(size)):
         paged += [row["_id"] for row in page]
-        behind = after(keys, {**page[-1], "id": page[-1]["_id"]})
+        behind = after(keys, values_of(keys, {**page[-1], "id": page[-1]["_id"]}))
     assert paged == expected

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pymongo import InsertOne
+from pymongo import IndexModel, InsertOne
 
-from agentrl.errors import RefusedError, UnknownNameError
+from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.filters.parser import FilterError
 from agentrl.steward import admission, attempts, closing, epochs, expiry, retention
 from agentrl.steward.rules import EnvironmentRules, Rules
@@ -236,7 +236,7 @@ async def test_pages_put_together_are_the_list(db: Database) -> None:
         task.status = "queued" if number % 3 else "dead"
     await tasks.insert(db, rows)
     seen: list[str] = []
-    after: str | int | None = None
+    after: str | None = None
     while True:
         page = await lists.page(db, "Task", filter="status=queued", sort="-row", after=after, limit=4)
         seen += [found["id"] for found in page.rows]
@@ -255,6 +255,55 @@ async def test_pages_put_together_are_the_list(db: Database) -> None:
         await lists.page(db, "Task", after="nowhere")
 
 
+async def test_a_page_goes_on_where_it_stood_whatever_became_of_its_last_row(db: Database) -> None:
+    began = await db.now()
+    ids = [f"r{number}" for number in range(6)]
+    moments = [began + timedelta(minutes=number) for number in range(3)]
+    rows = [{"_id": id, "task": id, "started_at": at} for id, at in zip(ids, [*moments, None, None, None], strict=True)]
+    await db.insert_many("Record", rows)
+    first = await lists.page(db, "Record", limit=4)
+    assert [row["id"] for row in first.rows] == ["r2", "r1", "r0", "r5"]
+    await db.update_one("Record", {"_id": "r5"}, {"$set": {"started_at": began + timedelta(hours=1)}})
+    second = await lists.page(db, "Record", after=first.after, limit=4)
+    assert [row["id"] for row in second.rows] == ["r4", "r3"], "r5 began meanwhile, and what was seen is not met again"
+
+    beyond = await lists.page(db, "Record", sort="started_at", limit=3)
+    await db.delete_many("Record", {"_id": beyond.rows[-1]["id"]})
+    rest = await lists.page(db, "Record", sort="started_at", after=beyond.after)
+    assert [row["id"] for row in rest.rows] == ["r1", "r2", "r5"], "and a row that was removed is still a place"
+
+    by_id = await lists.page(db, "Record", sort="started_at", after="r1")
+    assert [row["id"] for row in by_id.rows] == ["r2", "r5"], "what earlier versions gave"
+
+
+@pytest.mark.parametrize("after", ["behind:", "behind:AAAA", "behind:é", "behind:FgAAAA"])
+async def test_what_is_no_place_in_a_list_is_refused(db: Database, after: str) -> None:
+    with pytest.raises(UsageError, match="no place in a list"):
+        await lists.page(db, "Record", after=after)
+
+
+async def test_a_place_in_another_list_or_order_is_refused(db: Database) -> None:
+    await db.insert_many("Record", [{"_id": id, "task": id, "seat": number} for number, id in enumerate("ab")])
+    place = (await lists.page(db, "Record", sort="seat", limit=1)).after
+    with pytest.raises(UsageError, match="a list of Record by seat,id, not in this one"):
+        await lists.page(db, "Record", after=place)
+    with pytest.raises(UsageError, match="a list of Record"):
+        await lists.page(db, "Task", sort="id", after=place)
+
+
+async def test_indexes_of_earlier_versions_go_and_those_of_others_stay(db: Database) -> None:
+    for name in ("newest", "somebody_elses"):
+        await db.create_indexes("Record", [IndexModel([("created_at", 1), (name, 1)], name=name)])
+    before = set(await db._database["Record"].index_information())
+    await indexes.ensure(db)
+    after = set(await db._database["Record"].index_information())
+    assert before - after == {"newest"}
+    assert "somebody_elses" in after
+    wanted = {(kind, index.document["name"]) for kind, each in indexes.INDEXES.items() for index in each}
+    assert not wanted & {(kind, name) for kind, names in indexes.RETIRED.items() for name in names}
+    await db._database["Record"].drop_index("somebody_elses")
+
+
 async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database) -> None:
     ids = [f"shop/train/0/{number:06d}" for number in range(6)]
     at = dict(zip(ids, (3, None, 5, 1, None, 4), strict=True))
@@ -262,7 +311,7 @@ async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database)
     moments = {id: began + timedelta(minutes=minute) for id, minute in at.items() if minute is not None}
     await db.insert_many("Task", [{"_id": id, "admitted_at": moments.get(id)} for id in ids])
     seen: list[str] = []
-    after: str | int | None = None
+    after: str | None = None
     while after is not None or not seen:
         page = await lists.page(db, "Task", after=after, limit=2)
         seen += [found["id"] for found in page.rows]

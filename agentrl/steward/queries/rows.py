@@ -13,7 +13,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.filters.mongo import Query
 from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data import ListRows, Page
-from agentrl.store import lists, services
+from agentrl.store import lists, places, services
 from agentrl.store.database import Database, Plain
 
 LONGEST_TEXT = 500
@@ -31,11 +31,11 @@ async def page(database: Database, kind: str, args: ListRows, *, also: Query | N
         await tell_what_they_do(database, rows)
     if kind == "Publication":
         await _tell_who_serves(database, rows)
-    return Page(tuple(rows), "" if found.after is None else str(found.after))
+    return Page(tuple(rows), found.after or "")
 
 
 def _last(kind: str, after: str) -> str | int | None:
-    if kind != "Publication" or not after:
+    if kind != "Publication" or not after or places.is_place(after):
         return after or None
     if not after.isdecimal():
         raise UnknownNameError(f"There is no version {after!r} to go on from.", hint="Begin at the first page.")

@@ -1,0 +1,53 @@
+"""A place in a list, as text to go on from: the values of the last row that was seen, in the order of the list.
+
+Invariants: a place means the same rows whatever becomes of its row meanwhile, also where that is removed; what was not
+written here, or for a list of another kind or order, is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import bson
+from bson.codec_options import CodecOptions
+
+from agentrl.errors import UsageError
+from agentrl.filters.sorting import SortKey, values_of
+
+_BEGINS = "behind:"
+_FIRST_PAGE = "Begin at the first page."
+_AWARE: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
+
+
+def written(kind: str, keys: Sequence[SortKey], row: Mapping[str, Any]) -> str:
+    """What a shell takes as one word."""
+    place = bson.encode({"of": kind, "order": _order(keys), "values": values_of(keys, row)})
+    return _BEGINS + base64.urlsafe_b64encode(place).decode().rstrip("=")
+
+
+def is_place(text: object) -> bool:
+    """False for the id of a row."""
+    return isinstance(text, str) and text.startswith(_BEGINS)
+
+
+def read(text: str, kind: str, keys: Sequence[SortKey]) -> list[Any]:
+    """The values behind which to go on. Raises UsageError."""
+    coded = text.removeprefix(_BEGINS)
+    try:
+        place = bson.decode(base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)), _AWARE)
+        of, order, values = str(place["of"]), str(place["order"]), list(place["values"])
+    except (binascii.Error, bson.errors.BSONError, ValueError, KeyError, TypeError):
+        raise UsageError("That is no place in a list, or not all of one.", hint=_FIRST_PAGE) from None
+    if (of, order) != (kind, _order(keys)) or len(values) != len(keys):
+        raise UsageError(f"That place is one in a list of {of} by {order}, not in this one.", hint=_FIRST_PAGE)
+    if not all(value is None or isinstance(value, str | int | float | datetime) for value in values):
+        raise UsageError("That is no place in a list.", hint=_FIRST_PAGE)
+    return values
+
+
+def _order(keys: Sequence[SortKey]) -> str:
+    return ",".join(map(str, keys))
