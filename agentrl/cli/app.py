@@ -134,8 +134,14 @@ def _check_text(arguments: Sequence[str]) -> None:
             raise errors.UsageError(f"{argument!a} is not UTF-8 text.") from None
 
 
+_KINDS = {"is not a valid float": "is not a number", "is not a valid integer": "is not a whole number"}
+
+
 def _sentence(error: typer.TyperException) -> str:
-    return ended(error.format_message().strip() or "The command line does not make sense")
+    said = error.format_message().strip() or "The command line does not make sense"
+    for programmers, people in _KINDS.items():
+        said = said.replace(programmers, people)
+    return ended(said)
 
 
 def _path(error: typer.TyperException) -> str:

@@ -10,16 +10,11 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from agentrl.errors import ConfigError
-from agentrl.protocol.rows import KnobRow, KnobValue
+from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
 
 Kind = Literal["float", "int", "bool", "str", "choice"]
 Boundary = Literal["now", "next claim", "next version", "restart"]
 _WORDS: dict[str, str] = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
-
-
-def _plain(bound: float | None) -> str:
-    """A bound as people write it: 0 and not 0.0."""
-    return "" if bound is None else f"{bound:.15g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +47,12 @@ class Knob:
         """What a value must be, in words."""
         if self.kind == "choice":
             return f"one of {', '.join(self.choices)}"
+        least, most = ("" if bound is None else plain_value(bound) for bound in (self.minimum, self.maximum))
         bounds = {
             (False, False): "",
-            (True, False): f" of at least {_plain(self.minimum)}",
-            (False, True): f" of at most {_plain(self.maximum)}",
-            (True, True): f" from {_plain(self.minimum)} to {_plain(self.maximum)}",
+            (True, False): f" of at least {least}",
+            (False, True): f" of at most {most}",
+            (True, True): f" from {least} to {most}",
         }[self.minimum is not None, self.maximum is not None]
         return f"{_WORDS[self.kind]}{bounds}{f' ({self.unit})' if self.unit else ''}"
 

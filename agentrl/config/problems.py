@@ -71,6 +71,8 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
         whole = " not " in said or isinstance(details["input"], Mapping | Section)
         return joined if whole else joined + _shown(details["input"], path)
     rule = shape.allowed(place) if place is not None else ""
+    if not rule and details["type"] in ("literal_error", "enum"):
+        rule = str(details.get("ctx", {}).get("expected", "")).replace("'", "")
     if details["type"] == "string_pattern_mismatch":
         rule = "small letters, digits and dashes"
     if not rule or details["type"] in ("too_short", "string_too_short"):
@@ -94,4 +96,8 @@ def _shown(value: Any, path: Path) -> str:
 
 def _placed(where: str, sentence: str) -> str:
     end = "" if sentence.endswith((".", "?")) else "."
+    option, _, key = where.partition(" ")
+    if option == "--set" and key and key in sentence:
+        # The key is told once.
+        return f"{option}{' ' if sentence.startswith(key) else ': '}{sentence}{end}"
     return f"{where}: {sentence}{end}" if where else f"{sentence}{end}"

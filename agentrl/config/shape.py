@@ -17,6 +17,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from agentrl.protocol.rows import plain_value
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -110,11 +112,11 @@ def _range_words(shape: Shape) -> str:
     if least is None and most is None:
         return ""
     if least is None:
-        return f" of at most {most:g}"
-    above = f"above {least:g}" if open_below else f"from {least:g}"
+        return f" of at most {plain_value(most)}"
+    above = f"above {plain_value(least)}" if open_below else f"from {plain_value(least)}"
     if most is None:
-        return f" {above}" if open_below else f" of at least {least:g}"
-    return f" {above} {'and up' if open_below else ''} to {most:g}".replace("  ", " ")
+        return f" {above}" if open_below else f" of at least {plain_value(least)}"
+    return f" {above} {'and up' if open_below else ''} to {plain_value(most)}".replace("  ", " ")
 
 
 def _constraints(shape: Shape) -> list[Any]:

@@ -197,6 +197,13 @@ class OperationState(enum.StrEnum):
         return self not in (OperationState.ACCEPTED, OperationState.RUNNING)
 
 
+def plain_value(value: KnobValue) -> str:
+    """A setting's value as people write it: `true`, and 1000000 rather than 1e+06 or 1000000.0."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
 def short(id: str) -> str:
     """An operation's id as people see it: enough of it to know it by."""
     return id[:8]

@@ -19,6 +19,7 @@ from agentrl.store import datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Leak, Row
 from agentrl.store.documents import Epoch, Task, epoch_id, load, load_if, task_id, to_bson
+from agentrl.words.amounts import counted
 
 PORTION = 512
 """Tasks that wait in the queue of an environment; the rows after them wait in the file."""
@@ -107,7 +108,7 @@ async def _next_portion(database: Database, name: str, environment: EnvironmentR
 async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigError:
     """What to say of rows that are not those with which the epoch began."""
     if epoch.rows != len(source.train):
-        how = f"it had {epoch.rows} rows to train on, and has {len(source.train)}"
+        how = f"it had {counted(epoch.rows, 'rows')} to train on, and has {len(source.train)}"
     else:
         others = await _rows_that_differ(database, epoch, source)
         how = (

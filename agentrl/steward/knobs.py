@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agentrl.policies.admission import Counts
+from agentrl.protocol.rows import plain_value
 from agentrl.steward.rules import Rules
 from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob
+from agentrl.words.amounts import counted
 
 N = TypeVar("N", int, float)
 KEPT = ("details_s", "data_max_bytes", "disk_reserve_bytes")
@@ -73,13 +75,18 @@ class StewardKnobs:
         if name in KEPT:
             return f"{name} becomes {value:,} with the next look at the disks; what was removed does not come back"
         flying = self._counts().in_flight
+        under_way = f"{counted(flying, 'records')} {'is' if flying == 1 else 'are'}"
         if name == "max_in_flight":
             room = after.max_in_flight - flying
             if room < 0:
-                return f"{flying} records are under way; none are admitted until {-room} of them have ended"
-            return f"{flying} records are under way; up to {room} more may be"
-        kept = f"{flying} records under way keep what they were admitted with"
+                return f"{under_way} under way; none are admitted until {-room} of them have ended"
+            return f"{under_way} under way; up to {room} more may be"
+        kept = (
+            f"{counted(flying, 'records')} under way {'keeps' if flying == 1 else 'keep'} what was set at the admission"
+        )
         if name == "n":
-            batch = after.plan({}).batch
-            return f"groups admitted from now on have {value} members, and a step up to {batch} records; {kept}"
-        return f"{name} becomes {value:g} for what is admitted from now on; {kept}"
+            batch = counted(after.plan({}).batch, "records")
+            return (
+                f"groups admitted from now on have {counted(int(value), 'members')}, and a step up to {batch}; {kept}"
+            )
+        return f"{name} becomes {plain_value(value)} for what is admitted from now on; {kept}"

@@ -19,6 +19,7 @@ from agentrl.steward.rules import Rules
 from agentrl.store import services, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
+from agentrl.words.amounts import counted
 
 ADMITS_WITHIN_S = 600.0
 _OPEN_TOOL_CALLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
@@ -90,7 +91,9 @@ def of_group(what: str, group: Group, rules: Rules, now: datetime) -> Iterator[W
     if record is None:
         yield Wait(name, "has no record under way and is not closed yet", age_s, rules.group_s, what)
         return
-    yield Wait(name, f"{len(group.records)} of its {task.n} records are not done", age_s, rules.group_s, what)
+    yield Wait(
+        name, f"{len(group.records)} of its {counted(task.n, 'records')} are not done", age_s, rules.group_s, what
+    )
     yield from _of_record(name, record, group, rules, now)
 
 

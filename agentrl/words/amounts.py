@@ -23,6 +23,8 @@ def age(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """How long something took, also where that was a moment."""
+    if 0 < seconds < 0.1:
+        return f"{max(1, round(seconds * 1000))} ms"
     return f"{max(0.0, seconds):.1f} s" if seconds < 10 else age(seconds)
 
 

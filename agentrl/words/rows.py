@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from agentrl.protocol import rows
-from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, KnobRow, KnobValue, RunRow, Severity, UnitRow, UnitState
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, KnobRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.protocol.rows import plain_value as plain_value
 from agentrl.words.amounts import age, since
 
 GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)
@@ -125,16 +126,12 @@ def allowed(row: KnobRow) -> str:
         return ", ".join(row.choices)
     low, high = row.minimum, row.maximum
     if low is not None and high is not None:
-        return f"{low:g} to {high:g}"
+        return f"{plain_value(low)} to {plain_value(high)}"
     if low is not None:
-        return f"{low:g} or more"
+        return f"{plain_value(low)} or more"
     if high is not None:
-        return f"at most {high:g}"
+        return f"at most {plain_value(high)}"
     return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(row.kind, "text")
-
-
-def plain_value(value: KnobValue) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def knob_value(row: KnobRow) -> str:

@@ -70,7 +70,7 @@ class Proof:
             ("committed steps are not those that were asked for", list(self._wrong_steps())),
             ("records trained more than once", list(self._trained_twice())),
             ("records trained beyond the bound", list(self._too_old())),
-            ("baselines that are not those of their valid members", list(self._wrong_baselines())),
+            ("baselines other than those of the valid members", list(self._wrong_baselines())),
             ("versions that came out of order", list(self._disordered_versions())),
             ("tool calls that were carried out more than once", list(self._carried_out_twice())),
             ("tool calls that were carried out and are unknown", list(self._unknown_calls())),

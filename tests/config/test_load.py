@@ -187,13 +187,19 @@ def test_a_bad_value_names_its_line_and_what_is_allowed(mistakes, lines, sentenc
 
 def test_a_bad_value_names_its_variable_or_its_option(mistakes):
     found = mistakes(WEB, ["supervision.max_deaths=many", "alerts.repet_s=3"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
-    assert found == ["--set alerts.repet_s: unknown key alerts.repet_s; did you mean repeat_s?"]
+    assert found == ["--set: unknown key alerts.repet_s; did you mean repeat_s?"]
     found = mistakes(WEB, ["supervision.max_deaths=many"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
     assert found == [
         "environment AGENTRL_SIDECARS__WEB__COUNT: sidecars.web.count must be a whole number from 0 to 10000, "
         "not 'few'.",
-        "--set supervision.max_deaths: supervision.max_deaths must be a whole number from 1 to 1000, not 'many'.",
+        "--set supervision.max_deaths must be a whole number from 1 to 1000, not 'many'.",
     ]
+
+
+def test_a_key_that_was_set_is_told_once_and_a_choice_in_words(mistakes):
+    assert mistakes(WEB, ["engines.kind=foo"]) == ["--set engines.kind must be embedded or sglang, not 'foo'."]
+    (large,) = mistakes(WEB, ["sidecars.web.drain_grace_s=-1"])
+    assert "e+" not in large
 
 
 def test_all_mistakes_are_told_at_once(mistakes):
@@ -357,8 +363,8 @@ def test_a_group_may_be_made_by_set(load):
     ("set", "sentence"),
     [
         ("a.b=3", "--set a.b: unknown key a; known are: model, environments, "),
-        ("name.x=3", "--set name.x: name has no keys of its own, so there is no name.x."),
-        ("sidecars.web.count.x=3", "--set sidecars.web.count.x: sidecars.web.count has no keys of its own, so "),
+        ("name.x=3", "--set: name has no keys of its own, so there is no name.x."),
+        ("sidecars.web.count.x=3", "--set: sidecars.web.count has no keys of its own, so "),
     ],
 )
 def test_a_key_below_what_has_none(mistakes, set, sentence):

@@ -22,12 +22,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
 class Bench:
     """Knobs over rules that are kept here, with 30 records under way."""
 
-    def __init__(self, folder: Path, known: dict[str, int] | None = None) -> None:
+    def __init__(self, folder: Path, known: dict[str, int] | None = None, running: int = 30) -> None:
         self.rules = rules(n=8, max_in_flight=64)
         self.unit = Unit(Environment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
         for name, value in (known or {}).items():
             self.unit._knobs.offer(name, value)
-        StewardKnobs(self.unit, lambda: self.rules, counts=lambda: Counts(running=30), on_change=self.follow)
+        StewardKnobs(self.unit, lambda: self.rules, counts=lambda: Counts(running=running), on_change=self.follow)
 
     def follow(self, changed: Rules) -> None:
         self.rules = changed
@@ -82,3 +82,11 @@ def test_the_page_shows_the_knobs_that_there_are() -> None:
     printed = knobs.table()
     assert printed.count("\n") > 20
     assert printed in PAGE.read_text(), "put what `python -m daemons.knobs` prints into docs/knobs.md"
+
+
+def test_one_record_is_told_as_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.preview("max_tokens", 1_000_000).startswith("max_tokens becomes 1000000 for what is admitted")
+    bench = Bench(tmp_path, running=1)
+    assert "1 record is under way; up to 99 more may be" in bench.preview("max_in_flight", 100)
+    assert "1 record under way keeps what" in bench.preview("n", 16)

@@ -31,10 +31,10 @@ Breakage = tuple[str, Plain, Any]
 BREAKAGES: dict[str, Breakage] = {
     "documents of Task with an unknown status": ("Task", {"row": 2}, {"$set": {"status": "lost"}}),
     "documents of ToolCall with an unknown status": ("ToolCall", {}, {"$set": {"status": "lost?"}}),
-    "epochs whose rows are not their tasks": ("Epoch", {}, {"$set": {"inserted": 4, "rows": 4}}),
+    "epochs whose rows are not the tasks": ("Epoch", {}, {"$set": {"inserted": 4, "rows": 4}}),
     "records whose task does not exist": ("Record", {"seat": 0}, {"$set": {"task": "nowhere"}}),
-    "tasks that do not have all their seats": ("Task", {"row": 1}, {"$set": {"n": 9}}),
-    "records that hold a seat of a round that is over": ("Task", {"row": 1}, {"$set": {"round": 2}}),
+    "tasks without all of the seats": ("Task", {"row": 1}, {"$set": {"n": 9}}),
+    "records with a seat of a round that is over": ("Task", {"row": 1}, {"$set": {"round": 2}}),
     "seats whose attempts do not follow one another": ("Record", {"seat": 1}, {"$set": {"attempt": 2}}),
     "running records whose owner is dead": (
         "Record",
@@ -42,7 +42,7 @@ BREAKAGES: dict[str, Breakage] = {
         {"$set": {"status": "running", "owner": "sampler-7.7"}},
     ),
     "units of which more than one life holds a lease": ("Owner", {"_id": "sampler-0.2"}, {"$set": {"expired": False}}),
-    "baselines that are not those of their valid members": ("Record", {"seat": 1}, {"$set": {"score": 0.5}}),
+    "baselines other than those of the valid members": ("Record", {"seat": 1}, {"$set": {"score": 0.5}}),
     "leased tasks that no leased step has": (
         "Task",
         {"row": 1},
@@ -50,37 +50,37 @@ BREAKAGES: dict[str, Breakage] = {
     ),
     "trained tasks that no committed step has": ("Task", {"row": 0}, {"$set": {"step": 4}}),
     "filtered tasks that no committed step has": ("Task", {"row": 0}, {"$set": {"status": "filtered"}}),
-    "numbers of steps that stand more than once": ("Step", {"status": "released"}, {"$set": {"status": "committed"}}),
-    "lineages that lease what they may not": ("Step", {"status": "released"}, {"$set": {"status": "leased"}}),
-    "committed steps outside of what stands of their lineage": (
+    "numbers of steps given more than once": ("Step", {"status": "released"}, {"$set": {"status": "committed"}}),
+    "lineages with a lease out of turn": ("Step", {"status": "released"}, {"$set": {"status": "leased"}}),
+    "committed steps outside of what stands of the lineage": (
         "Lineage",
         {"owner": "trainer-0.1"},
         {"$set": {"first_step": 2}},
     ),
-    "tasks whose trained count is not that of their committed steps": (
+    "tasks whose trained count is not that of the committed steps": (
         "Task",
         {"row": 0},
         {"$set": {"trained_count": 3}},
     ),
-    "records that trained more than 1 times": ("Step", {"status": "released"}, {"$set": {"status": "committed"}}),
+    "records that trained more than 1 time": ("Step", {"status": "released"}, {"$set": {"status": "committed"}}),
     "trained records that should not have trained": ("DBRecordData", {}, GONE),
-    "trained records that have no share in a task of their step": ("Task", {"row": 0}, {"$set": {"shares": []}}),
+    "trained records without a share in a task of the step": ("Task", {"row": 0}, {"$set": {"shares": []}}),
     "lineages that are open at once": ("Lineage", {"_id": "former"}, {"$set": {"closed": False}}),
-    "versions that are out of order": ("Publication", {"_id": 2}, {"$set": {"lineage": "former"}}),
-    "steps that begin from a version of another lineage": ("Publication", {"_id": 1}, {"$set": {"lineage": "former"}}),
-    "records that trained beyond the bound of their step": ("Step", {"step": 1}, {"$set": {"bounds": {"shop": -1}}}),
-    "DispatchedSamplingTasks that are open in records that ended": (
+    "versions out of order": ("Publication", {"_id": 2}, {"$set": {"lineage": "former"}}),
+    "steps begun from a version of another lineage": ("Publication", {"_id": 1}, {"$set": {"lineage": "former"}}),
+    "records that trained beyond the bound of the step": ("Step", {"step": 1}, {"$set": {"bounds": {"shop": -1}}}),
+    "DispatchedSamplingTasks open in records that ended": (
         "DispatchedSamplingTask",
         {"index": 0},
         {"$set": {"status": "sent"}},
     ),
-    "ToolCalls that are open in records that ended": ("ToolCall", {}, {"$set": {"status": "requested"}}),
+    "ToolCalls open in records that ended": ("ToolCall", {}, {"$set": {"status": "requested"}}),
     "model calls whose tokens, log-probs and versions do not fit": (
         "DispatchedSamplingTask",
         {"index": 0},
         {"$set": {"versions": [[1, TOKENS + 1]]}},
     ),
-    "records that have other tokens than they tell": ("Record", {"seat": 0}, {"$set": {"generated_tokens": 4}}),
+    "records with other tokens than are told": ("Record", {"seat": 0}, {"$set": {"generated_tokens": 4}}),
 }
 
 
@@ -226,7 +226,7 @@ async def test_a_seat_that_is_held_twice_is_told(db: Database, monkeypatch: pyte
     finally:
         await db.delete_many("Record", {})
         await indexes.ensure(db)
-    assert "seats that are held by more than one record" in {problem.what for problem in account.problems}
+    assert "seats held by more than one record" in {problem.what for problem in account.problems}
 
 
 async def test_an_account_adds_up(db: Database) -> None:

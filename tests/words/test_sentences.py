@@ -16,8 +16,8 @@ from agentrl.words.amounts import counted
 from agentrl.words.sentences import ended
 
 ROOT = Path(__file__).parents[2]
-MAKERS = ("tui", "agentrl/words", "agentrl/control/alerts")
-"""Rooms whose sentences stand in the console."""
+MAKERS = ("tui", "agentrl/words", "agentrl/control/alerts", "agentrl/steward", "agentrl/store/audit")
+"""Rooms whose sentences stand in the console, or are previews."""
 NUMBER = re.compile(r" (?:(?:more|older|other|new|such|ready|trained|failed) )*([a-z]+s)\b")
 VERBS = frozenset(
     {
@@ -37,13 +37,18 @@ VERBS = frozenset(
     }
     | {"serves", "does", "lives", "means", "shows", "starts", "takes", "this", "wants", "was", "waits", "needs"}
 )
-OF_MANY = {"consoles": "as many as a server has at most", "versions": "from so many on there is an alert"}
+OF_MANY = {
+    "ms": "is a unit",
+    "consoles": "as many as a server has at most",
+    "versions": "from so many on there is an alert",
+}
 """What is always several, each with its reason."""
 BY_OTHERS = re.compile(r"(?:^|[._])(?:reason|because|error|message|sentence|note|help)(?:\(.*\))?$")
 """Names under which stands what others wrote, who may have ended it."""
 LITERALS = {
     "batches": "batch", "boxes": "box", "hashes": "hash", "losses": "loss", "processes": "process", "queries": "query",
     "kinds of tool errors": "kind of tool errors", "groups without signal": "group without signal",
+    "baselines other than those": "baseline other than those", "leased tasks that no": "leased task that no",
     "more such waits": "more such wait", "records of no task whatever": "record of no task whatever", "times": "time",
     "records under way": "record under way", "unplanned deaths": "unplanned death", "older ones": "older one",
 }  # fmt: skip
@@ -74,7 +79,7 @@ def test_whoever_puts_a_number_before_a_plural_counts() -> None:
 
 
 def _is_text(value: str) -> bool:
-    return bool(re.search(r"(?:name|unit|host|tool|suggest|on|who|item|path)$", value))
+    return bool(re.search(r"(?:name|unit|host|tool|suggest|on|who|item|path|status)$", value))
 
 
 def test_whoever_ends_what_others_wrote_sets_no_second_full_stop() -> None:

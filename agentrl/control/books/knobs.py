@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, ConflictError, ProtocolError, RefusedErr
 from agentrl.protocol import wire
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobRow, KnobValue
+from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
 from agentrl.words.sentences import ended
 
 HISTORY_KEPT = 50
@@ -45,7 +45,7 @@ class KnobChange(msgspec.Struct, frozen=True):
     """The segment that begins with it, for a scientific knob."""
 
     def sentence(self) -> str:
-        return f"{self.name}: {shown(self.old)} -> {shown(self.new)}"
+        return f"{self.name}: {plain_value(self.old)} -> {plain_value(self.new)}"
 
 
 class StoredKnob(msgspec.Struct, frozen=True):
@@ -143,10 +143,10 @@ class KnobRegistry:
         if new == entry.stored.value:
             return Effect()
         if asked is not None and asked.error:
-            raise RefusedError(f"The owner of {name} refuses {shown(new)}: {ended(asked.error)}")
+            raise RefusedError(f"The owner of {name} refuses {plain_value(new)}: {ended(asked.error)}")
         when = "" if entry.knob.boundary == "now" else f", from the {entry.knob.boundary} on"
         own = _previewed(entry, new)
-        changes = [f"{name}: {shown(entry.stored.value)} -> {shown(new)}{when}", *own.changes]
+        changes = [f"{name}: {plain_value(entry.stored.value)} -> {plain_value(new)}{when}", *own.changes]
         loses = list(own.loses)
         if asked is not None and asked.sentence:
             (loses if asked.loses or not asked.exact_undo else changes).append(asked.sentence)
@@ -170,7 +170,7 @@ class KnobRegistry:
             return
         by = f"by {stored.history[-1].who} at {_clock(stored.history[-1].at)}" if stored.history else "meanwhile"
         raise ConflictError(
-            f"{name} was changed {by} to {shown(stored.value)} "
+            f"{name} was changed {by} to {plain_value(stored.value)} "
             f"(revision {stored.revision}, you saw {seen}); nothing was overwritten.",
             hint=f"Look at it with `agentrl tune {name}` and try again.",
         )
@@ -248,7 +248,8 @@ class KnobRegistry:
         except ConfigError as refused:
             # The revision goes on: a command that saw the old one must not fit by chance.
             entry.stored = msgspec.structs.replace(stored, value=entry.knob.default, revision=stored.revision + 1)
-            return f"The knob {entry.knob.name} is back at its default {shown(entry.knob.default)}: {refused.message}"
+            default = plain_value(entry.knob.default)
+            return f"The knob {entry.knob.name} is back at its default {default}: {refused.message}"
         entry.stored = msgspec.structs.replace(stored, value=value)
         return ""
 
@@ -300,13 +301,6 @@ class KnobRegistry:
                 hint="`agentrl tune` lists them.",
             )
         return entry
-
-
-def shown(value: KnobValue) -> str:
-    """A value as people write it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _checked(entry: _Entry, value: KnobValue) -> KnobValue:

@@ -86,12 +86,13 @@ class Changes:
         new = len(train) - await epochs.count_added(self._database, args.environment, train)
         notes = await self._known_prompts(args.environment, train)
         if held_out:
-            notes.append(f"{len(held_out)} rows of the file are held out by their split and are left out")
+            are = "is held out by its split and is" if len(held_out) == 1 else "are held out by their split and are"
+            notes.append(f"{counted(len(held_out), 'rows')} of the file {are} left out")
         if not new:
             return Effect(notes=("all of its rows are tasks already", *notes))
         scored = f"scored by {train[0].scorer or environment.scorer}"
-        queued = f"{new} tasks of {args.environment}, {scored}, wait behind what is queued"
-        return Effect(changes=(queued,), notes=tuple(notes))
+        queued = f"{counted(new, 'tasks')} of {args.environment}, {scored}, {'waits' if new == 1 else 'wait'}"
+        return Effect(changes=(f"{queued} behind what is queued",), notes=tuple(notes))
 
     async def _add(self, args: AddTasks, operation: str) -> Done:
         environment = self._environment(args.environment)

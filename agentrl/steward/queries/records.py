@@ -16,6 +16,7 @@ from agentrl.steward.queries import rows
 from agentrl.steward.queries.stories import whole
 from agentrl.store import chunks, lists
 from agentrl.store.database import Database, Plain
+from agentrl.words.amounts import counted
 
 MOST_TURNS = 1000
 BYTES_A_NUMBER = 4
@@ -150,7 +151,7 @@ def _both_ends(text: Any, most: int) -> Any:
         return text
     head = most * 2 // 3
     tail = most - head
-    return f"{text[:head]}\n[… {len(text) - most} characters left out …]\n{text[-tail:] if tail else ''}"
+    return f"{text[:head]}\n[… {counted(len(text) - most, 'characters')} left out …]\n{text[-tail:] if tail else ''}"
 
 
 def _numbers(packed_bytes: int | None) -> int:

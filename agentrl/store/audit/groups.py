@@ -29,7 +29,7 @@ async def wrong_baselines(database: Database) -> Problem | None:
             wrong += await _wrong_among(database, batch)
             batch = []
     wrong += await _wrong_among(database, batch)
-    return listed(wrong, "baselines that are not those of their valid members")
+    return listed(wrong, "baselines other than those of the valid members")
 
 
 async def _wrong_among(database: Database, tasks: Sequence[Plain]) -> list[str]:

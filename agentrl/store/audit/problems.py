@@ -12,6 +12,7 @@ import msgspec
 
 from agentrl.policies.states import TaskStatus
 from agentrl.store.database import Database, Plain
+from agentrl.words.amounts import counted
 
 SHOWN = 5
 NAMED = 10_000
@@ -21,6 +22,7 @@ SEATED = (TaskStatus.ADMITTED, TaskStatus.READY, TaskStatus.LEASED, TaskStatus.T
 
 class Problem(msgspec.Struct, frozen=True):
     what: str
+    """In the plural, with no verb in it that one alone would have another form of."""
     count: int
     examples: tuple[str, ...] = ()
     """The first SHOWN of them; a check itself names NAMED."""
@@ -39,7 +41,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     def sentence(self) -> str:
         shown = ", ".join(self.examples)
-        return f"{self.count} {self.what}: {shown}{' …' if self.count > len(self.examples) else ''}"
+        return f"{counted(self.count, self.what)}: {shown}{' …' if self.count > len(self.examples) else ''}"
 
 
 Check = Callable[[Database], Coroutine[Any, Any, Problem | None]]

@@ -62,7 +62,7 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
             }
         },
     ]
-    return await found(database, "Epoch", stages, "epochs whose rows are not their tasks")
+    return await found(database, "Epoch", stages, "epochs whose rows are not the tasks")
 
 
 async def records_without_task(database: Database) -> Problem | None:
@@ -76,7 +76,7 @@ async def tasks_without_all_seats(database: Database) -> Problem | None:
         attempts({"seat": 1}),
         {"$match": {"$expr": {"$ne": [{"$size": {"$setUnion": ["$attempts.seat", []]}}, "$n"]}}},
     ]
-    return await found(database, "Task", stages, "tasks that do not have all their seats")
+    return await found(database, "Task", stages, "tasks without all of the seats")
 
 
 async def seats_held_twice(database: Database) -> Problem | None:
@@ -85,7 +85,7 @@ async def seats_held_twice(database: Database) -> Problem | None:
         {"$group": {"_id": {"task": "$task", "round": "$round", "seat": "$seat"}, "holders": {"$sum": 1}}},
         {"$match": {"holders": {"$gt": 1}}},
     ]
-    return await found(database, "Record", stages, "seats that are held by more than one record")
+    return await found(database, "Record", stages, "seats held by more than one record")
 
 
 async def seats_held_in_vain(database: Database) -> Problem | None:
@@ -104,7 +104,7 @@ async def seats_held_in_vain(database: Database) -> Problem | None:
             }
         },
     ]
-    return await found(database, "Record", stages, "records that hold a seat of a round that is over")
+    return await found(database, "Record", stages, "records with a seat of a round that is over")
 
 
 async def broken_chains_of_attempts(database: Database) -> Problem | None:

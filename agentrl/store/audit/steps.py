@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from agentrl.policies.states import StepStatus, TaskStatus
 from agentrl.store.audit.problems import Check, Problem, found, listed
 from agentrl.store.database import Database, Plain
+from agentrl.words.amounts import counted
 
 
 def _its_step(statuses: StepStatus, members: Mapping[str, object]) -> Plain:
@@ -60,7 +61,7 @@ async def steps_that_stand_twice(database: Database) -> Problem | None:
         {"$group": {"_id": "$step", "times": {"$sum": 1}}},
         {"$match": {"times": {"$gt": 1}}},
     ]
-    return await found(database, "Step", stages, "numbers of steps that stand more than once")
+    return await found(database, "Step", stages, "numbers of steps given more than once")
 
 
 async def leases_of_the_closed(database: Database) -> Problem | None:
@@ -71,7 +72,7 @@ async def leases_of_the_closed(database: Database) -> Problem | None:
         {"$lookup": {"from": "Lineage", "localField": "_id", "foreignField": "_id", "as": "of"}},
         {"$match": {"$or": [{"leased": {"$gt": 1}}, {"of": []}, {"of.closed": True}]}},
     ]
-    return await found(database, "Step", stages, "lineages that lease what they may not")
+    return await found(database, "Step", stages, "lineages with a lease out of turn")
 
 
 async def steps_outside_of_their_lineage(database: Database) -> Problem | None:
@@ -87,7 +88,7 @@ async def steps_outside_of_their_lineage(database: Database) -> Problem | None:
         first, end = allowed.get(step["lineage"], (0, 0))
         if step["step"] < first or (end is not None and step["step"] >= end):
             wrong.append(str(step["_id"]))
-    return listed(wrong, "committed steps outside of what stands of their lineage")
+    return listed(wrong, "committed steps outside of what stands of the lineage")
 
 
 async def wrong_trained_counts(database: Database) -> Problem | None:
@@ -101,7 +102,7 @@ async def wrong_trained_counts(database: Database) -> Problem | None:
         }
     }
     stages: list[Plain] = [standing, {"$match": {"$expr": {"$ne": [{"$size": "$standing"}, "$trained_count"]}}}]
-    return await found(database, "Task", stages, "tasks whose trained count is not that of their committed steps")
+    return await found(database, "Task", stages, "tasks whose trained count is not that of the committed steps")
 
 
 def trained_too_often(most: int) -> Check:
@@ -112,7 +113,7 @@ def trained_too_often(most: int) -> Check:
             {"$group": {"_id": "$records", "times": {"$sum": 1}}},
             {"$match": {"times": {"$gt": most}}},
         ]
-        return await found(database, "Step", stages, f"records that trained more than {most} times")
+        return await found(database, "Step", stages, f"records that trained more than {counted(most, 'times')}")
 
     return check
 
@@ -169,4 +170,4 @@ async def trained_outside_of_their_group(database: Database) -> Problem | None:
         {"$match": {"$expr": {"$or": [{"$eq": ["$own", []]}, {"$not": {"$in": ["$task", "$tasks"]}}]}}},
         {"$project": {"_id": "$records"}},
     ]
-    return await found(database, "Step", stages, "trained records that have no share in a task of their step")
+    return await found(database, "Step", stages, "trained records without a share in a task of the step")

@@ -24,7 +24,7 @@ async def ended_and_still_waiting(database: Database) -> Problem | None:
             {"$lookup": {"from": "Record", "localField": "record", "foreignField": "_id", "as": "of"}},
             {"$match": {"of.status": {"$in": _ENDED}}},
         ]
-        problem = await found(database, collection, stages, f"{collection}s that are open in records that ended")
+        problem = await found(database, collection, stages, f"{collection}s open in records that ended")
         if problem is not None:
             return problem
     return None
@@ -66,4 +66,4 @@ async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
             }
         },
     ]
-    return await found(database, "DispatchedSamplingTask", stages, "records that have other tokens than they tell")
+    return await found(database, "DispatchedSamplingTask", stages, "records with other tokens than are told")

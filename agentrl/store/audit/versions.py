@@ -35,7 +35,7 @@ async def versions_out_of_order(database: Database) -> Problem | None:
         if of < latest or (parent is not None and (parent >= version or parent not in parents)):
             wrong.append(str(version))
         latest = max(latest, of)
-    return listed(wrong, "versions that are out of order")
+    return listed(wrong, "versions out of order")
 
 
 async def steps_from_strange_versions(database: Database) -> Problem | None:
@@ -44,7 +44,7 @@ async def steps_from_strange_versions(database: Database) -> Problem | None:
         {"$lookup": {"from": "Publication", "localField": "base_version", "foreignField": "_id", "as": "base"}},
         {"$match": {"$expr": {"$ne": ["$lineage", {"$ifNull": [{"$first": "$base.lineage"}, ""]}]}}},
     ]
-    return await found(database, "Step", stages, "steps that begin from a version of another lineage")
+    return await found(database, "Step", stages, "steps begun from a version of another lineage")
 
 
 async def trained_beyond_the_bound(database: Database) -> Problem | None:
@@ -61,7 +61,7 @@ async def trained_beyond_the_bound(database: Database) -> Problem | None:
         tasks = await database.find("Task", {"_id": {"$in": step["tasks"]}}, projection=["environment"])
         bounds = {task["_id"]: step["bounds"].get(task["environment"], -1) for task in tasks}
         wrong += [one["_id"] for one in data if _age(tree, one, step) > bounds.get(one["task"], -1)]
-    return listed(wrong, "records that trained beyond the bound of their step")
+    return listed(wrong, "records that trained beyond the bound of the step")
 
 
 def _age(tree: VersionTree, data: Mapping[str, list[int]], step: Mapping[str, int]) -> float:
