@@ -129,7 +129,7 @@ STEPS = fields(
 )
 CHECKPOINTS = fields(text="lineage status path", number="step version", time="at", flag="pinned", age="at")
 PUBLICATIONS = fields(
-    text="lineage status path",
+    text="lineage status path evaluation",
     number="parent step canary_largest",
     time="announced_at",
     texts="reasons served_by",

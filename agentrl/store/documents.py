@@ -318,6 +318,8 @@ class Publication(Document):
     """Of them all."""
     evaluation: str = ""
     """`wanted`, `queued` or `done`; empty if nobody asked for one."""
+    evaluated: dict[str, float] = {}
+    """What its evaluation came to, by the names of metrics."""
 
 
 class Owner(Named):

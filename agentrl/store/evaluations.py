@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.policies.states import TASK, Actor, RecordStatus, TaskStatus, check
@@ -103,10 +104,14 @@ async def complete(database: Database, version: int) -> bool:
     return await database.find_one("Task", under_way, projection=["_id"]) is None
 
 
-async def finish(database: Database, version: int) -> int:
-    """The evaluator has its results: its closed Tasks are done, and the version is not pinned any more."""
+async def finish(database: Database, version: int, evaluated: Mapping[str, float]) -> int:
+    """The evaluator has its results: its closed Tasks are done, and the version is not pinned any more.
+
+    What it came to is kept with the version: no Step comes after the last evaluation of a run that could tell it.
+    """
     check(TASK, TaskStatus.READY, TaskStatus.DONE, Actor.EVALUATOR, f"evaluation of version {version}")
     closed = {"version": version, "purpose": "eval", "status": TaskStatus.READY}
     done = await database.update_many("Task", closed, {"$set": {"status": TaskStatus.DONE}})
-    await database.update_one("Publication", {"_id": version}, {"$set": {"evaluation": "done"}})
+    told = {"evaluation": "done", "evaluated": dict(evaluated)}
+    await database.update_one("Publication", {"_id": version}, {"$set": told})
     return done

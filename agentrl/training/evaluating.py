@@ -66,8 +66,8 @@ class Evaluator:
         for version, asked_at in list(self._asked.items()):
             late = self._clock() - asked_at > WITHIN_S
             if late or await evaluations.complete(self._database, version):
-                await self._tell(version)
-                await evaluations.finish(self._database, version)
+                numbers = await self._tell(version)
+                await evaluations.finish(self._database, version, over_all(numbers))
                 del self._asked[version]
 
     async def see_through(self, unit: Unit) -> None:
@@ -78,7 +78,7 @@ class Evaluator:
                 await self.follow()
                 unit.tick()
 
-    async def _tell(self, version: int) -> None:
+    async def _tell(self, version: int) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for result in await evaluations.results(self._database, version):
             counted = f"{len(result.scores)} of {result.tasks}"
@@ -88,3 +88,4 @@ class Evaluator:
                 if value is not None:
                     numbers[f"{result.environment}/{name}"] = value
         self._told(version, numbers)
+        return numbers

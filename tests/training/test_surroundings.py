@@ -49,6 +49,7 @@ async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_co
     done = await db.find("Publication", {"evaluation": "done"}, sort=[("_id", 1)])
     assert [publication["_id"] for publication in done] == [1, 3]
     assert [(await evaluations.results(db, version))[0].mean for version in (1, 3)] == [0.0, 1.0]
+    assert [publication["evaluated"] for publication in done] == [{"evaluation": 0.0}, {"evaluation": 1.0}]
     assert await db.count("Task", {"purpose": "eval", "status": "done"}) == 2
 
 
@@ -147,5 +148,5 @@ async def test_weights_that_an_evaluation_waits_for_stay_also_when_they_were_ove
         return [version for version in range(1, 5) if (tmp_path / publications.path_of(version)).exists()]
 
     assert await left() == [2, 3, 4]
-    await evaluations.finish(db, 2)
+    await evaluations.finish(db, 2, {})
     assert await left() == [3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -15,6 +16,7 @@ from tests.tui.conftest import opened, populate
 from tests.tui.test_curves import trained
 from tests.tui.test_screens import whole
 from tui.model import outlook, overview
+from tui.model.actions import ACTIONS
 from tui.model.curves import Point
 from tui.model.ink import Line, width_of
 from tui.model.mirror import Mirror
@@ -71,11 +73,51 @@ def test_a_run_that_trained_nothing_does_not_look_complete_and_well() -> None:
 def test_what_few_steps_say_is_no_trend_and_what_nobody_told_is_not_there() -> None:
     seen = Outlook(steps(3, reward_mean=0.5))
     told = text(outlook.learned(outlook.report([], seen), seen, NOW))
-    assert "in " not in told
+    assert "(" not in told
     assert "evaluation" not in told
-    assert "step" not in told
+    assert "time left" not in told
     assert outlook.data(outlook.report([], Outlook()), Outlook(), 2.0) == []
     assert outlook.policy(outlook.report([reported(entropy=float("nan"))], Outlook())) == []
+
+
+def ended(reason: str = "done: complete: all 30 steps are done; version 31", **metrics: float) -> rows.UnitRow:
+    """A trainer that came to its end; a coordinator that began after that has no metrics of it."""
+    return rows.UnitRow(
+        "trainer-0", "trainer", "trainer", rows.UnitState.STOPPED, reason=reason, done=True, metrics=metrics
+    )
+
+
+def test_the_last_evaluation_and_step_are_known_without_what_the_trainer_reported() -> None:
+    evaluated = {"evaluation": 0.9, "evaluation_margin": 0.02}
+    seen = Outlook(steps(30, evaluation=0.5, evaluation_margin=0.1), evaluated=evaluated)
+    found = outlook.report([ended()], seen)
+    told = text(outlook.learned(found, seen, NOW))
+    assert "evaluation 0.9 ± 0.02" in told
+    assert "step 29" in told
+    assert told.endswith("step 29  complete"), "what takes no steps any more has no pace"
+    assert outlook.report([reported(evaluation=0.95)], seen).get("evaluation") == 0.95, "a living trainer knows better"
+
+
+def test_a_run_that_is_complete_says_so_with_its_last_evaluation_and_what_one_does_next() -> None:
+    def complete(row: rows.UnitRow, seen: Outlook) -> str:
+        return text(outlook.completion(outlook.report([row], seen), overview.what_next(ACTIONS, up=True)))
+
+    seen = Outlook(steps(30), evaluated={"evaluation": 0.9, "evaluation_margin": 0.02})
+    assert complete(ended(), seen) == (
+        "all 30 steps are done; version 31; last evaluation 0.9 ± 0.02\n"
+        "8 C checkpoints · 7 X export whole · agentrl down ends the run"
+    )
+    assert complete(reported(step=29, steps_wanted=30), seen) == "", "nothing is complete before its trainer has ended"
+    mirror = Mirror()
+    mirror.put("unit/trainer-0", ended(evaluation=0.9))
+    lines = overview.blocks(mirror, None, NOW, 78, 20, Outlook(), overview.what_next(ACTIONS, up=True))
+    assert [line[0].text.strip() for line in lines][:3] == ["Needs you", "Complete", ""]
+    assert all("…" not in part.text for line in lines[:3] for part in line), "at 80 columns"
+
+
+def test_what_may_not_be_done_next_is_not_named() -> None:
+    watched = [action for action in ACTIONS if action.id != "records.export"]
+    assert text([overview.what_next(watched, up=False)]) == "8 C checkpoints"
 
 
 def test_data_tells_age_against_the_bound_and_what_was_dropped_for_which_reason() -> None:
@@ -154,6 +196,23 @@ async def test_the_first_screen_asks_for_what_the_feed_does_not_carry(coordinato
         await screen.shows(
             "step 39 of 50", "last publication", "last record", "3 steps since checkpoint 36", "reward 0.8"
         )
+        whole(screen, 80, 24)
+
+
+async def test_after_a_restart_of_the_coordinator_the_end_of_a_run_is_read_from_its_versions(
+    coordinator: Scripted,
+) -> None:
+    trained(coordinator)
+    coordinator.rows["unit/trainer-0"] = ended()
+    version: dict[str, Any] = {"id": 31, "announced_at": datetime(2001, 9, 9, tzinfo=UTC)}
+
+    def versions(asked: ListRows) -> Page:
+        return Page(({**version, "evaluated": {"evaluation": 0.9}} if asked.filter == "evaluation=done" else version,))
+
+    coordinator.answers["list_versions"] = versions
+    coordinator.answers["list_checkpoints"] = coordinator.answers["list_records"] = lambda _: Page()
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.shows("all 30 steps are done; version 31; last evaluation 0.9", "C checkpoints", "agentrl down")
         whole(screen, 80, 24)
 
 

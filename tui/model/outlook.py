@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentrl.protocol.rows import UnitRow
 from agentrl.telemetry import learning
 from agentrl.telemetry.metrics import Metric
+from agentrl.telemetry.services import STEP
 from agentrl.words.amounts import counted
 from tui.model import wording
 from tui.model.curves import LATELY, Point
@@ -36,6 +37,8 @@ class Outlook:
     finished_at: float = 0.0
     checkpoint_step: int | None = None
     checkpoint_at: float = 0.0
+    evaluated: Mapping[str, float] = field(default_factory=dict)
+    """What the newest version came to that was evaluated: no Step tells what followed the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Report:
     """The newest numbers of trainers and Steps."""
 
     values: Mapping[str, float] = field(default_factory=dict)
+    complete: str = ""
+    """Why training came to its end, as its trainer said."""
 
     def get(self, name: str) -> float | None:
         value = self.values.get(name)
@@ -51,13 +56,41 @@ class Report:
 
 def report(units: Sequence[UnitRow], outlook: Outlook) -> Report:
     values: dict[str, float] = {}
+    complete = ""
     for point in outlook.points[-_RECENT:]:
         # A Step without anything to train has few numbers; those of the one before it still tell of the policy.
-        values |= point.metrics
+        values |= point.metrics | {STEP.name: point.step}
+    values |= _evaluated(outlook)
     for row in units:
         if row.role == "trainer":
             values |= {name: value for name, value in row.metrics.items() if math.isfinite(value)}
-    return Report(values)
+            complete = _why(row) if row.done else complete
+    return Report(values, complete)
+
+
+def _evaluated(outlook: Outlook) -> dict[str, float]:
+    names = (learning.EVALUATION.name, learning.EVALUATION_MARGIN.name)
+    return {name: value for name in names if (value := outlook.evaluated.get(name)) is not None}
+
+
+def _why(row: UnitRow) -> str:
+    """A trainer's own sentence, without what everybody says who ends."""
+    return row.reason.removeprefix("done").removeprefix(": ").removeprefix("complete: ") or "the trainer is done"
+
+
+# ---- what is complete ----
+
+
+def completion(found: Report, after: Line) -> list[Line]:
+    """That training has come to its end, what it came to, and what one does then; nothing before that."""
+    if not found.complete:
+        return []
+    ended = [span(found.complete, Tone.WARN if found.get(learning.NOTHING_TRAINED.name) else Tone.GOOD)]
+    score, margin = found.get(learning.EVALUATION.name), found.get(learning.EVALUATION_MARGIN.name)
+    if score is not None:
+        ended += [Span("; last evaluation ", Tone.DIM), Span(f"{score:.3g}", Tone.STRONG)]
+        ended.append(Span(f" ± {margin:.2g}" if margin is not None else ""))
+    return [line for line in (tuple(ended), after) if line]
 
 
 # ---- learning ----
@@ -94,14 +127,14 @@ def _progress(found: Report, outlook: Outlook, now: float) -> list[Span]:
         return []
     of = f" of {wanted:.0f}" if wanted else ""
     parts = [Span("step ", Tone.DIM), Span(f"{step:.0f}{of}", Tone.STRONG)]
-    pace = _pace(outlook.points, now)
+    pace = 0.0 if found.complete else _pace(outlook.points, now)
     if pace:
         shown = f"{pace * 60:.3g} a minute" if pace * 60 >= 2 else f"one in {wording.brief(1 / pace)}"
         parts.append(Span(f"  {shown}", Tone.DIM))
         if wanted and wanted > step:
             parts += [Span("  time left ", Tone.DIM), Span(wording.brief((wanted - step) / pace), Tone.STRONG)]
     for_nothing = bool(found.get(learning.NOTHING_TRAINED.name))
-    if wanted and step >= wanted:
+    if found.complete or (wanted and step >= wanted):
         parts.append(Span("  complete", Tone.WARN if for_nothing else Tone.GOOD))
     if for_nothing:
         parts.append(Span("  nothing was trained", Tone.BAD))

@@ -7,7 +7,7 @@ none; what is cut first stands last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow, UnitState
@@ -15,6 +15,7 @@ from agentrl.words.amounts import age
 from agentrl.words.rows import plain_value, sentence, when
 from agentrl.words.waits import worth_telling
 from tui.model import fleet, outlook, wording
+from tui.model.actions import Action, sign
 from tui.model.ink import Line, Span, Tone, cut, folded, span, trend, width_of
 from tui.model.mirror import Mirror
 from tui.model.outlook import Outlook
@@ -33,15 +34,22 @@ _CURVE_FROM = 110
 
 
 def blocks(
-    mirror: Mirror, why: WhyReport | None, now: float, width: int, height: int, seen: Outlook = NOTHING
+    mirror: Mirror,
+    why: WhyReport | None,
+    now: float,
+    width: int,
+    height: int,
+    seen: Outlook = NOTHING,
+    after: Line = (),
 ) -> list[Line]:
     """The blocks from top to bottom, each row of exactly that width; where they do not fit, the lower ones lose their
-    second lines first."""
+    second lines first. `after` is what one does when training is complete."""
     found = outlook.report(mirror.of(UnitRow), seen)
     bound = mirror.get("knob/bound")
     oldest = bound.value if isinstance(bound, KnobRow) and isinstance(bound.value, int) else None
     made = [
         ("Needs you", _needs_you(mirror, now)),
+        ("Complete", outlook.completion(found, after)),
         ("Learning", outlook.learned(found, seen, now)),
         ("Moving", _moving(mirror, seen, now)),
         ("Bottleneck", _bottleneck(mirror, why, now, width - _TITLE)),
@@ -90,6 +98,21 @@ def _block(title: str, lines: list[Line], width: int) -> Iterator[Line]:
     for number, each in enumerate(lines):
         head = Span((title if number == 0 else "").ljust(_TITLE), Tone.ACCENT)
         yield cut((head, *each), width)
+
+
+_NEXT = (("go.training", "list.checkpoints"), ("go.records", "records.export"))
+"""Where one goes when training is complete: a view, and its key."""
+
+
+def what_next(possible: Iterable[Action], *, up: bool) -> Line:
+    """Keys typed one after the other and what they lead to, as far as they may be, and how an `up` run is ended."""
+    known = {action.id: action for action in possible if action.keys}
+    ways = [(known[view], known[then]) for view, then in _NEXT if view in known and then in known]
+    told = [(f"{sign(view.keys[0])} {sign(then.keys[0])}", then.title) for view, then in ways]
+    parts = list[Span]()
+    for what, meaning in (*told, *([("agentrl down", "ends the run")] if up else [])):
+        parts += [Span(" · " if parts else "", Tone.DIM), Span(what, Tone.ACCENT), Span(f" {meaning}", Tone.DIM)]
+    return tuple(parts)
 
 
 def _needs_you(mirror: Mirror, now: float) -> list[Line]:

@@ -60,6 +60,7 @@ class Overview(View):
             await catch_up(self.console_app.steps, client)
             saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
             published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)
+            evaluated = await client.list_versions(filter="evaluation=done", sort="-id", limit=1, deadline_s=ANSWER_S)
             ended = await client.list_records(sort="-finished_at", limit=1, deadline_s=ANSWER_S)
         except AgentrlError:
             return
@@ -70,14 +71,23 @@ class Overview(View):
             _newest(ended, "finished_at"),
             checkpoint.get("step"),
             _newest(saved, "at"),
+            evaluated.rows[0].get("evaluated") or {} if evaluated.rows else {},
         )
         self.repaint()
 
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
-        made = overview.blocks(self.mirror, self.console_app.why, self.now(), inner, height, self._outlook)
+        made = overview.blocks(
+            self.mirror, self.console_app.why, self.now(), inner, height, self._outlook, self._after()
+        )
         made += self._lately(inner, height - len(made))
         return [(Span(" "), *line) for line in made]
+
+    def _after(self) -> Line:
+        console, run = self.console_app, self.mirror.run
+        if console.replay is not None or run is None:
+            return ()
+        return overview.what_next(filter(console.may, console.registry), up=run.desired == "up")
 
     def _lately(self, width: int, room: int) -> list[Line]:
         """The newest events in columns."""
