@@ -34,7 +34,7 @@ def declared(group: str, run_dir: Path) -> tuple[KnobDeclaration, ...]:
         case "sampler":
             SamplerKnobs(unit, config.rollout)
         case "trainer":
-            Knobs(unit, config, lambda: None)
+            Knobs(unit, config)
     return unit.knobs
 
 

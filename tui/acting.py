@@ -15,6 +15,7 @@ import msgspec
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.danger import Effect, Tier
+from agentrl.words.sentences import irrevocable
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import intents
 from tui.model.actions import EVERYWHERE, Action
@@ -167,7 +168,7 @@ class Acting:
             return "" if values[0] == name else f"Type the run's name, {name}, to go on."
 
         question = Question(
-            f"{intent.what}? It cannot be taken back.",
+            f"{intent.what}? {irrevocable(intent.spec.reverse)}",
             consequences(effect, self._console.mirror, INNER),
             (Field("run", hint=name),),
             check=check,

@@ -18,7 +18,7 @@ from agentrl.cli.verbs import Cli
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
 from agentrl.protocol.danger import Effect, Tier
 from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
-from agentrl.words.sentences import ended
+from agentrl.words.sentences import ended, irrevocable
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -61,25 +61,28 @@ async def agreed(cli: Cli, client: Client, name: str, args: Args) -> bool:
     if cli.dry_run:
         report_preview(cli, preview.effect, preview.tier)
         return False
-    if consented(cli, preview.effect, preview.tier):
+    from agentrl.protocol.commands import COMMANDS
+
+    if consented(cli, preview.effect, preview.tier, COMMANDS[name].reverse):
         return True
     output.note("Nothing was done.")
     return False
 
 
-def consented(cli: Cli, effect: Effect, tier: Tier) -> bool:
-    """Whether an effect may happen: asks a person, and of scripts only what is destructive needs `--yes`."""
+def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:
+    """Whether an effect may happen: asks a person, and of scripts only what is destructive needs `--yes`. `reverse` is
+    the command that takes it back, if there is one."""
     if cli.yes or tier < Tier.DISRUPTIVE:
         return True
     if cli.json or not output.interactive():
         if tier >= Tier.DESTRUCTIVE:
             raise RefusedError(
-                f"The effect would be: {ended(effect.sentence())}", hint="It cannot be taken back: add --yes to do it."
+                f"The effect would be: {ended(effect.sentence())}", hint=f"{irrevocable(reverse)} Add --yes to do it."
             )
         return True
     destructive = tier >= Tier.DESTRUCTIVE
     question = f"The effect: {output.sanitise(ended(effect.sentence()))}" + (
-        " It cannot be taken back." if destructive else ""
+        f" {irrevocable(reverse)}" if destructive else ""
     )
     return _ask(f"{question} Go on?", default=not destructive)
 

@@ -35,6 +35,7 @@ from agentrl.control.commands.stacks import Stacks
 from agentrl.control.context import Context
 from agentrl.control.desks.clients import ClientsDesk
 from agentrl.control.desks.hosts import INCIDENTS_SHOWN, HostsDesk
+from agentrl.control.desks.outside import Outside
 from agentrl.control.desks.queries import Queries
 from agentrl.control.desks.serving import Serving
 from agentrl.control.desks.units import UnitsDesk
@@ -141,8 +142,8 @@ class Coordinator:
         self._performer = Performer(
             context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
         )
-        knob_acts = KnobActs(context, self._settings, asks)
         serving = Serving(context, asks)
+        knob_acts = KnobActs(context, self._settings, asks, Outside(context, serving).told)
         acts = {**self._acts(knob_acts, Stacks(context, asks)), **serving.table}
         previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
         self._clients = ClientsDesk(context, self._queries.handlers, acts, previews, serving)

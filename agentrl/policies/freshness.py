@@ -7,7 +7,7 @@ of a decayed ratio are computed from ages or times that are given, never from a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,11 +51,6 @@ class Freshness:
 
     def allows(self, age: int) -> bool:
         return age <= self.oldest
-
-
-def voided(ages: Iterable[int], before: Freshness, after: Freshness) -> int:
-    """How many records a change would make stale; the preview of a new bound."""
-    return sum(1 for age in ages if before.allows(age) and not after.allows(age))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,14 @@
 """What a person may change about training while it goes on, and what the next Step goes by.
 
 Invariants: a Step goes by one set of values from its first look at the batch to its commit; a new value comes into
-force between Steps. A preview says what would be lost before it is, and refuses what contradicts the other values; if
-such a value comes nevertheless, the plan before it stays.
+force between Steps. A preview refuses what contradicts the other values; if such a value comes nevertheless, the plan
+before it stays.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,29 +17,14 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Plan as Ahead
 from agentrl.policies.admission import batch_records, refuse_impossible
-from agentrl.policies.freshness import Decay, Freshness, Strategy, voided
+from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.objective import PolicyLoss
 from agentrl.training.dumps import Recorded
 from agentrl.training.trajectories import Batch
 from agentrl.unit import Unit
-from agentrl.unit.knobs import Knob, Preview
-from agentrl.words.amounts import age, counted
+from agentrl.unit.knobs import Knob
 
 log = logging.getLogger("trainer")
-OLD_S = 1.0
-"""What was counted longer ago says when."""
-
-
-class Counted(NamedTuple):
-    """Ages of the records that are ready and go by the bound of the run."""
-
-    ages: Sequence[int]
-    ago_s: float = 0.0
-    """How long ago they were counted."""
-
-
-Ages = Callable[[], Counted | None]
-"""None before they were looked at."""
 STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
 _AT_THE_BOUND: dict[Strategy, str] = {
     "drop": "dropped",
@@ -90,10 +75,9 @@ class Kept(NamedTuple):
 class FreshnessKnobs:
     """How old a record may be, and what happens then."""
 
-    def __init__(self, unit: Unit, config: RunConfig, ages: Ages) -> None:
+    def __init__(self, unit: Unit, config: RunConfig) -> None:
         training = config.training
         self._config = config
-        self._ages = ages
         self._bound = unit.knob(
             "bound",
             training.bound,
@@ -149,35 +133,18 @@ class FreshnessKnobs:
         }
         return replace(usual, of_environments=own)
 
-    def _preview_bound(self, bound: int) -> Preview:
-        """A record that is dropped is lost; raising the bound again does not bring it back."""
-        after = self._rules(bound, self._hard.pending)
-        before = self._rules(self._bound.value, self._hard.value)
-        change = f"the bound goes from {self._bound.value} to {bound} with the next step"
-        return self._voiding(change, before, after)
+    def _preview_bound(self, bound: int) -> str:
+        """Whom it leaves outside is counted by the steward."""
+        self._rules(bound, self._hard.pending)
+        return ""
 
-    def _preview_hard_bound(self, hard: int) -> Preview:
-        after = self._rules(self._bound.pending, hard)
-        before = self._rules(self._bound.value, self._hard.value)
-        change = f"the hard bound goes from {self._hard.value} to {hard} with the next step"
-        return self._voiding(change, before, after)
+    def _preview_hard_bound(self, hard: int) -> str:
+        self._rules(self._bound.pending, hard)
+        return ""
 
-    def _preview_strategy(self, strategy: str) -> Preview:
-        before = self._rules(self._bound.value, self._hard.value, self._strategy.value)
+    def _preview_strategy(self, strategy: str) -> str:
         after = self._rules(self._bound.pending, self._hard.pending, strategy)
-        change = f"records at the bound of {after.oldest} are {_AT_THE_BOUND[after.strategy]} from the next step on"
-        return self._voiding(change, before, after)
-
-    def _voiding(self, change: str, before: Freshness, after: Freshness) -> Preview:
-        found = self._ages()
-        if found is None:
-            return Preview(f"{change}; how old the ready records are is not known yet", exact_undo=False)
-        lost = voided(found.ages, before, after)
-        # While a step is computed nothing is counted, and what was counted is another number than a screen's.
-        counted_at = f" (counted {age(found.ago_s)} ago)" if found.ago_s >= OLD_S else ""
-        if not lost:
-            return Preview(f"{change}; no ready record is too old for it{counted_at}")
-        return Preview(f"{change} and voids {counted(lost, 'ready records')}{counted_at}", exact_undo=False, loses=lost)
+        return f"records at the bound of {after.oldest} are {_AT_THE_BOUND[after.strategy]} from the next step on"
 
 
 class DecayKnobs:
@@ -225,10 +192,10 @@ class DecayKnobs:
 class Knobs:
     """All of them."""
 
-    def __init__(self, unit: Unit, config: RunConfig, ages: Ages) -> None:
+    def __init__(self, unit: Unit, config: RunConfig) -> None:
         training = config.training
         self._config = config
-        self._freshness = FreshnessKnobs(unit, config, ages)
+        self._freshness = FreshnessKnobs(unit, config)
         self._decay = DecayKnobs(unit, config)
         self._groups = _counted(
             unit, "groups", training.groups, "Groups of one step.", scientific=True, preview=self._preview_groups

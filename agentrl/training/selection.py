@@ -49,8 +49,6 @@ class Place:
 class Look:
     decision: Decision
     ready: dict[str, Ready] = field(default_factory=dict)
-    ages: tuple[int, ...] = ()
-    """Of the records that go by the bound of the run."""
 
 
 async def look(
@@ -83,9 +81,7 @@ async def look(
     decision = None if hold else suspicion.decide(ready, groups, plan.freshness)
     if decision is None:
         decision = batches.decide(situation, Wanted(groups=plan.groups, max_refill=plan.groups), plan.freshness)
-    usual = [group for group in groups if group.environment not in plan.freshness.of_environments]
-    ages = tuple(record.age for group in usual for record in group.records)
-    return Look(decision, ready, ages)
+    return Look(decision, ready)
 
 
 class Validity(NamedTuple):

@@ -47,7 +47,7 @@ from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
 from agentrl.training.dumps import DUMPS, Recorder
 from agentrl.training.evaluating import Evaluator, over_all
-from agentrl.training.knobs import Counted, Knobs, Plan
+from agentrl.training.knobs import Knobs, Plan
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.patience import Patience
 from agentrl.training.selection import Look, Place
@@ -79,9 +79,7 @@ class Trainer:
         self._config = config
         self._run_dir = unit.run_dir
         self._recorder = Recorder(unit.run_dir / DUMPS, config.training.dumps)
-        self._ages: tuple[int, ...] | None = None
-        self._ages_at = 0.0
-        self._knobs = Knobs(unit, config, self._counted)
+        self._knobs = Knobs(unit, config)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
         self._evaluates = origin.has_held_out_tasks(config)
@@ -154,7 +152,7 @@ class Trainer:
             return f"all {self._config.training.steps} steps are done"
         if self._unit.paused:
             # Behind what is due, so that what was trained is served and saved meanwhile.
-            await self._park(plan)
+            await self._park()
             return ""
         await self._ask_for_a_hold()
         look = await self._look(plan)
@@ -179,19 +177,13 @@ class Trainer:
 
     async def _look(self, plan: Plan) -> Look:
         place = self._place(plan)
-        look = await selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
-        self._ages, self._ages_at = look.ages, time.monotonic()
-        return look
+        return await selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
 
-    def _counted(self) -> Counted | None:
-        return None if self._ages is None else Counted(self._ages, time.monotonic() - self._ages_at)
-
-    async def _park(self, plan: Plan) -> None:
-        """Begin nothing, and go on counting what is ready: previews tell what another bound would void now."""
+    async def _park(self) -> None:
+        """Begin nothing; evaluations that are under way go on."""
         parked = asyncio.create_task(self._unit.park_while_paused_async(), name="park")
         try:
             while not parked.done():
-                await self._look(plan)
                 await self._evaluator.follow()
                 await asyncio.wait([parked], timeout=PARKED_LOOK_EVERY_S)
         finally:

@@ -97,10 +97,10 @@ def the_bound_is_tightened_after_a_look_and_taken_back(run: Run, terminal: Termi
     terminal.keys("5", "b")
     terminal.shows("▸ bound", "under way", "try another bound")
     terminal.keys("Left", "Left")
-    terminal.shows(f"at {BOUND - 2}: voids and admits no ready record", f"the bound goes from {BOUND} to {BOUND - 2}")
+    terminal.shows(f"at {BOUND - 2}: bound: {BOUND} -> {BOUND - 2}", "would be outside")
     assert bound(run)["value"] == BOUND, "a look changes nothing"
     terminal.keys("Enter")
-    terminal.shows(f"from {BOUND} to {BOUND - 2}", "reversible: ")
+    terminal.shows(f"{BOUND} -> {BOUND - 2}", "reversible: ")
     terminal.keys("Enter")
     terminal.shows("takes it back")
     assert bound(run)["value"] == BOUND - 2

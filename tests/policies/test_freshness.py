@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.policies.freshness import Decay, Freshness, voided
+from agentrl.policies.freshness import Decay, Freshness
 
 
 def test_the_oldest_that_trains() -> None:
@@ -31,13 +31,6 @@ def test_senseless_bounds_are_refused() -> None:
         Decay(out_of_date_decay=0.5, cap=0.5)
     with pytest.raises(ConfigError, match="not be negative"):
         Decay(out_of_date_decay=-1)
-
-
-def test_the_preview_of_a_new_bound() -> None:
-    ages = [0, 1, 2, 2, 3, 9]
-    assert voided(ages, Freshness("drop", 3), Freshness("drop", 1)) == 3
-    assert voided(ages, Freshness("drop", 1), Freshness("drop", 3)) == 0
-    assert voided(ages, Freshness("decay", 1, hard_bound=3), Freshness("drop", 1)) == 3
 
 
 def test_decayed_bounds_begin_wide_and_end_at_the_plain_ones() -> None:

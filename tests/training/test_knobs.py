@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
-from agentrl.training.knobs import Counted, Knobs
+from agentrl.training.knobs import Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
 from tests.training.rollouts import configuration
@@ -19,39 +19,16 @@ def unit(tmp_path: Path) -> Unit:
     return Unit(Environment(unit="trainer-0", group="trainer", slot=0, incarnation=1, run_dir=tmp_path))
 
 
-def test_a_new_bound_says_what_it_voids_and_holds_from_the_next_step(unit: Unit, tmp_path: Path, tiny: Path) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: Counted([0, 1, 2, 2, 3]))
-    preview = unit._knobs.preview("bound", 1)
-    assert (preview.loses, preview.exact_undo) == (2, False)
-    assert "voids 2 ready records" in preview.sentence
-    assert unit._knobs.preview("bound", 5).loses == 0
+def test_a_new_bound_holds_from_the_next_step(unit: Unit, tmp_path: Path, tiny: Path) -> None:
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=2))
     before = knobs.take()
     unit._knobs.offer("bound", 1)
     assert before.freshness.bound == 2
     assert knobs.take().freshness.bound == 1
 
 
-def test_what_was_counted_a_while_ago_says_so(unit: Unit, tmp_path: Path, tiny: Path) -> None:
-    """While a step is computed nobody counts."""
-    now = [Counted([0, 2], 0.2)]
-    Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: now[0])
-    assert unit._knobs.preview("bound", 1).sentence.endswith("and voids 1 ready record")
-    now[0] = Counted([0, 2], 47.0)
-    assert unit._knobs.preview("bound", 1).sentence.endswith("and voids 1 ready record (counted 47 s ago)")
-    assert unit._knobs.preview("bound", 3).sentence.endswith("no ready record is too old for it (counted 47 s ago)")
-
-
-def test_before_anything_was_counted_a_bound_that_may_void_something_is_not_taken_for_harmless(
-    unit: Unit, tmp_path: Path, tiny: Path
-) -> None:
-    Knobs(unit, configuration(tmp_path, tiny, bound=2), lambda: None)
-    preview = unit._knobs.preview("bound", 1)
-    assert (preview.loses, preview.exact_undo) == (0, False)
-    assert "is not known yet" in preview.sentence
-
-
 def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny: Path) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=3), lambda: Counted(()))
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=3))
     assert knobs.take().loss.decay is None
     unit._knobs.offer("strategy", "decay")
     plan = knobs.take()
@@ -64,14 +41,14 @@ def test_a_value_that_contradicts_the_others_is_refused_and_changes_nothing(
     unit: Unit, tmp_path: Path, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configuration(tmp_path, tiny, bound=2, strategy="decay", hard_bound=3)
-    knobs = Knobs(unit, config, lambda: Counted([0, 3, 3]))
+    knobs = Knobs(unit, config)
     before = knobs.take()
     with pytest.raises(ConfigError, match="must be below 1"):
         unit._knobs.preview("decay_cap", 6.0)
     assert "between 0.4 and 1.9" in unit._knobs.preview("decay_cap", 3.0).sentence
     with pytest.raises(ConfigError, match="smaller than the bound"):
         unit._knobs.preview("bound", 4)
-    assert unit._knobs.preview("hard_bound", 2).loses == 2
+    assert unit._knobs.preview("hard_bound", 2).sentence == ""
     # Whoever sets it without asking first does not end the trainer.
     unit._knobs.offer("decay_cap", 6.0)
     assert knobs.take() == before
@@ -85,7 +62,7 @@ def test_an_environment_keeps_its_own_bound_when_that_of_the_run_is_changed(
 ) -> None:
     config = configuration(tmp_path, tiny, bound=2)
     own = config.environments["shop"].model_copy(update={"bound": 7})
-    knobs = Knobs(unit, config.model_copy(update={"environments": {"shop": own, "other": own}}), tuple)
+    knobs = Knobs(unit, config.model_copy(update={"environments": {"shop": own, "other": own}}))
     unit._knobs.offer("bound", 1)
     unit._knobs.offer("strategy", "wait")
     plan = knobs.take()
@@ -97,7 +74,7 @@ def test_an_environment_keeps_its_own_bound_when_that_of_the_run_is_changed(
 def test_a_step_of_another_size_says_what_it_does_to_batches_and_to_admission(
     unit: Unit, tmp_path: Path, tiny: Path
 ) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=1), tuple)
+    knobs = Knobs(unit, configuration(tmp_path, tiny, bound=1))
     groups = unit._knobs.preview("groups", 6).sentence
     assert "6 groups of 2 (12 records, now 4)" in groups
     assert "up to 24 records may be sampled ahead of training (now 8)" in groups
@@ -115,14 +92,14 @@ def test_a_step_of_another_size_says_what_it_does_to_batches_and_to_admission(
 def test_every_other_one_says_what_it_was_and_when_it_changes(
     unit: Unit, tmp_path: Path, tiny: Path, name: str, value: float, said: str
 ) -> None:
-    Knobs(unit, configuration(tmp_path, tiny), tuple)
+    Knobs(unit, configuration(tmp_path, tiny))
     sentence = unit._knobs.preview(name, value).sentence
     assert said in sentence
     assert "with the next step" in sentence
 
 
 def test_optimizer_steps_are_parts_of_whole_groups(unit: Unit, tmp_path: Path, tiny: Path) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, groups=4), tuple)
+    knobs = Knobs(unit, configuration(tmp_path, tiny, groups=4))
     assert knobs.take().optimizer_steps == 1
     assert "cut into 2 parts" in unit._knobs.preview("optimizer_steps", 2).sentence
     with pytest.raises(ConfigError, match="4 groups cannot be cut into 5 parts"):
@@ -134,7 +111,7 @@ def test_optimizer_steps_are_parts_of_whole_groups(unit: Unit, tmp_path: Path, t
 def test_a_step_keeps_a_group_for_each_of_its_parts(
     unit: Unit, tmp_path: Path, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    knobs = Knobs(unit, configuration(tmp_path, tiny, groups=4, optimizer_steps=3), tuple)
+    knobs = Knobs(unit, configuration(tmp_path, tiny, groups=4, optimizer_steps=3))
     before = knobs.take()
     assert "3 groups" in unit._knobs.preview("groups", 3).sentence
     with pytest.raises(ConfigError, match="2 groups cannot be cut into 3 parts"):

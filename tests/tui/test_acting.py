@@ -61,7 +61,7 @@ async def test_what_is_lost_for_good_wants_the_name_of_the_run(coordinator: Scri
     async with opened(coordinator.state_dir) as screen:
         await aimed_at(screen, "web-1")
         await screen.press("s")
-        await screen.shows("It cannot be taken back", "14 records are lost")
+        await screen.shows("What is lost stays lost; the rest can be taken back.", "14 records are lost")
         await screen.type("dem")
         await screen.press("enter")
         await screen.shows("Type the run's name, demo")

@@ -21,7 +21,7 @@ from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.app import Settings
 from tui.model.ink import as_ascii, width_of
-from tui.model.staleness import histogram, what_if
+from tui.model.staleness import histogram
 
 REPORT = StalenessReport(bound=2, version=9, ready={0: 8, 1: 4, 2: 2, 4: 1}, under_way={0: 3, 3: 1})
 COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 10_000), max_size=12)
@@ -38,18 +38,6 @@ def test_every_record_is_drawn_and_counted_once(
         assert as_ascii("".join(part.text for part in line)).isascii()
     numbers = next(line for line in lines if line[0].text.startswith("ready"))
     assert sum(int(part.text) for part in numbers[1:] if part.text.strip().isdecimal()) == sum(ready.values())
-    found = what_if(report, mark)
-    within_bound = sum(count for age, count in ready.items() if age <= bound)
-    assert within_bound - found.voids + found.admits == sum(count for age, count in ready.items() if age <= mark)
-    assert not found.admits or mark > bound
-    assert not (found.voids or found.voids_under_way) or mark < bound
-
-
-def test_a_looser_bound_voids_nothing() -> None:
-    found = what_if(REPORT, 3)
-    assert (found.voids, found.voids_under_way, found.admits) == (0, 0, 0)
-    assert what_if(REPORT, 4).admits == 1
-    assert what_if(REPORT, 1).voids == 2
 
 
 async def test_whom_the_bound_hits_is_told_by_how_long_records_took(coordinator: Scripted) -> None:
@@ -84,36 +72,54 @@ def with_a_bound(coordinator: Scripted) -> None:
 
 async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
-    coordinator.effects["tune"] = Effect(changes=("the bound goes from 2 to 1 and voids 2 ready records",))
+    lost = "3 of 15 ready records would be outside (1 already) and dropped; 1 under way would come too late"
+    coordinator.effects["tune"] = Effect(changes=(lost, "bound: 2 -> 1, from the next version on"))
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("5", "b")
         await screen.shows("under way", "try another bound")
         ready = next(line for line in screen.lines if line.strip().startswith("ready"))
         assert ready.split() == ["ready", "8", "4", "2│", "1"]
         await screen.press("left")
-        await screen.shows("at 1: voids 2 ready", "the bound goes from 2 to 1")
-        await screen.press("right", "right", "right")
-        await screen.shows("at 4: admits 1 ready more")
+        await screen.shows("at 1: 3 of 15 ready records would be outside (1 already) and dropped", "bound: 2 -> 1")
+        assert screen.text.count("3 of 15") == 1, "one count from one place"
         whole(screen, 80, 24)
+        await screen.press("right")
+        await screen.shows("try another bound")
         assert not coordinator.sent("tune")
-        await screen.press("left", "left", "left", "enter")
-        await screen.shows("new value", "voids 2 ready records")
+        await screen.press("left", "enter")
+        await screen.shows("new value", "3 of 15 ready records")
         await screen.press("enter")
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
+
+
+async def test_before_records_are_lost_it_is_said_what_can_be_taken_back_and_what_cannot(
+    coordinator: Scripted,
+) -> None:
+    with_a_bound(coordinator)
+    coordinator.effects["tune"] = Effect(loses=("3 of 15 ready records would be outside and dropped",))
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("5", "b")
+        await screen.shows("try another bound")
+        await screen.press("left", "enter")
+        await screen.shows("new value")
+        await screen.press("enter")
+        await screen.shows("What is lost stays lost; the rest can be taken back.", "3 of 15 ready records")
+        assert "cannot be taken back" not in screen.text
+        whole(screen, 80, 24)
 
 
 async def test_what_the_screen_and_the_knob_count_is_asked_together_and_says_when(coordinator: Scripted) -> None:
     """The mark stands while records come and go: what the knob said of it used to stay as it was at the key."""
     with_a_bound(coordinator)
-    coordinator.effects["tune"] = Effect(changes=("voids 2 ready records",))
+    coordinator.effects["tune"] = Effect(changes=("2 of 15 ready records would be outside",))
     async with opened(coordinator.state_dir, (100, 30)) as screen:
         await screen.press("5", "b")
         await screen.shows("try another bound", "counted 0 s ago")
         await screen.press("left")
-        await screen.shows("at 1: voids 2 ready", "voids 2 ready records")
+        await screen.shows("at 1: 2 of 15 ready records")
         coordinator.answers["staleness"] = lambda _: msgspec.structs.replace(REPORT, ready={0: 1, 2: 5})
-        coordinator.effects["tune"] = Effect(changes=("voids 5 ready records",))
-        await screen.shows("at 1: voids 5 ready", "voids 5 ready records")
+        coordinator.effects["tune"] = Effect(changes=("5 of 6 ready records would be outside",))
+        await screen.shows("at 1: 5 of 6 ready records")
 
 
 async def test_a_value_is_typed_as_fast_as_one_likes(coordinator: Scripted) -> None:

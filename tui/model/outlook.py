@@ -59,7 +59,7 @@ def report(units: Sequence[UnitRow], outlook: Outlook) -> Report:
     complete = ""
     for point in outlook.points[-_RECENT:]:
         # A Step without anything to train has few numbers; those of the one before it still tell of the policy.
-        values |= point.metrics | {STEP.name: point.step}
+        values |= {**point.metrics, STEP.name: point.step}
     values |= _evaluated(outlook)
     for row in units:
         if row.role == "trainer":

@@ -1,54 +1,18 @@
-"""How old what waits for training is, drawn with the bound, and what another bound would do to it.
+"""How old what waits for training is, drawn with the bound.
 
-Invariants: the picture counts what the steward counted; whether a bound is applied, and what it costs, is told by the
-knob's own preview and never by the picture.
+Invariants: the picture counts what the steward counted; what another bound would cost is told by the knob's own
+preview, for which the steward counts, too, and never by the picture.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentrl.protocol.data import StalenessReport
-from agentrl.words.amounts import counted
 from tui.model.ink import Line, Span, Tone, filled
 
 BARS = 2
 """Lines of the bars."""
 _WIDEST = 7
 _TITLE = 11
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """Another bound, against the one that is."""
-
-    bound: int
-    voids: int
-    """Ready records that it would void, and the bound that is does not ..."""
-    voids_under_way: int
-    admits: int
-    """... and such that are too old now and would not be."""
-
-    @property
-    def sentence(self) -> str:
-        parts = [f"voids {_records(self.voids, 'ready')}"] if self.voids else []
-        parts += [f"{_records(self.voids_under_way, 'under way')} would come too late"] if self.voids_under_way else []
-        parts += [f"admits {_records(self.admits, 'ready')} more"] if self.admits else []
-        return f"at {self.bound}: {', '.join(parts) or 'voids and admits no ready record'}"
-
-
-def _records(count: int, which: str) -> str:
-    return counted(count, f"records {which}") if which != "ready" else f"{count} ready"
-
-
-def what_if(report: StalenessReport, mark: int) -> WhatIf:
-    # What is beyond the bound that is will be voided without anybody's doing.
-    return WhatIf(
-        mark,
-        sum(count for age, count in report.ready.items() if mark < age <= report.bound),
-        sum(count for age, count in report.under_way.items() if mark < age <= report.bound),
-        sum(count for age, count in report.ready.items() if report.bound < age <= mark),
-    )
 
 
 def dropped(report: StalenessReport) -> Line:

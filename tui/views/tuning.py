@@ -19,16 +19,18 @@ from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
 from agentrl.words.amounts import age, moment
 from tui.model import details, intents, knobs, staleness
 from tui.model.consequences import in_a_sentence
-from tui.model.ink import Line, Span, Tone, cut, span
+from tui.model.ink import Line, Span, Tone, cut, folded, span
 from tui.model.table import TableModel
 from tui.views.base import FeedTable, View
-from tui.views.lists import ANSWER_S, AskedPage
+from tui.views.lists import ANSWER_S, ASKING, AskedPage
 from tui.widgets.lines import Lines, Table
 
 BOUND = "bound"
 """The knob whose values are ages."""
 ASK_AFTER_S = 0.15
 AGES_EVERY_S = 2.0
+MOST_LINES = 2
+"""Of what another bound would do."""
 
 
 class KnobVerbs(View):
@@ -103,11 +105,10 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         if row.name == BOUND and self._ages is not None:
             mark = self._mark_of(self._ages)
             made += staleness.histogram(self._ages, mark, width - 2)
-            said = staleness.what_if(self._ages, mark).sentence if mark != self._ages.bound else "← → try another bound"
+            asked = self._mark is not None and mark != row.value
+            said = f"at {mark}: {self._would or ASKING}" if asked else "← → try another bound"
             counted = Span(f"  counted {age(self.console_app.clock() - self._ages_at)} ago", Tone.DIM)
-            made.append((Span(said, Tone.STRONG), counted))
-            if self._would:
-                made.append((span(self._would),))
+            made += folded((span(said, Tone.STRONG), counted), width - 2, MOST_LINES)
             if hit := staleness.dropped(self._ages):
                 made.append(hit)
         if self._told_of == (row.name, row.revision):

@@ -6,9 +6,9 @@ coordinator died in between) without doing more than once; every act says which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.config.run import RunConfig
 from agentrl.config.show import changes
@@ -166,13 +166,20 @@ def _started(slot: Slot | None) -> Goal:
     return Goal(Want.UP, shared=True) if slot.state in MAY_STAY else Goal(Want.UP, slot.incarnation)
 
 
+class Told(Protocol):
+    """Adds to the effect of a knob's value what its owner cannot know; `taken` if the owner was there to be asked."""
+
+    def __call__(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Awaitable[Effect]: ...
+
+
 class KnobActs:
     """Tuning. A knob that a unit owns is previewed by that unit."""
 
-    def __init__(self, context: Context, settings: Settings, asks: Asks) -> None:
+    def __init__(self, context: Context, settings: Settings, asks: Asks, told: Told) -> None:
         self._context = context
         self._settings = settings
         self._asks = asks
+        self._told = told
         self.table: dict[str, Act] = {
             "tune": Act(self._preview_tune, self._tune),
             "undo_tune": Act(self._preview_undo, self._undo),
@@ -184,8 +191,9 @@ class KnobActs:
         knobs.compare(args.name, args.seen_revision)
         value = args.value if name == "tune" else knobs.undo_value(args.name)
         knobs.preview(args.name, value)  # refuses a value that the unit must not even be asked about
-        told = await self._ask_owner(args.name, value)
-        return knobs.preview(args.name, value, told)
+        said = await self._ask_owner(args.name, value)
+        effect = knobs.preview(args.name, value, said)
+        return effect if effect.empty else await self._told(args.name, value, effect, taken=said is not None)
 
     async def _ask_owner(self, name: str, value: KnobValue) -> KnobPreviewed | None:
         owner = self._context.knobs.declaration(name).owner

@@ -1,14 +1,14 @@
 """How old what is ready and under way would train, what another bound would void, and whom the bound has hit.
 
-Invariants: ages are those to the newest version, as the trainer counts them; whether long episodes are dropped more
-than short ones is told, by quarters of their durations, from the Steps that were committed and from the groups of that
-time of which nothing was fresh enough for any Step.
+Invariants: ages are those to the newest version, of records that go by the bound of the run; whether long episodes are
+dropped more than short ones is told, by quarters of their durations, from the Steps that were committed and from the
+groups of that time of which nothing was fresh enough for any Step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from itertools import pairwise
 
@@ -36,12 +36,11 @@ async def report(database: Database, rules: Rules) -> StalenessReport:
     if not parents:
         return StalenessReport(bound=bound, dropped=dropped, counted_at=counted_at)
     tree, newest = VersionTree(parents), max(parents)
-    ready = Counter(
-        tree.staleness(data.trained_versions, newest) for group in await steps.ready(database) for data in group.records
-    )
-    under_way = Counter(
-        tree.staleness(versions, newest) for versions in await _under_way(database) if parents.keys() >= versions
-    )
+    own = plan.get("bounds", {}).keys()
+    groups = [group for group in await steps.ready(database) if group.task.environment not in own]
+    ready = Counter(tree.staleness(data.trained_versions, newest) for group in groups for data in group.records)
+    flying = await _under_way(database, besides=own)
+    under_way = Counter(tree.staleness(versions, newest) for versions in flying if parents.keys() >= versions)
     return StalenessReport(
         bound=bound,
         version=newest,
@@ -82,12 +81,13 @@ def by_quarters(records: Sequence[tuple[float, bool]]) -> tuple[DurationShare, .
     )
 
 
-async def _under_way(database: Database) -> list[set[int]]:
-    """The versions of each record that has generated tokens."""
+async def _under_way(database: Database, *, besides: Collection[str]) -> list[set[int]]:
+    """The versions of each record that has generated tokens, `besides` those of some environments."""
     flying = {
         "status": {"$in": [RecordStatus.RUNNING, RecordStatus.FINISHED, RecordStatus.UNSCORED]},
         "purpose": {"$in": list(TRAINS)},
         "versions.0": {"$exists": True},
+        "environment": {"$nin": list(besides)},
     }
     found = await database.find("Record", flying, projection=["versions"])
     return [set(record["versions"]) for record in found]
