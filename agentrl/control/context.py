@@ -100,10 +100,11 @@ class Context:
 
     def show_pulse(self) -> None:
         now = self.clock.now()
-        if not self.pulse.is_due(now):
+        standing = self.board.steps_stand(self.supervisor.paused)
+        if not self.pulse.is_due(now, standing):
             return
         alive = [slot.unit for slot in self.state.slots.values() if slot.state in WITH_PROCESS]
-        row = self.pulse.look(now, alive, self.board.trainer_to_come())
+        row = self.pulse.look(now, alive, self.board.trainer_to_come(), standing)
         if row is None:
             self.feed.remove("pulse")
         else:

@@ -39,6 +39,32 @@ def test_a_trainer_that_starts_says_how_far_it_is() -> None:
     assert board.trainer_to_come() == "trainer-0 is starting (warm-up: step 3 of 9)"
 
 
+def test_where_no_step_is_taken_until_somebody_does_something_that_is_said() -> None:
+    board = board_of(("trainer", ()), members=1)
+    trainer, paused = board.state.slots["trainer-0"], set[str]()
+    board.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
+    board.state.run.up = True
+
+    def said() -> str:
+        return board.steps_stand(paused.__contains__)
+
+    assert said() == ""
+    paused.add("trainer-0")
+    assert said() == "no step is taken: trainer-0 is paused"
+    trainer.state = UnitState.STARTING
+    assert said() == "", "what changes by itself is told by others"
+    trainer.state = UnitState.FATAL
+    assert said() == "no step is taken: trainer-0 is fatal"
+    trainer.state, trainer.done, trainer.bye_reason = (
+        UnitState.STOPPED,
+        True,
+        "complete: all 6 steps are done; version 7",
+    )
+    assert said() == "no step is taken any more: all 6 steps are done; version 7"
+    board.state.run.up = False
+    assert said() == ""
+
+
 def facts_of(board: Board, paused: str = "") -> set[str]:
     return set(board.wait_facts(100.0, lambda unit: unit == paused))
 

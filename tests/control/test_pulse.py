@@ -26,6 +26,7 @@ class Plant:
         self.now = AT
         self.totals: dict[str, dict[str, float]] = {}
         self.incarnations: dict[str, int] = {}
+        self.standing = ""
 
     def run(
         self,
@@ -50,8 +51,9 @@ class Plant:
             told = {named(services.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
             rates = {named(services.TOOL_RATE, name): 5.0 for name in tools or {}}
             self.pulse.take("toolbox-0", "toolbox", 1, told | rates, self.now)
-            if self.pulse.is_due(self.now):
-                row = self.pulse.look(self.now, self.totals)
+            if self.pulse.is_due(self.now, self.standing):
+                row = self.pulse.look(self.now, self.totals, "", self.standing)
+        row = row or self.pulse.shown
         assert row is not None
         return row
 
@@ -86,6 +88,39 @@ def test_of_a_trainer_that_starts_again_nothing_is_told_that_was_before() -> Non
     assert told is not None
     assert (told.sentence, told.bottleneck) == (f"{coming}; engines 60% busy", "")
     assert "trainer" not in told.busy
+
+
+def test_where_no_step_is_taken_any_more_that_is_said_at_once_and_no_rate_falls_slowly() -> None:
+    plant, standing = Plant(), "no step is taken any more: all 6 steps are done"
+    plant.run(120, trainer=0.5, engine=0.6, sampler=0.5, tools={"shop.lookup": 0.3})
+    plant.totals.pop("trainer-0")
+    assert plant.pulse.is_due(plant.now, standing), "at once, not with the next round"
+    told = plant.pulse.look(plant.now, plant.totals, "", standing)
+    assert told is not None
+    assert (told.sentence, told.bottleneck, told.tools, told.busy) == (standing, "", (), {})
+    plant.standing = standing
+    row = plant.run(12, engine=0.0, sampler=0.0, tools={"shop.lookup": 0.3})
+    assert (row.sentence, row.tools) == (standing, ())
+
+
+def test_what_goes_on_again_is_not_told_with_the_time_in_which_it_stood() -> None:
+    plant = Plant()
+    plant.standing = "no step is taken: trainer-0 is paused"
+    assert plant.run(300, trainer=0.0, engine=0.0, sampler=0.0).sentence == plant.standing
+    plant.standing = ""
+    row = plant.run(12, trainer=0.5, engine=0.6, sampler=0.5)
+    assert row.sentence == "trainer waits 50% for batches; engines 60% busy; episodes 70% in model calls"
+
+
+@pytest.mark.parametrize("cycle_s", [4, 20, 50, 80])
+def test_steps_and_waits_that_take_turns_are_one_sentence_and_not_two(cycle_s: int) -> None:
+    """Shares are of a minute for this: over shorter times the trainer is busy now and waits then."""
+    plant, seen = Plant(), set[str]()
+    plant.run(120, trainer=0.5, engine=0.6, sampler=0.5)
+    for turn in range(40):
+        row = plant.run(cycle_s / 2, trainer=float(turn % 2), engine=0.6, sampler=0.5)
+        seen.add(row.bottleneck)
+    assert seen == {"engines"}
 
 
 def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:

@@ -237,13 +237,27 @@ class Board:
 
     def trainer_to_come(self) -> str:
         """Which trainer is not ready yet, and what it says: `trainer-0 is starting (warm-up: step 3 of 9)`."""
-        for slot in self.state.slots.values():
-            group = self.state.groups.get(slot.group)
-            trains = group is not None and group.spec is not None and group.spec.role is Role.TRAINER
-            if trains and slot.state is UnitState.STARTING:
+        for slot in self._trainers():
+            if slot.state is UnitState.STARTING:
                 status = self.facts(slot).report.status
                 return f"{slot.unit} is starting{f' ({status})' if status else ''}"
         return ""
+
+    def steps_stand(self, paused: Callable[[str], bool]) -> str:
+        """Why no step is taken, where that stays so until somebody does something; empty where it changes by itself."""
+        for slot in self._trainers() if self.state.run.up else ():
+            if slot.done:
+                why = slot.bye_reason.removeprefix("complete: ") or f"{slot.unit} is done"
+                return f"no step is taken any more: {why}"
+            if slot.state in (UnitState.FATAL, UnitState.STOPPED):
+                return f"no step is taken: {slot.unit} is {slot.state.value}"
+            if slot.state is UnitState.READY and paused(slot.unit):
+                return f"no step is taken: {slot.unit} is paused"
+        return ""
+
+    def _trainers(self) -> list[Slot]:
+        trains = {name for name, group in self.state.groups.items() if group.spec.role is Role.TRAINER}
+        return [slot for slot in self.state.slots.values() if slot.group in trains and slot.wanted]
 
     def wait_facts(self, now: float, paused: Callable[[str], bool]) -> dict[str, UnitFacts]:
         """Of those who wait and those who are waited for; nobody else can be part of a chain."""

@@ -2,7 +2,8 @@
 
 Invariants: shares are taken from intervals (seconds of slots in use against seconds of slots that there were), never
 from moments; the sentence names one bottleneck, and says since when only where the numbers show it; a run of which
-nothing is reported has no pulse.
+nothing is reported has no pulse. Where no step is taken, that is said, and shares are counted from then on: what falls
+slowly towards nothing tells of a time that is over.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class _Unit:
     incarnation: int
     counters: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
 
+    def begin_again(self) -> None:
+        """Count from the last report on."""
+        while len(self.counters) > 1:
+            self.counters.popleft()
+
     def passed(self) -> dict[str, float]:
         """What was added to each counter within the window."""
         if len(self.counters) < 2:
@@ -73,6 +79,7 @@ class Pulse:
         self._latency: dict[str, deque[tuple[float, float]]] = {}
         self._kind, self._since = "", 0.0
         self._shown_at = float("-inf")
+        self._standing = ""
         self.shown: PulseRow | None = None
         """The last row."""
 
@@ -91,15 +98,20 @@ class Pulse:
                 if tool in self._tools or len(self._tools) < MOST_TOOLS:
                     self._tools.setdefault(tool, {})[metric.name] = value
 
-    def is_due(self, now: float) -> bool:
-        return now - self._shown_at >= EVERY_S
+    def is_due(self, now: float, standing: str = "") -> bool:
+        return now - self._shown_at >= EVERY_S or standing != self._standing
 
-    def look(self, now: float, alive: Collection[str], coming: str = "") -> PulseRow | None:
+    def look(self, now: float, alive: Collection[str], coming: str = "", standing: str = "") -> PulseRow | None:
         """As things are; to be called once when it is due, so that history is kept at one pace. Units that do not live
-        any more are not part of it. `coming` says of a trainer that is not ready yet how far it is."""
+        any more are not part of it. `coming` says of a trainer that is not ready yet how far it is, `standing` why no
+        step is taken."""
         self._shown_at = now
         for unit in self._units.keys() - set(alive):
             del self._units[unit]
+        if standing != self._standing:
+            self._standing = standing
+            for known in self._units.values():
+                known.begin_again()
         self.shown = self._row(now, coming)
         return self.shown
 
@@ -109,12 +121,13 @@ class Pulse:
                 self._latency.setdefault(tool, deque(maxlen=HISTORY)).append((now, values[TOOL_P95.name]))
         passed = {name: unit.passed() for name, unit in self._units.items()}
         passed = {name: found for name, found in passed.items() if found.get(OFFERED.name)}
-        if not passed:
+        if not passed and not self._standing:
             return None
         shares = {role: share for role in _ROLES if (share := self._share(passed, role)) is not None}
         tools = tuple(self._tool(name) for name in sorted(self._tools, key=self._weight, reverse=True))
         in_tools, in_model = self._of_episodes(passed)
-        if coming:
+        said = coming or self._standing
+        if said:
             # What is known of it is of its life before, and those who wait for its first weights are idle for no fault.
             shares.pop("trainer", None)
         kind = bottleneck(shares, in_tools, in_model)
@@ -122,8 +135,10 @@ class Pulse:
             self._kind, self._since = kind, now
         slowest = tools[0] if kind == "tools" and tools else None
         since = slowest.changed_at if slowest is not None and slowest.changed_at else self._since
+        if self._standing and shares.get("sampler", 0.0) <= IDLE:
+            tools = ()  # Their own rates are of the last minute, in which steps may still have been taken.
         return PulseRow(
-            sentence=sentence(kind, shares, in_tools, in_model, slowest, coming),
+            sentence=sentence(kind, shares, in_tools, in_model, slowest, said),
             bottleneck=kind,
             since_at=since,
             window_s=WINDOW_S,
