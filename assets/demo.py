@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +26,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from agentrl.cli.hints import aimed
 from agentrl.errors import ExitCode
 
 KNOB = "supervision.dead_after_s"
@@ -42,6 +46,7 @@ class Operator:
     def __init__(self, console: Console, home: Path, run: str = "demo") -> None:
         self._console = console
         self._home = home
+        self._run = run
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")} | {
             "AGENTRL_HOME": str(home / "state"),
             "AGENTRL_RUN_NAME": run,
@@ -62,9 +67,14 @@ class Operator:
             timeout=120,
         )
         if done.returncode not in allow:
-            said = (done.stderr or done.stdout).strip()
-            raise DemoError(f"agentrl {' '.join(arguments)} ended with {done.returncode}: {said}")
+            raise DemoError(f"agentrl {shlex.join(arguments)} ended with {done.returncode}: {_said(done)}")
         return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def as_typed(self, text: str) -> str:
+        """The text, with the commands in it as somebody else has to type them: the run is in a home of its own."""
+        aim = f"--run {self._run}"
+        pattern = rf"\bagentrl (?=[a-z]+(?: [a-z]+)? {re.escape(aim)}\b)"
+        return re.sub(pattern, lambda found: f"AGENTRL_HOME={self._home / 'state'} {found[0]}", aimed(text, aim))
 
     def status(self) -> Any:
         return self.types("status", quiet=True)
@@ -83,6 +93,37 @@ class Operator:
                 raise DemoError(f"{what}: not within {within_s:g} s.")
             time.sleep(0.1)
         return seen
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """The sentence of an error, out of its document."""
+    try:
+        error = json.loads(done.stdout)["error"]
+        return f"{error['message']} {error['hint']}".strip()
+    except (ValueError, KeyError, TypeError):
+        return (done.stderr or done.stdout).strip()
+
+
+@contextmanager
+def own_home(kept: Path | None = None) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A directory for everything that is made, and what to call where that is to be looked at: it stays then.
+
+    Otherwise nothing is left, but of one that somebody named.
+    """
+    home = kept or Path(tempfile.mkdtemp(prefix="agentrl-demo-"))
+    home.mkdir(parents=True, exist_ok=True)
+    stays = [kept] if kept is not None else []
+    try:
+        yield home.resolve(), lambda: stays.append(home)
+    finally:
+        if not stays:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def failed_sentence(operator: Operator, failed: DemoError, home: Path) -> Text:
+    """What went wrong, and where what was left of it is. It has no line breaks of ours in it, to be copied."""
+    left = f"What it left, logs included, is in {home}; rm -r {home} removes it."
+    return Text.assemble(("The demo failed.", "red"), f" {operator.as_typed(str(failed))}\n{left}")
 
 
 class Demo:
@@ -230,15 +271,16 @@ def main() -> int:
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
-        tempfile.TemporaryDirectory(prefix="agentrl-demo-") as home,
+        own_home() as (home, keep),
         Progress(*columns, console=console, transient=not console.is_terminal) as progress,
     ):
-        demo = Demo(console, progress, Path(home))
+        demo = Demo(console, progress, home)
         try:
             with _taken_down(demo):
                 demo.run()
         except DemoError as failed:
-            console.print(f"[red]The demo failed.[/red] {failed}", highlight=False)
+            keep()
+            console.print(failed_sentence(demo.operator, failed, home), highlight=False, soft_wrap=True)
             return 1
         except KeyboardInterrupt:
             console.print("Interrupted; the run was taken down.")

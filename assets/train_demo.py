@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from agentrl.config.load import load_config
 from agentrl.errors import ExitCode
 from agentrl.protocol.rows import UnitRow, UnitState
 from assets import shopdata
-from assets.demo import DemoError, Operator
+from assets.demo import DemoError, Operator, failed_sentence, own_home
 from assets.train_figures import Books, Figures
 from assets.train_screen import Screen, Show
 
@@ -80,7 +79,7 @@ class TrainingDemo:
 
     def __init__(self, console: Console, home: Path, random_number: int) -> None:
         self._console = console
-        self._home = home
+        self.home = home
         self._random = random_number
         self.operator = Operator(console, home, NAME)
         self._state_dir = home / "state" / NAME
@@ -109,7 +108,7 @@ class TrainingDemo:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with resources.as_file(resources.files("assets").joinpath("train.yaml")) as file:
             shutil.copyfile(file, self._file)
-        shopdata.write(self._home / "runs" / "shop-data", random_number=self._random)
+        shopdata.write(self.home / "runs" / "shop-data", random_number=self._random)
         self._steps = load_config(self._file, environ={}).config.training.steps
         self._screen = Screen(self._console, self._steps)
         self._says("Orders to be priced and demonstrations are written; most demonstrations stop too early.")
@@ -119,7 +118,7 @@ class TrainingDemo:
         # Without waiting: the trainer is ready after its warm-up, and there is something to be seen before.
         chance = f"training.random={self._random}"
         self.operator.types("up", str(self._file), "--set", chance, "--yes", "--no-wait")
-        self._says(f"To look on from another terminal: AGENTRL_HOME={self._home / 'state'} agentrl tui")
+        self._says(f"To look on from another terminal: AGENTRL_HOME={self.home / 'state'} agentrl tui")
         self._client = BlockingClient(Client.connect(NAME, state_dir=self._state_dir))
 
     def _kill_sampler(self) -> None:
@@ -255,16 +254,6 @@ def _what_it_would_do(preview: Any) -> str:
 
 
 @contextmanager
-def _home(kept: Path | None) -> Iterator[Path]:
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        yield kept.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="agentrl-demo-") as made:
-        yield Path(made)
-
-
-@contextmanager
 def _taken_down(demo: TrainingDemo) -> Iterator[None]:
     """Whatever happens inside, nothing of the run is left behind. SIGTERM and a terminal that goes end like Ctrl-C."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -293,10 +282,12 @@ def main() -> int:
     given = parser.parse_args()
     console = Console(stderr=given.json)
     if given.keep is None:
-        console.print("Nothing of this run is kept; to keep all of it: make demo ARGS='--keep DIR'")
-    with _home(given.keep) as home:
+        console.print("What it makes is removed if it goes well; to keep it: make demo ARGS='--keep DIR'")
+    with own_home(given.keep) as (home, keep):
         demo = TrainingDemo(console, home, given.random)
         code = _run(demo, console)
+        if code == 1:
+            keep()
         if code == 0:
             for line in _how_to_go_on(home if given.keep else None):
                 console.print(Text(line), soft_wrap=True)
@@ -311,7 +302,7 @@ def _run(demo: TrainingDemo, console: Console) -> int:
         with _taken_down(demo):
             demo.run()
     except DemoError as failed:
-        console.print("[red]The demo failed.[/red]", Text(str(failed)), highlight=False)
+        console.print(failed_sentence(demo.operator, failed, demo.home), highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("Interrupted; the run was taken down.")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from assets import train_demo
+from assets.demo import Operator
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -35,6 +37,47 @@ def test_it_says_at_its_beginning_how_it_is_kept_and_at_its_end_how_it_is_read(
         if keep
         else "`agentrl tui --replay @demo` plays one that was recorded."
     )
+
+
+def test_a_demo_that_fails_names_commands_that_find_its_run_and_keeps_what_is_to_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is started: the run file is refused before."""
+
+    def prepare(demo: train_demo.TrainingDemo) -> None:
+        demo.home.joinpath("assets").mkdir()
+        demo.home.joinpath("assets", "train.yaml").write_text("name: shop\nsidecars: {web: {command: x, coun: 1}}\n")
+
+    monkeypatch.setattr(train_demo.TrainingDemo, "_prepare", prepare)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["train_demo"])
+    assert train_demo.main() == 1
+    *_, failed, left = capsys.readouterr().out.splitlines()
+    (home,) = tmp_path.glob("agentrl-demo-*")
+    assert failed.startswith(f"The demo failed. AGENTRL_HOME={home}/state agentrl up --run shop ")
+    assert "ended with 78" in failed
+    assert "unknown key sidecars.web.coun" in failed
+    assert left == f"What it left, logs included, is in {home}; rm -r {home} removes it."
+
+
+def test_a_hint_is_told_as_it_has_to_be_typed(tmp_path: Path) -> None:
+    operator = Operator(Console(), tmp_path, "shop")
+    told = operator.as_typed(
+        "The trainer is fatal. `agentrl logs trainer-0 --previous` shows why, agentrl doctor checks."
+    )
+    where = f"AGENTRL_HOME={tmp_path / 'state'}"
+    assert f"`{where} agentrl logs --run shop trainer-0 --previous` shows why, agentrl doctor checks." in told
+
+
+def test_a_demo_that_goes_well_or_is_interrupted_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for code in (0, 130):
+        monkeypatch.setattr(train_demo, "_run", lambda demo, console, code=code: code)
+        monkeypatch.setattr(sys, "argv", ["train_demo"])
+        assert train_demo.main() == code
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
