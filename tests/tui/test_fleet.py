@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.protocol import rows
 from agentrl.protocol.messages import ProcessInfo
-from tui.model import fleet
+from tui.model import fleet, wording
 from tui.model.ink import Span, Tone, cut
 from tui.model.mirror import Mirror
 
@@ -59,3 +59,13 @@ def test_which_weights_an_engine_has_or_loads_fits_its_column(serving: str, weig
     told = column.show(row, 0.0).text
     assert told == shown
     assert len(told) <= column.width
+
+
+def test_a_group_that_a_run_does_not_want_is_not_missing() -> None:
+    def told(ready: int, down: bool = False, **other: int) -> tuple[str, Tone]:
+        return wording.strength(rows.GroupRow("engine", "engine", desired=0, ready=ready, other=other), down=down)
+
+    assert told(0, stopped=2) == ("■engine stopped", Tone.DIM)
+    assert told(0, completed=1) == ("■engine completed", Tone.DIM)
+    assert told(0, down=True, completed=1) == ("■engine stopped", Tone.DIM)
+    assert told(0, stopping=1) == ("◐engine 0/0 stopping 1", Tone.BUSY)

@@ -1,8 +1,9 @@
 """Curves of committed Steps, and what happened meanwhile as ticks under each of them.
 
-Invariants: every curve of a screen has the same Steps in the same columns, the newest on the right; a column of several
-Steps shows their mean; a tick stands at the first Step that was committed after what it tells of, and one that is older
-than all Steps is not shown; a Step without a number leaves a gap, never a 0.
+Invariants: every curve of a screen has the same Steps in the same columns, the newest on the right, and takes the width
+that there is: a column is several cells wide where Steps are few, and of several Steps, whose mean it shows, where they
+are many; a tick stands at the first Step that was committed after what it tells of, and one that is older than all
+Steps is not shown; a Step without a number leaves a gap, never a 0.
 """
 
 from __future__ import annotations
@@ -102,19 +103,17 @@ class Chart:
     def __init__(self, found: Sequence[Point], happened: Sequence[Tick], width: int) -> None:
         self.points = found
         self.width = max(1, width)
-        self._each = max(1, math.ceil(len(found) / self.width))
-        """Steps of one column."""
-        self.columns = math.ceil(len(found) / self._each)
+        self.columns = min(len(found), self.width)
         self.ticks: dict[int, list[Tick]] = {}
         starts = [point.at for point in found]
         for tick in happened:
             place = _first_after(starts, tick.at)
             if place is not None and starts and tick.at >= starts[0]:
-                self.ticks.setdefault(place // self._each, []).append(tick)
+                self.ticks.setdefault(self._column(place), []).append(tick)
 
     def column_of(self, id: str) -> int | None:
         place = next((place for place, point in enumerate(self.points) if point.id == id), None)
-        return None if place is None else place // self._each
+        return None if place is None else self._column(place)
 
     def last_of(self, column: int) -> Point | None:
         """The newest Step of a column."""
@@ -127,7 +126,16 @@ class Chart:
         return (min(beyond) if by > 0 else max(beyond)) if beyond else None
 
     def _part(self, column: int) -> Sequence[Point]:
-        return self.points[column * self._each : (column + 1) * self._each]
+        """The Steps of a column: those whose share of the width begins in it."""
+        begin, end = (math.ceil(edge * len(self.points) / self.columns) for edge in (column, column + 1))
+        return self.points[begin:end] if 0 <= column < self.columns else ()
+
+    def _column(self, place: int) -> int:
+        return place * self.columns // len(self.points)
+
+    def _cells(self, column: int) -> int:
+        """How many cells it is wide."""
+        return (column + 1) * self.width // self.columns - column * self.width // self.columns
 
     def values(self, metric: str) -> list[float | None]:
         """One for each column."""
@@ -148,20 +156,22 @@ class Chart:
             spans = list[Span]()
             for column, value in enumerate(values):
                 text = " " if value is None else _cell(_share(value, low, high) * height - level, lowest=not level)
+                cells = self._cells(column)
                 if text == " " and column in segments:
-                    spans.append(Span("│", Tone.WARN))
+                    spans.append(Span("│".ljust(cells), Tone.WARN))
                 else:
-                    spans.append(Span(text, Tone.STRONG if column == cursor else Tone.ACCENT))
+                    spans.append(Span(text * cells, Tone.STRONG if column == cursor else Tone.ACCENT))
             lines.append(tuple(spans))
-        lines.append(tuple(self._tick(column, cursor) for column in range(self.columns)))
+        lines.append(tuple(part for column in range(self.columns) for part in self._tick(column, cursor)))
         return lines
 
-    def _tick(self, column: int, cursor: int | None) -> Span:
-        found = self.ticks.get(column)
+    def _tick(self, column: int, cursor: int | None) -> Line:
+        """Its sign stands at the begin of the column."""
+        found, rest = self.ticks.get(column), Span("─" * (self._cells(column) - 1), Tone.DIM)
         if found:
             worst = min(found, key=lambda tick: "✖◆○".index(tick.sign))
-            return Span(worst.sign, Tone.STRONG if column == cursor else worst.tone)
-        return Span("▲" if column == cursor else "─", Tone.STRONG if column == cursor else Tone.DIM)
+            return Span(worst.sign, Tone.STRONG if column == cursor else worst.tone), rest
+        return Span("▲" if column == cursor else "─", Tone.STRONG if column == cursor else Tone.DIM), rest
 
     def _title(self, metric: str, low: float, high: float, cursor: int | None) -> Line:
         part = self._part(self.columns - 1 if cursor is None else cursor)

@@ -81,14 +81,16 @@ def small_size(count: float) -> str:
 
 
 def strength(row: GroupRow, *, down: bool = False) -> Span:
-    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`. In a run that is wanted `down`, what stopped is in
-    order."""
+    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`. What stopped is in order in a run that is wanted
+    `down`, and where none is wanted, as in a run that is only read from."""
     completed = row.other.get(COMPLETED, 0)
     others = " ".join(f"{name} {count}" for name, count in row.other.items() if count)
     paused = " paused" if row.paused else ""
     whole = row.ready + completed >= row.desired and not {*row.other} - {COMPLETED}
-    if down and row.ready == 0 and {*row.other} <= {COMPLETED, "stopped"}:
-        return span(f"■{row.name} stopped", Tone.DIM)
+    unwanted = down or (row.desired == 0 and bool(row.other))
+    if unwanted and row.ready == 0 and {*row.other} <= {COMPLETED, "stopped"}:
+        ended = COMPLETED if not down and {*row.other} == {COMPLETED} else "stopped"
+        return span(f"■{row.name} {ended}", Tone.DIM)
     coming = {*row.other} - {COMPLETED} <= {"pending", "starting", "draining", "stopping"}
     tone = Tone.WARN if row.paused else Tone.GOOD if whole else Tone.BUSY if coming else Tone.BAD
     sign = "" if whole and not row.paused else "↓" if row.paused else "◐" if coming else "!"

@@ -53,7 +53,7 @@ class AlertVerbs(View):
 class Alerts(FeedTable[AlertRow], AlertVerbs):
     name_in_registry = "alerts"
     kind = "alert"
-    DEFAULT_CSS = "Alerts > #evidence { height: 4; }"
+    shares = (("evidence", 4),)
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar, cast
 
+from textual import events
 from textual.containers import Vertical
 
 from agentrl.protocol.rows import AnyRow
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tui.app import Console
 
 R = TypeVar("R", bound=AnyRow)
+ROWS_FIRST = 4
+"""Lines that the titles and rows of a table have before anything beside it has one."""
 
 
 class View(Vertical):
@@ -26,8 +29,17 @@ class View(Vertical):
 
     DEFAULT_CSS = "View { height: 1fr; } View Lines { height: auto; }"
     name_in_registry: ClassVar[str]
+    shares: ClassVar[tuple[tuple[str, int], ...]] = ()
+    """Parts beside the table and the lines that each wants, what matters most first; on a low screen after the rows."""
     filters_at_once: ClassVar[bool] = True
     """Rows are chosen while the filter is typed, not when it is finished."""
+
+    def on_resize(self, event: events.Resize) -> None:
+        left = max(0, event.size.height - ROWS_FIRST)
+        for id, wanted in self.shares:
+            part, taken = self.query_one(f"#{id}"), min(wanted, left)
+            part.display, part.styles.height = taken > 0, taken
+            left -= taken
 
     @property
     def console_app(self) -> Console:

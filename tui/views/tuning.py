@@ -58,7 +58,7 @@ class KnobVerbs(View):
 class Tuning(FeedTable[KnobRow], KnobVerbs):
     name_in_registry = "tuning"
     kind = "knob"
-    DEFAULT_CSS = "Tuning > #help { height: 2; } Tuning > #beside { height: 8; }"
+    shares = (("help", 2), ("beside", 8))
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -104,7 +104,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         made: list[Line] = []
         if row.name == BOUND and self._ages is not None:
             mark = self._mark_of(self._ages)
-            made += staleness.histogram(self._ages, mark, width - 2)
+            picture = staleness.histogram(self._ages, mark, width - 2)
+            made += picture if len(picture) + MOST_LINES <= height else []
             asked = self._mark is not None and mark != row.value
             said = f"at {mark}: {self._would or ASKING}" if asked else "← → try another bound"
             counted = Span(f"  counted {age(self.console_app.clock() - self._ages_at)} ago", Tone.DIM)
