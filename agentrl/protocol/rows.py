@@ -286,6 +286,8 @@ class AlertRow(Row, tag="alert", frozen=True):
     silenced_by: str = ""
     silence_why: str = ""
     resolved_at: float = 0.0
+    passed: bool = False
+    """It went away before it fired: shown for a while to those who saw it coming."""
 
 
 class IncidentRow(Row, tag="incident", frozen=True):

@@ -87,7 +87,8 @@ def sentence(row: AnyRow) -> str:
             why = f": {row.reason}" if row.reason else ""
             return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
         case rows.AlertRow():
-            return f"{row.severity} {row.id}: {row.sentence} ({row.state})"
+            became = "went away before it fired" if row.passed else row.state.value
+            return f"{row.severity} {row.id}: {row.sentence} ({became})"
         case rows.KnobRow():
             note = f" ({row.note})" if row.note else ""
             return f"{row.name} = {row.value}, by {row.changed_by or 'default'}{note}"

@@ -86,7 +86,7 @@ def test_it_fires_only_after_it_lasted_and_is_told_once() -> None:
     assert told(clock.after(1.0)) == []
 
 
-def test_what_passes_before_it_fired_leaves_no_trace() -> None:
+def test_what_passes_before_anybody_could_see_it_leaves_no_trace() -> None:
     clock = Clock(Level(for_s=30.0))
     clock.after(1.0, web=20)
     outcome = clock.after(20.0, web=0)
@@ -94,6 +94,19 @@ def test_what_passes_before_it_fired_leaves_no_trace() -> None:
     assert told(outcome) == []
     clock.after(1.0, web=20)
     assert clock.after(20.0).changed == [], "the time begins anew"
+
+
+def test_what_was_seen_coming_and_did_not_fire_is_shown_for_a_while_and_is_nobodys_news() -> None:
+    clock = Clock(Level(for_s=30.0))
+    for _ in range(10):
+        clock.after(1.0, web=20)
+    outcome = clock.after(1.0, web=0)
+    (row,) = outcome.changed
+    assert (row.state, row.passed, row.resolved_at) == (AlertState.RESOLVED, True, clock.at)
+    assert (told(outcome), outcome.moved, outcome.gone) == ([], set(), [])
+    assert clock.after(clock.engine.times.keep_passed_s).gone == ["level:web"]
+    assert clock.after(1.0, web=20).changed[0].state is AlertState.PENDING
+    assert not clock.after(30.0).changed[0].passed, "what fires after that is an alert like any other"
 
 
 def test_it_ends_below_the_clear_value_and_after_the_hold() -> None:

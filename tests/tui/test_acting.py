@@ -246,3 +246,16 @@ async def test_a_question_is_answered_once_however_fast_one_types(coordinator: S
             await aeventually(lambda: len(screen.app.screen_stack) == 1)
         await screen.press("2")
         await screen.shows("web-1")
+
+
+async def test_what_went_away_before_it_fired_is_told_to_who_saw_it_coming(coordinator: Scripted) -> None:
+    populate(coordinator)
+    fires = next(row for row in coordinator.rows.values() if isinstance(row, rows.AlertRow))
+    gone = {"id": "slow:web", "sentence": "web is slow.", "state": rows.AlertState.RESOLVED, "passed": True}
+    coordinator.rows["alert/slow:web"] = msgspec.structs.replace(fires, **gone)
+    over = {"id": "old:web", "sentence": "web was old.", "state": rows.AlertState.RESOLVED}
+    coordinator.rows["alert/old:web"] = msgspec.structs.replace(fires, **over)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("4")
+        await screen.shows("went away", "web is slow.")
+        assert "web was old." not in screen.text, "what fired and ended is shown with t"

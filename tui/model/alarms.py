@@ -10,18 +10,28 @@ from tui.model.ink import Span, Tone, span
 from tui.model.table import Column
 
 SHOWN = (AlertState.FIRING, AlertState.ACKNOWLEDGED, AlertState.RESOLVED)
+PASSED = "went away"
 _ORDER = {state: place for place, state in enumerate(SHOWN)}
 
 
 def columns() -> tuple[Column[AlertRow], ...]:
     return (
         Column("severity", "SEVERITY", 9, lambda row, now: _severity(row), gravity),
-        Column("state", "STATE", 14, lambda row, now: wording.state(row.state.value), lambda row: row.state.value),
+        Column("state", "STATE", 14, lambda row, now: state(row), lambda row: state(row).text),
         Column("since", "FOR", 5, lambda row, now: Span(wording.ago(row.since_at, now)), _since, True, 2),
         Column("id", "ALERT", 26, lambda row, now: span(row.id, Tone.STRONG), lambda row: row.id, rank=1),
         Column("quiet", "SENT", 14, _sent, lambda row: row.silenced_until_at, rank=3, optional=True),
         Column("sentence", "WHAT", 20, lambda row, now: span(row.sentence), lambda row: row.sentence, stretches=True),
     )
+
+
+def state(row: AlertRow) -> Span:
+    return wording.state(PASSED if row.passed else row.state.value)
+
+
+def shown(row: AlertRow, *, resolved: bool) -> bool:
+    """What went away before it fired is shown as long as it is told: somebody may have seen it coming."""
+    return resolved or row.passed or row.state is not AlertState.RESOLVED
 
 
 def gravity(row: AlertRow) -> tuple[int, int, float]:
@@ -44,5 +54,5 @@ def _sent(row: AlertRow, now: float) -> Span:
 
 
 def keeps(words: frozenset[str], row: AlertRow) -> bool:
-    shown = f"{row.id} {row.severity.value} {row.state.value} {row.sentence} {row.suggest}".casefold()
-    return all(word in shown for word in words)
+    told = f"{row.id} {row.severity.value} {state(row).text} {row.sentence} {row.suggest}".casefold()
+    return all(word in told for word in words)

@@ -10,7 +10,7 @@ from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobR
 from agentrl.words import folding, waits
 from agentrl.words.amounts import age, counted, duration, moment, size
 from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
-from tui.model import wording
+from tui.model import alarms, wording
 from tui.model.ink import Line, Span, Tone, span, trend, wrapped
 from tui.model.mirror import Mirror
 
@@ -116,9 +116,9 @@ def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
         (
             ("what", span(row.sentence, Tone.STRONG)),
             ("severity", wording.severity(row.severity)),
-            ("state", wording.state(row.state.value)),
+            ("state", alarms.state(row)),
             ("since", f"{moment(row.since_at)}, {age(now - row.since_at)}"),
-            ("resolved", moment(row.resolved_at)),
+            ("went away" if row.passed else "resolved", moment(row.resolved_at)),
             ("on it", row.acknowledged_by),
             ("silenced", f"{until}{f': {row.silence_why}' if row.silence_why else ''}" if until else ""),
             ("cure", span(row.suggest, Tone.ACCENT)),

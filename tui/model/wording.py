@@ -12,6 +12,7 @@ _STATES: dict[str, tuple[str, Tone]] = {
     "succeeded": ("✓", Tone.GOOD),
     COMPLETED: ("✓", Tone.GOOD),
     "resolved": ("✓", Tone.DIM),
+    "went away": ("·", Tone.DIM),
     "pending": ("○", Tone.BUSY),
     "starting": ("◐", Tone.BUSY),
     "accepted": ("○", Tone.BUSY),

@@ -88,9 +88,7 @@ class Alerts(FeedTable[AlertRow], AlertVerbs):
 
     def _refilter(self) -> None:
         words, resolved = self._words, self._resolved
-        self.table.model.filter(
-            lambda row: (resolved or row.state is not AlertState.RESOLVED) and alarms.keeps(words, row)
-        )
+        self.table.model.filter(lambda row: alarms.shown(row, resolved=resolved) and alarms.keeps(words, row))
 
     def alert(self) -> AlertRow | None:
         return self.under_cursor()

@@ -3,7 +3,8 @@
 Invariants: pure; how long something lasts is measured on the monotonic clock, so a jump of the wall clock neither
 fires nor ends anything (silences alone end at a wall-clock time, because a person asked for one); an alert that fires
 is notified once, a page then again and again until somebody acknowledges it; an end is notified if the beginning was;
-a restart of the coordinator repeats nothing that has arrived, and loses nothing that has not.
+a restart of the coordinator repeats nothing that has arrived, and loses nothing that has not. What was pending for long
+enough to be seen and goes away is shown as such for a while, and is nobody's news.
 """
 
 from __future__ import annotations
@@ -116,6 +117,10 @@ class AlertTimes:
     """How long something must be well again before the alert ends."""
     repeat_s: float = 3600.0
     keep_resolved_s: float = 3600.0
+    seen_s: float = 5.0
+    """What was pending for a shorter time is forgotten at once ..."""
+    keep_passed_s: float = 600.0
+    """... and what was so for longer, after this."""
     refresh_s: float = 5.0
     """Evidence of a standing alert is renewed that often, not with each number that moves."""
     settle_s: float = 60.0
@@ -273,12 +278,16 @@ class AlertEngine:
                 self._note(life, outcome, moved=False)
 
     def _absent(self, id: str, life: _Life, outcome: Outcome, now: float, at: float) -> None:
-        ended_for_s = now - life.resolved
-        if life.row.state is AlertState.PENDING:
+        times, ended_for_s = self.times, now - life.resolved
+        if life.row.state is AlertState.PENDING and life.seen - life.began >= times.seen_s:
+            life.row = replace(life.row, state=AlertState.RESOLVED, resolved_at=at, passed=True)
+            life.resolved = now
+            self._note(life, outcome, moved=False)
+        elif life.row.state is AlertState.PENDING:
             del self._lives[id]
             outcome.gone.append(id)
         elif life.row.state is AlertState.RESOLVED:
-            if ended_for_s >= self.times.keep_resolved_s:
+            if ended_for_s >= (times.keep_passed_s if life.row.passed else times.keep_resolved_s):
                 del self._lives[id]
                 outcome.gone.append(id)
         elif self._is_certain(life) or (now - life.seen >= self.times.hold_s and now >= self._settled):
