@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -134,13 +135,22 @@ def _check_text(arguments: Sequence[str]) -> None:
             raise errors.UsageError(f"{argument!a} is not UTF-8 text.") from None
 
 
-_KINDS = {"is not a valid float": "is not a number", "is not a valid integer": "is not a whole number"}
+_IN_WORDS = [
+    (re.compile(programmers), people)
+    for programmers, people in (
+        (r"is not a valid float( range)?", "is not a number"),
+        (r"is not a valid int(eger|(?= range))( range)?", "is not a whole number"),
+        (r"is not in the range (\S+)<=x<=(\S+?)\.?$", r"is not from \1 to \2"),
+        (r"is not in the range x>=(\S+?)(\.0)?\.?$", r"is not \1 or more"),
+    )
+]
+"""What typer says of a value, as people say it."""
 
 
 def _sentence(error: typer.TyperException) -> str:
     said = error.format_message().strip() or "The command line does not make sense"
-    for programmers, people in _KINDS.items():
-        said = said.replace(programmers, people)
+    for programmers, people in _IN_WORDS:
+        said = programmers.sub(people, said)
     return ended(said)
 
 

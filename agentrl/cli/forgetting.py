@@ -61,8 +61,10 @@ async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
     if not alive and uuid:
         alive = [f"{each.incarnation or each.command} (pid {each.pid})" for each in (await proof.scan(uuid)).found]
     if alive:
+        live = "lives" if len(alive) == 1 else "live"
         raise ConflictError(
-            f"The run {name} is not down: {', '.join(alive[:3])} lives.", hint=f"First: agentrl down --run {name}"
+            f"The run {name} is not down: {', '.join(alive[:3])} {live}.",
+            hint=f"First: agentrl down --run {name}",
         )
 
 

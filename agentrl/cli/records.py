@@ -12,7 +12,7 @@ import typer
 from agentrl.cli import lists
 from agentrl.cli.lists import After, Filter, Limit, Row, Sort
 from agentrl.cli.verbs import Cli, group, verb
-from agentrl.errors import ExitCode
+from agentrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -209,7 +209,10 @@ async def export(
     from agentrl.words.amounts import counted
 
     records, last = 0, after
-    target = file.open("ab") if file else sys.stdout.buffer
+    try:
+        target = file.open("ab") if file else sys.stdout.buffer
+    except OSError as broken:
+        raise UsageError(f"{file} cannot be written: {broken.strerror}.") from broken
     try:
         async with cli.connect() as client:
             async for lines in bodies.exported(client, filter=filter, after=after, limit=limit):

@@ -1,0 +1,76 @@
+"""What a stranger types wrongly: one sentence, an exit code of its kind, and with --json one document."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from agentrl.errors import ExitCode
+from tests.cli.conftest import PROGRAM, Shell
+from tests.cli.scripted import Scripted
+
+WRONG = {
+    "status --run nosuch": (ExitCode.UNKNOWN, "no run named nosuch"),
+    "status --run ../x": (ExitCode.CONFIG, "no name of a run"),
+    "logs web-0 --lines banana": (ExitCode.USAGE, "'banana' is not a whole number."),
+    "logs web-0 --lines -3": (ExitCode.USAGE, "-3 is not 0 or more."),
+    "events --limit 0": (ExitCode.USAGE, "0 is not from 1 to 10000."),
+    "events --since banana": (ExitCode.USAGE, "not a duration"),
+    "events --kind nosuch": (ExitCode.USAGE, "is not one of"),
+    "up nowhere.yaml": (ExitCode.CONFIG, "no run file"),
+    "up .": (ExitCode.CONFIG, "Is a directory"),
+    "up --timeout banana": (ExitCode.USAGE, "'banana' is not a number."),
+    "up --timeout -1": (ExitCode.USAGE, "-1.0 is not 0 or more."),
+    "config show nowhere.yaml": (ExitCode.CONFIG, "no run file"),
+    "runs forget nosuch": (ExitCode.UNKNOWN, "no run named nosuch"),
+    "runs wipe nosuch": (ExitCode.UNKNOWN, "no run named nosuch"),
+    "runs nosuch": (ExitCode.USAGE, "No such command"),
+    "keys new": (ExitCode.USAGE, "Missing argument"),
+    "keys new x --permission king": (ExitCode.USAGE, "is not one of"),
+    "status --key nowhere.json": (ExitCode.CONFIG, "cannot be read"),
+    "status --key .": (ExitCode.CONFIG, "Is a directory"),
+    "records export -o nowhere/file": (ExitCode.USAGE, "cannot be written: No such file"),
+    "records export -o .": (ExitCode.USAGE, "cannot be written: Is a directory"),
+    "steps list --limit 99999": (ExitCode.USAGE, "99999 is not from 1 to 1000."),
+    "tasks requeue": (ExitCode.USAGE, "Missing argument"),
+    "completion klingon": (ExitCode.USAGE, "is not one of"),
+    "daemon nosuch": (ExitCode.UNKNOWN, "no daemon"),
+    "scale web banana": (ExitCode.USAGE, "not a number of units"),
+    "tui --speed banana": (ExitCode.USAGE, "'banana' is not a number."),
+    "tui --at 14:05": (ExitCode.USAGE, "--at is for a recording"),
+    "nosuch": (ExitCode.USAGE, "No such command"),
+    "status --nosuch": (ExitCode.USAGE, "No such option"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_it_is_a_sentence_and_a_code(shell: Shell, coordinator: Scripted, words: str) -> None:
+    code, told = WRONG[words]
+    said = shell(*words.split(), expect=code)
+    assert said.out == ""
+    assert told in said.err
+    assert len(said.err.splitlines()) == 1, said.err
+    if not words.startswith(("daemon", "tui")):
+        error = shell(*words.split(), "--json", expect=code).json["error"]
+        assert (error["code"], told in error["message"]) == (code, True)
+
+
+def test_one_that_lives_is_told_in_the_singular(shell: Shell, coordinator: Scripted) -> None:
+    assert f"coordinator (pid {_pid(coordinator)}) lives." in shell("runs", "forget", "demo", expect=6).err
+
+
+def _pid(coordinator: Scripted) -> int:
+    return int(json.loads((coordinator.state_dir / "coordinator.json").read_text())["pid"])
+
+
+def test_a_reader_that_goes_away_is_no_error(shell: Shell, coordinator: Scripted) -> None:
+    command = subprocess.Popen([*PROGRAM, "config", "schema"], env=shell.env, stdout=-1, stderr=-1)
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.readline()
+    command.stdout.close()
+    assert command.wait(60) == ExitCode.OK
+    assert command.stderr.read() == b""
+    command.stderr.close()
