@@ -41,19 +41,6 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
         yield found
 
 
-def how_to_read(named: str | None) -> str:
-    """Which command brings up the store of a run that is down, and which one ends it; "" where none would."""
-    found = Remains.find(named)
-    if found is None:
-        return "" if named else "agentrl up --run NAME --read-only brings up the store of one that is down."
-    if keepers_of(found.state_dir) or not found.has_store:
-        return ""
-    return (
-        f"agentrl up --run {found.name} --read-only brings up its store and nothing else, to read from; "
-        f"agentrl down --run {found.name} ends that."
-    )
-
-
 async def standing(cli: Cli, nobody: NoCoordinatorError) -> NoCoordinatorError:
     """Of a run that was taken down: since when it is down, and how it is read or brought up again."""
     found = None if cli.remote else Remains.find(cli.named)

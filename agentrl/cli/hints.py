@@ -17,3 +17,19 @@ _OF_A_RUN = re.compile(
 def aimed(text: str, option: str) -> str:
     """The text, with the option behind the verb of each command in it that looks for a run."""
     return _OF_A_RUN.sub(lambda found: f"{found[0]} {option}", text)
+
+
+def how_to_read(named: str | None) -> str:
+    """Which command brings up the store of a run that is down, and which one ends it; "" where none would."""
+    from agentrl.client.living import keepers_of
+    from agentrl.client.remains import Remains
+
+    found = Remains.find(named)
+    if found is None:
+        return "" if named else "agentrl up --run NAME --read-only brings up the store of one that is down."
+    if keepers_of(found.state_dir) or not found.has_store:
+        return ""
+    return (
+        f"agentrl up --run {found.name} --read-only brings up its store and nothing else, to read from; "
+        f"agentrl down --run {found.name} ends that."
+    )

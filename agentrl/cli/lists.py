@@ -6,15 +6,12 @@ Invariant: a page that is not the last says how to go on, to people on stderr an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentrl.cli.verbs import Cli
 from agentrl.errors import ExitCode
-
-if TYPE_CHECKING:
-    from agentrl.protocol.data import Story
 
 Filter = Annotated[
     str,
@@ -59,25 +56,6 @@ async def show_page(
     show_rows(cli, page.rows, columns, right=right, spare=spare)
     if page.after:
         output.note(f"There are more: --after {page.after}")
-    return ExitCode.OK
-
-
-async def show_story(cli: Cli, command: str, id: str, tell: Callable[[Cli, Story], None]) -> ExitCode:
-    """Ask for one thing and everything that belongs to it; its records follow as a table."""
-    from agentrl.cli import output
-    from agentrl.cli.records import COLUMNS, RIGHT, SPARE
-
-    async with cli.connect() as client:
-        story = await client.call(command, {"id": id}, deadline_s=ANSWER_WITHIN_S)
-    if cli.json:
-        output.emit(story)
-        return ExitCode.OK
-    tell(cli, story)
-    if story.records:
-        output.say()
-        show_rows(cli, story.records, COLUMNS, right=RIGHT, spare=SPARE)
-    if story.more_records:
-        output.note(f"{story.more_records} more; `agentrl records list` has all of them.")
     return ExitCode.OK
 
 

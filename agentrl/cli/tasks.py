@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import lists
+from agentrl.cli import lists, stories
 from agentrl.cli.lists import After, Filter, Limit, Row, Sort
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
@@ -36,7 +36,7 @@ async def list_tasks(cli: Cli, filter: Filter = "", sort: Sort = "", after: Afte
 
 async def show_task(cli: Cli, task: Annotated[str, TASK]) -> ExitCode:
     """Show a task with all its attempts, and the steps that took it."""
-    return await lists.show_story(cli, "show_task", task, _tell)
+    return await stories.show_story(cli, "show_task", task, _tell)
 
 
 def _tell(cli: Cli, story: Story) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import lists
+from agentrl.cli import lists, stories
 from agentrl.cli.lists import After, Filter, Limit, Row, Sort
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
@@ -44,7 +44,7 @@ async def show_step(
     cli: Cli, step: Annotated[str, typer.Argument(metavar="STEP", help="Its id; `agentrl steps list` has them.")]
 ) -> ExitCode:
     """Show a step with its metrics and the records that it trained."""
-    return await lists.show_story(cli, "show_step", step, _tell_step)
+    return await stories.show_story(cli, "show_step", step, _tell_step)
 
 
 def _tell_step(cli: Cli, story: Story) -> None:
@@ -78,7 +78,7 @@ async def list_checkpoints(
 
 async def show_checkpoint(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Show a checkpoint with its files, step and published version."""
-    return await lists.show_story(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
+    return await stories.show_story(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
 
 
 def _tell_checkpoint(cli: Cli, story: Story) -> None:

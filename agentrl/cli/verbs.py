@@ -119,7 +119,7 @@ class Cli:
             yield
         except AgentrlError as error:
             if reads and isinstance(error, NoCoordinatorError) and not self.remote:
-                from agentrl.cli.afterwards import how_to_read
+                from agentrl.cli.hints import how_to_read
 
                 error.hint = how_to_read(self.named) or error.hint
             error.hint = self.aimed(error.hint)
