@@ -173,8 +173,8 @@ async def test_whoever_is_not_heard_is_not_asked_until_it_is_back(coordinator: S
             view._ask_now.set()
             await aeventually(view.why_old, what="another question not asked")
         assert len(asked) == before
-        await screen.shows("The units go on.")
-        assert screen.text.count("The units go on.") == 1, "it is said once"
+        await screen.shows("keeps the units that run.")
+        assert screen.text.count("keeps the units that run.") == 1, "it is said once"
         coordinator.silent = False
         await aeventually(lambda: len(asked) > before, what="a question")
         await screen.shows("▸ 2 records ", "data 0 s old")
