@@ -1,9 +1,9 @@
 """From an intent to its operation: looked at beforehand, agreed to, sent, and told of.
 
 Invariants: nothing is begun or sent while what is seen is stale, be it the feed's or the answer to a list, without
-permission, or without the consent that its effect wants: none or reversible acts at once and can be taken back;
-disruptive asks, with the consequence in numbers; destructive wants the run's name typed; scientific wants a note. The
-target was fixed at the key press.
+permission, or without the consent that its effect wants: none or reversible acts at once; disruptive asks, with the
+consequence in numbers; destructive wants the run's name typed; scientific wants a note. Whatever changed something has
+its reverse for a while, where one is known. The target was fixed at the key press.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Acting:
         try:
             await self._carry_out(intent, seen_in)
         except AgentrlError as error:
-            self._console.say(f"✖ {intent.what}: {error}", Tone.BAD)
+            self._console.report(f"✖ {intent.what}: {error}", Tone.BAD)
 
     async def _carry_out(self, intent: Intent, seen_in: View | None) -> None:
         console = self._console
@@ -96,8 +96,9 @@ class Acting:
             return
         self._check(agreed, seen_in)
         accepted: Accepted = await client.call(agreed.command, agreed.args)
-        undo = agreed.undo if preview.tier is Tier.REVERSIBLE else None
-        console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo)
+        undo = None if preview.tier is Tier.NONE else agreed.undo
+        exact = preview.tier is Tier.REVERSIBLE
+        console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo, exact=exact)
         console.paint_chrome()
 
     def _check(self, intent: Intent, seen_in: View | None = None) -> None:

@@ -35,7 +35,7 @@ from tui.model.actions import Action, When
 from tui.model.ink import Line, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
-from tui.model.notices import Notices
+from tui.model.notices import Lasts, Notices
 from tui.model.runs import Place
 from tui.model.steps import Steps
 from tui.navigation import FILTER, Navigation
@@ -301,7 +301,15 @@ class Console(App[int]):
 
     def possible(self) -> list[Action]:
         """What may be done here."""
-        return [a for a in actions.of_view(self.view.name_in_registry, self.registry) if self.may(a)]
+        return [
+            a
+            for a in actions.of_view(self.view.name_in_registry, self.registry)
+            if self.may(a) and self.view.has_use_for(a)
+        ]
+
+    def moves(self) -> list[Action]:
+        """The moves that all lists share, where there is something to move in."""
+        return [a for a in self.registry if "table" in a.where] if hasattr(self.view, "do_move") else []
 
     async def on_event(self, event: events.Event) -> None:
         # A key that went through the widgets first would wait for a page that is being built, and the next one, which
@@ -311,10 +319,18 @@ class Console(App[int]):
                 return
             if len(self.screen_stack) > 1 and event.key.startswith(HELD) and not self._edits(event.key):
                 event = events.Key("escape", None)
+            elif self._means_nothing(event.key):
+                shown = event.character if event.is_printable and event.character else actions.sign(event.key)
+                self.say(f"{shown} means nothing here; ? lists the keys.", Tone.DIM, fleeting=True)
         await super().on_event(event)
 
     def _edits(self, key: str) -> bool:
         return isinstance(self.focused, Entry) and self.focused.edits_with(key)
+
+    def _means_nothing(self, key: str) -> bool:
+        """Nobody else answers it either: no field, no dialog, and nothing of Textual's own."""
+        typed = isinstance(self.focused, Input)
+        return not (self._leaving or typed or len(self.screen_stack) > 1 or key in self.active_bindings)
 
     def take_key(self, key: str) -> bool:
         """Do what it means here and now. False if it is for a dialog or a field, or means nothing."""
@@ -334,8 +350,7 @@ class Console(App[int]):
                 self.navigation.end_filter(keep=False)
             return key == "escape"
         own = actions.of_view(self.view.name_in_registry, self.registry)
-        moves = actions.of_view("table", self.registry)
-        action = next((each for each in (*own, *moves) if key in each.keys), None)
+        action = next((each for each in (*own, *self.moves()) if key in each.keys), None)
         if action is None or (action.changes_the_run and not acts):
             return False
         self.do(action)
@@ -391,8 +406,13 @@ class Console(App[int]):
             self.navigation.filter_entered(event.value)
 
     def say(self, text: str, tone: Tone = Tone.PLAIN, *, fleeting: bool = False) -> None:
-        """A sentence in the notice line; a fleeting one is gone with the next act."""
-        self.notices.say(text, self.clock(), tone, fleeting=fleeting)
+        """A sentence in the notice line, of the view that is seen; a fleeting one is gone with the next act."""
+        self.notices.say(text, self.clock(), tone, Lasts.FLEETING if fleeting else Lasts.HERE)
+        self.paint_chrome()
+
+    def report(self, text: str, tone: Tone = Tone.PLAIN) -> None:
+        """A sentence on what became of an act: it stays wherever one goes."""
+        self.notices.say(text, self.clock(), tone, Lasts.ITS_TIME)
         self.paint_chrome()
 
     def perform(self, intent: Intent, seen_in: View | None = None) -> None:

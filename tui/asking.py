@@ -39,12 +39,12 @@ class Asking:
 
     def do_help(self) -> None:
         console = self._console
-        possible = [a for a in console.registry if console.may(a)]
+        possible = console.possible()
         name = console.view.name_in_registry
         own = [a for a in possible if name in a.where]
-        moves = [a for a in possible if "table" in a.where]
         everywhere = [a for a in possible if actions.EVERYWHERE in a.where]
-        console.push_screen(Keys([(name, own), ("moving", moves), ("everywhere", everywhere)]))
+        sections = [(name, own), ("moving", console.moves()), ("everywhere", everywhere)]
+        console.push_screen(Keys([(title, listed) for title, listed in sections if listed]))
 
     def do_palette(self) -> None:
         console = self._console

@@ -53,9 +53,9 @@ class Exporting:
         try:
             path.write_text(self._console.export_screenshot())
         except OSError as error:
-            self._console.say(f"{path}: {error.strerror}.", Tone.BAD)
+            self._console.report(f"{path}: {error.strerror}.", Tone.BAD)
         else:
-            self._console.say(f"The picture is {path}")
+            self._console.report(f"The picture is {path}")
 
     def _in_browser(self) -> bool:
         """Files would be written where the console runs, which whoever looks at a page may not mean."""
@@ -88,9 +88,9 @@ class Exporting:
             with path.open("x") as file:
                 file.write(body)
         except OSError as error:
-            self._console.say(f"{path}: {error.strerror}.", Tone.BAD)
+            self._console.report(f"{path}: {error.strerror}.", Tone.BAD)
             return
-        self._console.say(f"{path} has {counted(len(list(rows)), 'rows')}")
+        self._console.report(f"{path} has {counted(len(list(rows)), 'rows')}")
 
     async def _write_whole(self, path: Path, filter: str) -> None:
         console, records, written = self._console, 0, 0
@@ -99,10 +99,10 @@ class Exporting:
                 async for lines in bodies.exported(console.connection.client, filter=filter):
                     await asyncio.to_thread(file.write, lines.data)
                     records, written = records + lines.records, written + len(lines.data)
-                    console.say(f"{counted(records, 'records')} so far, {size(written)}")
+                    console.report(f"{counted(records, 'records')} so far, {size(written)}")
         except OSError as error:
-            console.say(f"{path}: {error.strerror}.", Tone.BAD)
+            console.report(f"{path}: {error.strerror}.", Tone.BAD)
         except AgentrlError as error:
-            console.say(f"{path} has {counted(records, 'records')}; then: {error}", Tone.BAD)
+            console.report(f"{path} has {counted(records, 'records')}; then: {error}", Tone.BAD)
         else:
-            console.say(f"{path} has {counted(records, 'records')}, {size(written)}")
+            console.report(f"{path} has {counted(records, 'records')}, {size(written)}")

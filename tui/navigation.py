@@ -91,6 +91,7 @@ class Navigation:
                     self.view.select(look.subject)
 
     def _show(self) -> None:
+        self._console.notices.leave()
         self.view.display = True
         self.view.shown()
         self._console.paint_chrome()
@@ -99,6 +100,7 @@ class Navigation:
 
     def open_page(self, page: View) -> None:
         """Over what is seen now; escape leads back."""
+        self._console.notices.leave()
         self.view.display = False
         self.view.hidden()
         self._pages.append(page)

@@ -57,9 +57,9 @@ class Shelling:
     async def _do(self, *words: str) -> Said:
         """With the command line in the notice, while it works and behind what it said."""
         shown = line(words)
-        self._console.say(shown, Tone.BUSY)
+        self._console.report(shown, Tone.BUSY)
         said = await agentrl(*words)
-        self._console.say(f"{words[0]}: {said.last}", Tone.BAD if said.code else Tone.GOOD)
+        self._console.report(f"{words[0]}: {said.last}", Tone.BAD if said.code else Tone.GOOD)
         return said
 
     # ---- what is dead of the control plane ----
@@ -104,7 +104,7 @@ class Shelling:
                 console.say(f"{intent.what}: nothing was done.")
                 return
         except AgentrlError as error:
-            console.say(f"✖ {intent.what}: {error}", Tone.BAD)
+            console.report(f"✖ {intent.what}: {error}", Tone.BAD)
             return
         await self._do("up", str(file), "--yes", *console.settings.aim)
 

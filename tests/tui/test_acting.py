@@ -55,6 +55,43 @@ async def test_what_ends_units_is_asked_with_its_numbers(coordinator: Scripted) 
         await aeventually(lambda: coordinator.sent("restart") == [commands.Restart("web-1", 7)])
 
 
+@pytest.mark.parametrize(
+    ("key", "asked", "offered", "reverse"),
+    [
+        ("minus", "scale web to 2?", "u scale web to 3 (", commands.Scale("web", to=3)),
+        ("d", "drain web-1.7?", "u work on, web-1.7 (", commands.DrainUnits("web-1", incarnation=7, cancel=True)),
+        ("s", "stop web-1.7?", "u start web-1 again (", commands.Restart("web-1")),
+    ],
+)
+async def test_what_ended_units_has_its_reverse_which_is_called_by_what_it_does(
+    coordinator: Scripted, key: str, asked: str, offered: str, reverse: Args
+) -> None:
+    populate(coordinator)
+    coordinator.effects[{"minus": "scale", "d": "drain", "s": "stop"}[key]] = DISRUPTIVE
+    async with opened(coordinator.state_dir) as screen:
+        await aimed_at(screen, "web-1")
+        await screen.press(key)
+        await screen.shows(asked)
+        await screen.press("enter")
+        await screen.shows("done", offered)
+        await screen.press("J", "3")
+        await screen.shows("incident", offered)
+        coordinator.effects.clear()
+        await screen.press("u")
+        await aeventually(lambda: reverse in [args for _, args, preview in coordinator.received if not preview])
+
+
+async def test_what_changed_nothing_has_nothing_to_take_back(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["scale"] = Effect()
+    async with opened(coordinator.state_dir) as screen:
+        await aimed_at(screen, "web-1")
+        await screen.press("minus")
+        await screen.shows("✓ scale web to 2: done")
+        await screen.press("u")
+        await screen.shows("There is nothing to take back.")
+
+
 async def test_what_is_lost_for_good_wants_the_name_of_the_run(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["stop"] = DESTRUCTIVE

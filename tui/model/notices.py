@@ -1,7 +1,12 @@
-"""The line that says what became of what was done last, and how long it can be taken back."""
+"""The line that says what became of what was done last, and how long it can be taken back.
+
+Invariants: what is said of a view is gone with the view, what became of an act stays for its time; an act that has an
+undo offers it for `UNDO_S`, whatever is said meanwhile.
+"""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from agentrl.protocol.rows import OperationRow, OperationState
@@ -14,12 +19,25 @@ UNDO_S = 10.0
 SHOWN_S = 12.0
 
 
+class Lasts(enum.Enum):
+    """How long something that was said stays, at most `SHOWN_S`."""
+
+    FLEETING = enum.auto()
+    """Until the next key."""
+    HERE = enum.auto()
+    """As long as the view is seen that it was said in."""
+    ITS_TIME = enum.auto()
+    """Wherever one goes: what became of an act."""
+
+
 @dataclass(slots=True)
 class _Done:
     what: str
     operation: str
     at: float
     undo: Intent | None
+    exact: bool
+    """The undo leaves nothing behind; otherwise it is called by what it does."""
     ended_at: float = 0.0
 
 
@@ -29,21 +47,26 @@ class Notices:
     def __init__(self) -> None:
         self._text: Span | None = None
         self._till = 0.0
-        self._fleeting = False
+        self._lasts = Lasts.HERE
         self._done: _Done | None = None
 
-    def say(self, text: str, clock: float, tone: Tone = Tone.PLAIN, *, fleeting: bool = False) -> None:
-        self._text, self._till, self._fleeting = span(text, tone), clock + SHOWN_S, fleeting
+    def say(self, text: str, clock: float, tone: Tone = Tone.PLAIN, lasts: Lasts = Lasts.HERE) -> None:
+        self._text, self._till, self._lasts = span(text, tone), clock + SHOWN_S, lasts
 
     def pass_by(self) -> None:
         """Somebody does something else."""
-        if self._fleeting:
+        if self._lasts is Lasts.FLEETING:
             self._text = None
 
-    def accepted(self, what: str, operation: str, clock: float, undo: Intent | None) -> None:
+    def leave(self) -> None:
+        """Another view came into sight."""
+        if self._lasts is not Lasts.ITS_TIME:
+            self._text = None
+
+    def accepted(self, what: str, operation: str, clock: float, undo: Intent | None, *, exact: bool) -> None:
         """A command was accepted; from now on its operation is told of."""
         self._text = None
-        self._done = _Done(what, operation, clock, undo)
+        self._done = _Done(what, operation, clock, undo, exact)
 
     def take_undo(self, clock: float) -> Intent | None:
         """What takes the last act back, once, if there is still time."""
@@ -55,7 +78,7 @@ class Notices:
 
     def line(self, mirror: Mirror, clock: float) -> Line:
         if self._text is not None and clock < self._till:
-            return (self._text,)
+            return (self._text, *self._undo_hint(clock, named=True))
         if self._done is None:
             return ()
         row = mirror.get(f"op/{self._done.operation}")
@@ -81,8 +104,10 @@ class Notices:
             return span(f"✓ {what}: done in {took}{said}{results}", Tone.GOOD)
         return span(f"✖ {what}: {row.state.value} after {took}. {row.reason}", Tone.BAD)
 
-    def _undo_hint(self, clock: float) -> Line:
-        if self._done is None or self._done.undo is None or clock - self._done.at > UNDO_S:
+    def _undo_hint(self, clock: float, *, named: bool = False) -> Line:
+        """`named` where another sentence stands before it, so that `it` would be something else."""
+        done = self._done
+        if done is None or done.undo is None or clock - done.at > UNDO_S:
             return ()
-        left = UNDO_S - (clock - self._done.at)
-        return (Span("  u", Tone.ACCENT), Span(f" takes it back ({left:.0f} s)", Tone.DIM))
+        does = "takes it back" if done.exact and not named else done.undo.what
+        return (Span("  u", Tone.ACCENT), span(f" {does} ({UNDO_S - (clock - done.at):.0f} s)", Tone.DIM))

@@ -13,6 +13,7 @@ from textual import events
 from textual.containers import Vertical
 
 from agentrl.protocol.rows import AnyRow
+from tui.model.actions import Action
 from tui.model.mirror import Changes, Mirror
 from tui.widgets.lines import Painted, Table
 
@@ -99,6 +100,10 @@ class View(Vertical):
 
     def hidden(self) -> None:
         """It is not seen any more."""
+
+    def has_use_for(self, action: Action) -> bool:
+        """Whether one of its actions can do anything in this run; what cannot is not offered."""
+        return True
 
     def cli_line(self) -> tuple[str, ...]:
         """The words behind `agentrl` that show the same in a shell."""

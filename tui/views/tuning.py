@@ -18,6 +18,7 @@ from agentrl.protocol.data import StalenessReport
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
 from agentrl.words.amounts import age, moment
 from tui.model import details, intents, knobs, staleness
+from tui.model.actions import Action
 from tui.model.consequences import in_a_sentence
 from tui.model.ink import Line, Span, Tone, cut, folded, span
 from tui.model.table import TableModel
@@ -27,6 +28,8 @@ from tui.widgets.lines import Lines, Table
 
 BOUND = "bound"
 """The knob whose values are ages."""
+OF_THE_BOUND = frozenset({"knob.bound", "knob.less", "knob.more"})
+"""Actions that mean nothing in a run without it."""
 ASK_AFTER_S = 0.15
 AGES_EVERY_S = 2.0
 MOST_LINES = 2
@@ -167,6 +170,9 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             self.ask_in_rounds(ask, "ages")
 
     # ---- what-if ----
+
+    def has_use_for(self, action: Action) -> bool:
+        return action.id not in OF_THE_BOUND or self.mirror.get(f"knob/{BOUND}") is not None
 
     def _mark_of(self, report: StalenessReport) -> int:
         return report.bound if self._mark is None else self._mark
