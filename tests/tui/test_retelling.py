@@ -184,6 +184,30 @@ def test_a_step_is_as_it_was_told_first_and_has_what_the_table_wants(tmp_path: P
     assert (row["committed_at"] - row["leased_at"]).total_seconds() == 8.0
 
 
+def test_steps_between_which_numbers_are_missing_say_how_many_were_not_told(tmp_path: Path) -> None:
+    made = Training(tmp_path)
+    for _ in range(2):
+        made.wait(5)
+        made.train()
+    made.step += 3
+    made.wait(5)
+    made.train()
+    made.die(back_to=4)
+    made.wait(5)
+    made.train()
+    made.step += 2
+    made.die(back_to=made.step)
+    made.wait(70)
+    made.train()
+    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback.seek(made.now, 0.0)
+    read_back(playback)
+    told = playback.tell(steps)
+    found = [(row["id"][8:], row.get("untold", 0)) for row in told.rows]
+    assert found == [("0.3/000008", 2), ("0.2/000005", 0), ("0.1/000006", 3), ("0.1/000002", 0), ("0.1/000001", 0)]
+    assert told.untold == 5
+
+
 def test_a_frame_that_cannot_be_read_costs_its_own_steps_and_no_others(tmp_path: Path) -> None:
     made = Training(tmp_path)
     for _ in range(3):
@@ -304,6 +328,24 @@ async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: P
         await screen.shows("cannot be understood")
         await screen.press("escape")
         await screen.shows("3 steps")
+
+
+async def test_a_gap_between_steps_is_seen(tmp_path: Path) -> None:
+    made = Training(tmp_path / "shop")
+    made.train(loss=0.5)
+    made.wait(1)
+    made.step += 12
+    made.train(loss=0.4)
+    made.wait(1)
+    made.ended()
+    app = Console(recordings.link(str(tmp_path / "shop"), "-0s", 1.0))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = Screen(app, pilot)
+        await screen.press("P", "8")
+        await screen.shows("2 steps, 12 between them not told", "12 not told")
+        await screen.press("g", "enter")
+        await screen.shows("Of 12 steps before it this recording does not tell")
+        whole(screen, 80, 24)
 
 
 async def test_the_first_screen_has_the_pace_and_what_was_dropped_where_that_was_told(trained: Path) -> None:

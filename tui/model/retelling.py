@@ -6,7 +6,8 @@ there is another. So the Steps of a moment are those that this row has told of u
 Invariants: what a frame tells follows from that frame alone; the Steps of a moment are the newest `most` that were told
 of until then, whichever way one came there, and while frames are still unread they end where the unread ones begin; a
 Step is as it was told first, because later its row says also what came after it; a Step that a later life of its
-trainer took again was rolled back; what was not told is missing, never 0.
+trainer took again was rolled back; what was not told is missing, never 0, and where the numbers of Steps leave a gap
+(a feed tells of a row at most twice a second, and a coordinator may have been away), the next one says so.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Told:
     """As lists of Steps have them, the newest first."""
     more: bool = False
     """There are older ones."""
+    untold: int = 0
+    """Steps between them that nobody told of."""
     unread: Sequence[int] = field(default=(), compare=False)
     """The frames that have to be read next for what is missing; none where nothing is."""
 
@@ -119,7 +122,9 @@ class Retelling:
         rows = rows_of(sorted(known.values(), key=lambda telling: (telling.at, telling.life, telling.step)))
         self._forget(first, index)
         unread = () if whole else tuple(range(first - 1, max(-1, first - 1 - BATCH), -1))
-        return Told(rows[: self.most], not whole or len(rows) > self.most, unread)
+        shown = rows[: self.most]
+        untold = sum(row.get("untold", 0) for row in shown[:-1])
+        return Told(shown, not whole or len(rows) > self.most, untold, unread)
 
     def _forget(self, first: int, last: int) -> None:
         """What the moment does not need, where too much is remembered."""
@@ -134,9 +139,13 @@ def rows_of(told: Sequence[Telling]) -> list[Row]:
     for telling in told:
         begun.setdefault(telling.trainer, {}).setdefault(telling.life, telling.step)
     again = {trainer: _taken_again_from(lives) for trainer, lives in begun.items()}
-    return [
-        _row(telling, rolled_back=telling.step >= again[telling.trainer][telling.life]) for telling in reversed(told)
-    ]
+    rows, last = list[Row](), dict[str, int]()
+    for telling in told:
+        untold = telling.step - last.get(telling.trainer, telling.step) - 1
+        last[telling.trainer] = telling.step
+        rolled_back = telling.step >= again[telling.trainer][telling.life]
+        rows.append(_row(telling, rolled_back=rolled_back, untold=max(0, untold)))
+    return rows[::-1]
 
 
 def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
@@ -149,7 +158,8 @@ def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
     return found
 
 
-def _row(telling: Telling, *, rolled_back: bool) -> Row:
+def _row(telling: Telling, *, rolled_back: bool, untold: int) -> Row:
+    """`untold` Steps were trained between the one that was told before and this one."""
     numbers = telling.numbers
     at = datetime.fromtimestamp(telling.at, UTC)
     row: dict[str, Any] = {
@@ -163,6 +173,8 @@ def _row(telling: Telling, *, rolled_back: bool) -> Row:
         row["base_version"] = int(version)
     if math.isfinite(records := numbers.get(RECORDS.name, math.nan)):
         row["counts"] = {"records": int(records)}
+    if untold:
+        row["untold"] = untold
     if (took_s := numbers.get(STEP_SECONDS.name)) is not None and 0 <= took_s <= telling.at:
         row |= {"duration_s": took_s, "leased_at": at - timedelta(seconds=took_s)}
     return row

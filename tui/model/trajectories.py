@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.protocol.data import Story, ToolErrorGroup
+from agentrl.words.amounts import counted
 from tui.model import wording
-from tui.model.ink import Line, Span, Tone, span
+from tui.model.ink import Line, Span, Tone, span, wrapped
 from tui.model.table import Column
 
 Row = Mapping[str, Any]
@@ -110,8 +111,14 @@ def step_columns() -> tuple[Column[Row], ...]:
         _metric("mismatch", "MISMATCH", "mismatch_mean", 7),
         _metric("zero", "ZEROVAR", "zero_variance_share", 8),
         Column("took", "TOOK", 5, _took, _time, True, 1),
-        Column("why", "", 8, lambda row, now: span(row.get("reason") or "", Tone.DIM), lambda row: 0, stretches=True),
+        Column("why", "", 8, _why, lambda row: 0, stretches=True),
     )
+
+
+def _why(row: Row, now: float) -> Span:
+    if untold := row.get("untold"):
+        return Span(f"{untold} not told before it", Tone.WARN)
+    return span(row.get("reason") or "", Tone.DIM)
 
 
 def _metric(name: str, title: str, metric: str, rank: int) -> Column[Row]:
@@ -148,11 +155,18 @@ def of_step(story: Story, width: int) -> list[Line]:
     ]
 
 
+_UNTOLD = "Of {} before it this recording does not tell: too short, given back, or nobody recorded then."
+
+
 def of_told_step(step: Row, width: int) -> list[Line]:
     """One of a recording."""
     head, *numbers = _measured(step, width)
+    made: list[Line] = [head]
+    if untold := step.get("untold"):
+        told = wrapped(_UNTOLD.format(counted(untold, "steps")), width)
+        made += [(Span(part, Tone.WARN),) for part in told]
     missing = "Its records are in no recording; of a run that is up, 8 and enter show them."
-    return [head, (Span(missing, Tone.DIM),), *numbers]
+    return [*made, (Span(missing, Tone.DIM),), *numbers]
 
 
 def _measured(step: Row, width: int) -> list[Line]:

@@ -112,7 +112,9 @@ class Training(AskedList):
 
     def heading(self) -> str:
         playback = self.console_app.replay
-        return f"{super().heading()}{', still reading' if playback is not None and playback.unread else ''}"
+        untold = self._retold[0].untold if self._retold else 0
+        between = f", {untold} between them not told" if untold else ""
+        return f"{super().heading()}{between}{', still reading' if playback is not None and playback.unread else ''}"
 
     @property
     def _points(self) -> Sequence[curves.Point]:
