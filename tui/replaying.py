@@ -69,14 +69,24 @@ class Replay:
                 playback.keep(index, found)
 
     def without(self, what: str) -> str:
-        """That a recording does not have it, and what to do instead."""
-        again = f"; agentrl up --run {self._run} --read-only brings up what they are read from" if self._run else ""
-        return f"A recording has no {what}: agentrl tui shows them while the run is up{again}."
+        """That a recording does not have it, and what to do instead: only a run that is here is named in a command."""
+        if not self._run:
+            return f"A recording has no {what}, and its run is not known on this machine. A run of your own shows them."
+        return (
+            f"A recording has no {what}: agentrl tui --run {self._run} shows them while the run is up; "
+            f"agentrl up --run {self._run} --read-only brings up what they are read from."
+        )
+
+    def without_logs(self) -> str:
+        """These are files, which can be read without bringing anything up."""
+        if not self._run:
+            return self.without("logs")
+        return f"A recording has no logs: agentrl logs UNIT --run {self._run} reads those that the run left."
 
     def _nobody(self) -> NoReturn:
         raise NoCoordinatorError(
             "This is a recording: it holds what the feed told, and nobody who could be asked.",
-            hint="`agentrl logs` and `agentrl events` tell what a run left.",
+            hint=f"agentrl events --run {self._run} tells what the run left." if self._run else "",
         )
 
 

@@ -9,6 +9,7 @@ from agentrl.protocol.messages import ProcessInfo
 from tui.model import fleet, wording
 from tui.model.ink import Span, Tone, cut
 from tui.model.mirror import Mirror
+from tui.model.table import layout
 
 
 def hosts(*strays: ProcessInfo, disk_full: str = "") -> str:
@@ -16,6 +17,14 @@ def hosts(*strays: ProcessInfo, disk_full: str = "") -> str:
     row = rows.HostRow("far", "up", cpu_percent=7, disk_free_bytes=1 << 40, strays=strays, disk_full=disk_full)
     mirror.put("host/far", row)
     return "".join(part.text for part in cut(fleet.hosts(mirror), 80)).strip()
+
+
+def test_that_a_unit_died_is_seen_on_the_narrowest_terminal() -> None:
+    for width in range(57, 200):
+        shown = [column.name for column, _ in layout(fleet.columns(Mirror()), width)]
+        assert {"unit", "state", "died", "what"} <= set(shown), width
+    eighty = [column.title for column, _ in layout([c for c in fleet.columns(Mirror()) if not c.optional], 78)]
+    assert eighty == ["UNIT", "STATE", "FOR", "DIED", "CPU", "MEM", "WHAT"]
 
 
 def stray(pid: int) -> ProcessInfo:

@@ -89,6 +89,53 @@ async def test_a_key_soon_after_escape_is_both_though_terminals_take_it_for_one(
         await screen.shows(LINES[198])
 
 
+async def test_a_long_line_is_read_to_its_end(coordinator: Scripted) -> None:
+    populate(coordinator)
+    words = [f"word{number}" for number in range(40)]
+    lines = [*LINES[:50], " ".join(words), *LINES[50:60], "x" * 9000]
+    coordinator.answers["read_logs"] = still.log(lines)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("6")
+        await screen.shows(LINES[59], "xxx…", "W wrap")
+        assert "word39" not in screen.text
+        await screen.press("W")
+        await screen.shows("… and 4,904 more characters")
+        assert LINES[59] not in screen.text, "the last line alone is longer than the screen"
+        # Up through the pieces of one line, until the lines before it come into sight.
+        for _ in range(60):
+            if "word0" in screen.text:
+                break
+            await screen.press("up")
+        seen = " ".join(line.strip() for line in screen.lines)
+        assert " ".join(words) in seen
+        assert "…" not in "".join(screen.lines[2:])
+        await screen.press("right")
+        await screen.shows("W cuts them again")
+        await screen.press("end")
+        await screen.shows("more characters", "following")
+        await screen.press("home", "pagedown", "pagedown", "pageup", "pageup")
+        await screen.shows("── judge-0.7", LINES[0])
+        await screen.press("end", "W")
+        await screen.shows(LINES[59], "xxx…")
+
+
+async def test_marks_and_what_was_sought_are_seen_in_lines_that_go_on(coordinator: Scripted) -> None:
+    populate(coordinator)
+    long = f"{'some words ' * 12}needle and {'more words ' * 12}"
+    coordinator.answers["read_logs"] = still.log([*LINES[:30], long, *LINES[30:60]])
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.press("6", "W")
+        await screen.shows(LINES[59])
+        await screen.press("slash")
+        await screen.type("needle")
+        await screen.press("enter")
+        await screen.shows("needle and more words")
+        await screen.press("home", "down", "m", "escape")
+        await screen.shows(LINES[59])
+        await screen.press("N")
+        await screen.shows("◆ some words", "needle and more words", LINES[29], LINES[30])
+
+
 async def test_an_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 0, 0, b"", 0)

@@ -74,6 +74,35 @@ def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run
     app = Console(recordings.link(recordings.DEMO, "", 1.0))
     assert isinstance(app.connection, Replay)
     assert "agentrl up --run demo --read-only" in app.connection.without("records")
+    assert "agentrl logs UNIT --run demo" in app.connection.without_logs()
+
+
+@pytest.mark.parametrize("key", ["6", "7"])
+async def test_no_command_is_named_for_a_run_that_is_not_here(key: str) -> None:
+    app = Console(recordings.link(recordings.ALWAYS, "", 1.0))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = Screen(app, pilot)
+        await screen.press(key)
+        await screen.shows("A recording has no", "its run is not known on this machine.", "your own shows them.")
+        assert "agentrl " not in screen.text
+
+
+async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
+    paths.create_run("shop", tmp_path / "runs")
+    own = paths.state_dir("shop") / recordings.DIRECTORY
+    own.mkdir()
+    shipped = Path(recordings.__file__).parents[1] / "assets" / recordings.SHIPPED
+    (own / "1.rec").write_bytes(shipped.read_bytes())
+    app = Console(recordings.link("shop", "", 1.0))
+    async with app.run_test(size=(60, 24)) as pilot:
+        screen = Screen(app, pilot)
+        await screen.press("6")
+        await screen.shows("A recording has no logs")
+        said = " ".join(line.strip() for line in screen.lines[2:6])
+        assert "agentrl logs UNIT --run shop reads those that the run left." in said
 
 
 def _played(name: str) -> tuple[int, str]:

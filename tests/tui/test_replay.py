@@ -313,7 +313,7 @@ async def test_the_same_screens_with_the_time_of_then_and_no_verbs(directory: Pa
         for view in "1345":
             await screen.press(view)
         await screen.press("7")
-        await screen.shows("not in a recording", "A recording has no records: agentrl tui shows them while the run")
+        await screen.shows("not in a recording", "A recording has no records", "its run is not known on this machine")
         assert screen.text.count("recording has no") == 1
         for kept in ("e tool", "c failed", "s under", "X export", "a attempts"):
             assert kept not in screen.lines[-1]

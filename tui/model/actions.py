@@ -148,6 +148,7 @@ ACTIONS: tuple[Action, ...] = (
     # logs
     Action("logs.follow", ("f",), "follow", "Stays at the end, or not.", ("logs",), footer=58),
     Action("logs.unit", ("enter",), "unit", "Another unit.", ("logs",), footer=57),
+    Action("logs.wrap", ("W",), "wrap", "Long lines go on below themselves, or are cut.", ("logs",), footer=56),
     Action("logs.mark", ("m",), "mark", "Marks a line, or takes its mark off.", ("logs",), footer=38),
     Action("logs.next-mark", ("n",), "next mark", "The marked line after this one.", ("logs",), footer=37),
     Action("logs.previous-mark", ("N",), "mark before", "The marked line before this one.", ("logs",)),

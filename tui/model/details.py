@@ -34,13 +34,16 @@ def _heading(text: str) -> Line:
     return (Span(text, Tone.ACCENT),)
 
 
-def _told(title: str, lines: Iterable[str]) -> Iterator[Line]:
-    """A list of sentences or of a program's last lines, below a heading."""
+def _told(title: str, lines: Iterable[str], width: int) -> Iterator[Line]:
+    """A list of sentences or of a program's last lines, below a heading; a long one goes on below itself."""
     found = list(lines)
     if found:
         yield ()
         yield _heading(title)
-        yield from ((Span("  "), span(each)) for each in found)
+    for each in found:
+        first, *more = wrapped(span(each).text, max(20, width - 4))
+        yield (Span("  "), Span(first))
+        yield from ((Span("    "), Span(part)) for part in more)
 
 
 def _wait(wait: Wait) -> str:
@@ -80,10 +83,10 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("waits for", (_wait(wait) for wait in row.waits))
-    lines += _told("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())))
+    lines += _told("waits for", (_wait(wait) for wait in row.waits), width)
+    lines += _told("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())), width)
     incidents = mirror.incidents(row.unit)[:8]
-    lines += _told("incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents))
+    lines += _told("incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents), width)
     return lines
 
 
@@ -104,8 +107,8 @@ def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("its last lines", folding.folded(row.tail))
-    lines += _told("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept))
+    lines += _told("its last lines", folding.folded(row.tail), width)
+    lines += _told("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept), width)
     return lines
 
 
@@ -125,7 +128,7 @@ def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("evidence", row.evidence)
+    lines += _told("evidence", row.evidence, width)
     return lines
 
 
@@ -143,7 +146,7 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("waits for", row.waiting_for)
+    lines += _told("waits for", row.waiting_for, width)
     if row.result:
         # In full, a path above all: it is what one came for.
         lines += [
@@ -151,7 +154,7 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
             _heading("result"),
             *page(((name, plain_value(value)) for name, value in row.result.items()), width),
         ]
-    lines += _told("done", row.lines)
+    lines += _told("done", row.lines, width)
     return lines
 
 
@@ -170,7 +173,7 @@ def of_knob(row: KnobRow, history: Iterable[AuditRow], width: int) -> list[Line]
         width,
     )
     told = (f"{moment(e.at)}  {e.who}  {e.what}{f' ({e.note})' if e.note else ''}" for e in reversed(list(history)))
-    lines += _told("changes, the newest first", told)
+    lines += _told("changes, the newest first", told, width)
     return lines
 
 

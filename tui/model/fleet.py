@@ -24,7 +24,8 @@ _COMMAND = 40
 
 
 def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
-    """Of units; curves come from what this console has seen."""
+    """Of units; curves come from what this console has seen. On 80 columns there is room for those of the least ranks:
+    that a unit died is among them."""
 
     def cpu_trend(row: UnitRow, now: float) -> Span:
         seen = mirror.trends.get(row.unit)
@@ -53,14 +54,14 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
     return (
         Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
         Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
-        Column("since", "FOR", 5, lambda row, now: span(wording.ago(row.since_at, now)), _negative_since, True, 3),
+        Column("since", "FOR", 5, lambda row, now: span(wording.ago(row.since_at, now)), _negative_since, True, 2),
         Column("host", "HOST", 12, lambda row, now: span(row.host), lambda row: row.host, rank=8),
         Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
         Column("life", "LIFE", 4, lambda row, now: span(row.incarnation or ""), lambda row: row.incarnation, True, 5),
-        Column("died", "DIED", 4, _died, lambda row: row.restarts, True, 4),
-        Column("cpu", "CPU", 5, _cpu, lambda row: row.cpu_percent, True, 2),
+        Column("died", "DIED", 4, _died, lambda row: row.restarts, True, 1),
+        Column("cpu", "CPU", 5, _cpu, lambda row: row.cpu_percent, True, 4),
         Column("cpu-trend", "", 10, cpu_trend, lambda row: row.cpu_percent, rank=7),
-        Column("memory", "MEM", 5, _memory, lambda row: row.rss_bytes, True, 1),
+        Column("memory", "MEM", 5, _memory, lambda row: row.rss_bytes, True, 3),
         Column("memory-trend", "", 10, memory_trend, lambda row: row.rss_slope_bytes_per_h, rank=9),
         Column(
             "weights",
@@ -73,7 +74,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
             optional=True,
         ),
         Column("busy", "BUSY", 5, busy, by_use, True, 6, optional=True),
-        Column("what", "WHAT", 26, _what, lambda row: row.status or row.reason, stretches=True),
+        Column("what", "WHAT", 24, _what, lambda row: row.status or row.reason, stretches=True),
     )
 
 

@@ -121,6 +121,8 @@ def _part(spans: Line, begin: int, end: int) -> Line:
 
 def _fitting(text: str, width: int) -> int:
     """How many characters fit; at least one, so that whoever cuts comes to an end."""
+    if text.isascii():
+        return max(1, min(len(text), width))
     taken = 0
     for place, sign in enumerate(text):
         taken += cell_len(sign)

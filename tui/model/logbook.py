@@ -57,8 +57,9 @@ class Logbook:
             at = self._last.get(source, 0.0) if at is None else at
             self._last[source] = at
             self._number += 1
+            more = f" … and {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else ""
             safe = sanitise(text[:LONGEST].replace("\t", "    "))
-            entry = Entry(at if self.merged else 0.0, self._number, source, safe, aside)
+            entry = Entry(at if self.merged else 0.0, self._number, source, f"{safe}{more}", aside)
             self._put(self._lines, entry)
             if self._passes(entry):
                 self._put(self._shown, entry)

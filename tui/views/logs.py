@@ -6,26 +6,31 @@ Invariant: the log is asked for only while it is looked at, and painted as seldo
 from __future__ import annotations
 
 import asyncio
+from itertools import chain, repeat
 
 from rich.cells import set_cell_size
 from textual import events
 from textual.app import ComposeResult
 from textual.worker import Worker
 
-from agentrl.errors import AgentrlError
+from agentrl.client import Client
+from agentrl.errors import AgentrlError, NoCoordinatorError
 from agentrl.words.amounts import counted
-from tui.model.ink import Line, Span, Tone, cut, fitted
+from tui.model.ink import Line, Span, Tone, cut, fitted, folded, width_of, wrapped
 from tui.model.logbook import Entry, Logbook
+from tui.replaying import Replay
 from tui.tail import Tail
 from tui.views.base import View
 from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
 
 POLL_S = 0.4
 SIDEWAYS = 20
+SOURCE = 12
+"""Cells for the name of the unit, where several are shown."""
 
 
 class LogLines(Painted):
-    """A window on a logbook."""
+    """A window on a logbook. It begins at a line of the log and so many pieces of that line further down."""
 
     can_focus = True
 
@@ -33,63 +38,96 @@ class LogLines(Painted):
         super().__init__()
         self.book = Logbook()
         self.follow = True
+        self.wraps = False
+        """Long lines go on below themselves."""
         self.top = 0
+        self._skipped = 0
+        """Pieces of the uppermost line that are out of view."""
         self._left = 0
         self._at: Entry | None = None
         """The mark that was gone to; none after any other move."""
 
     def take(self, book: Logbook) -> None:
-        self.book, self.top, self.follow, self._left, self._at = book, 0, True, 0, None
+        self.book, self.top, self._skipped, self.follow, self._left, self._at = book, 0, 0, True, 0, None
+
+    def turn_wrapping(self) -> None:
+        self.wraps, self._left, self._skipped = not self.wraps, 0, 0
+        self.repaint()
 
     def drawing(self, width: int, height: int) -> list[Drawn]:
-        most = max(0, len(self.book) - height)
-        self.top = most if self.follow else max(0, min(self.top, most))
-        drawn = [self._drawn_line(entry, width) for entry in self.book.window(self.top, height)]
-        return drawn or [((Span(" nothing written yet", Tone.DIM),), "")]
+        last = self._above(len(self.book), 0, height)
+        self.top, self._skipped = last if self.follow else min((self.top, self._skipped), last)
+        drawn = list[Drawn]()
+        for entry in self.book.window(self.top, height):
+            if len(drawn) >= self._skipped + height:
+                break
+            ground = ("cursor" if entry is self._at else "match") if self.book.is_marked(entry) else ""
+            drawn += [(line, ground) for line in self._pieces(entry, width)]
+        return drawn[self._skipped :] or [((Span(" nothing written yet", Tone.DIM),), "")]
 
-    def _drawn_line(self, entry: Entry, width: int) -> Drawn:
-        if not self.book.is_marked(entry):
-            return self._line(entry, width), ""
-        sign = Span("◆ ", Tone.ACCENT)
-        return (sign, *self._line(entry, max(1, width - 2))), "cursor" if entry is self._at else "match"
+    # ---- a line in pieces ----
 
-    def _line(self, entry: Entry, width: int) -> Line:
+    def _pieces(self, entry: Entry, width: int) -> list[Line]:
+        """What is drawn of a line: as many as it takes where it goes on below itself, else one."""
         if entry.aside:
-            return (Span(fitted(f"── {entry.text} ", min(width, len(entry.text) + 4)), Tone.BUSY),)
-        head: tuple[Span, ...] = ()
-        if self.book.merged:
-            head = (Span(fitted(entry.source, 12), Tone.ACCENT), Span(" "))
-        room = max(1, width - (13 if head else 0))
-        text = entry.text[self._left :]
-        shown = set_cell_size(text, room - 1) + "…" if len(text) > room else text
-        return cut((*head, *self._marked(shown)), width)
+            first, *more = wrapped(entry.text, max(1, width - 3))
+            return [(Span(f"── {first}", Tone.BUSY),), *((Span(f"   {part}", Tone.BUSY),) for part in more)]
+        sign = (Span("◆ ", Tone.ACCENT),) if self.book.is_marked(entry) else ()
+        source = (Span(fitted(entry.source, SOURCE), Tone.ACCENT), Span(" ")) if self.book.merged else ()
+        room = max(1, width - width_of((*sign, *source)))
+        below = Span(" " * (width - room))
+        heads = chain([(*sign, *source)], repeat((below,)))
+        return [cut((*head, *body), width) for head, body in zip(heads, self._bodies(entry.text, room), strict=False)]
 
-    def _marked(self, text: str) -> list[Span]:
+    def _bodies(self, text: str, room: int) -> list[Line]:
+        if self.wraps:
+            return folded(self._marked(text), room, len(text) + 1)
+        rest = text[self._left :]
+        return [self._marked(set_cell_size(rest, room - 1) + "…" if len(rest) > room else rest)]
+
+    def _marked(self, text: str) -> Line:
         """The parts that the search found stand out."""
         spans, at = list[Span](), 0
         for start, end in self.book.matches_in(text):
             spans += [Span(text[at:start]), Span(text[start:end], Tone.ACCENT)]
             at = end
-        return [*spans, Span(text[at:])]
+        return (*spans, Span(text[at:]))
+
+    def _above(self, place: int, skipped: int, rows: int) -> tuple[int, int]:
+        """Where a window begins that is so many rows further up."""
+        rows -= skipped
+        while rows > 0 and place > 0:
+            place -= 1
+            rows -= len(self._pieces(self._entry(place), self.size.width))
+        return place, max(0, -rows)
+
+    def _below(self, place: int, skipped: int, rows: int) -> tuple[int, int]:
+        rows += skipped
+        while place < len(self.book) and rows >= (many := len(self._pieces(self._entry(place), self.size.width))):
+            place, rows = place + 1, rows - many
+        return place, rows
+
+    # ---- moving ----
 
     def move(self, how: str) -> None:
         page = max(1, self.size.height - 2)
         if how in ("left", "right"):
             self._left = max(0, self._left + (SIDEWAYS if how == "right" else -SIDEWAYS))
+        elif how in ("first", "last"):
+            self._show((0 if how == "first" else len(self.book), 0))
+            self._at = None
         else:
-            most = len(self.book)
-            by = {"up": -1, "down": 1, "page-up": -page, "page-down": page, "first": -most, "last": most}[how]
-            self.scroll_lines(by)
+            self.scroll_lines({"up": -1, "down": 1, "page-up": -page, "page-down": page}[how])
         self.repaint()
 
     def scroll_lines(self, by: int) -> None:
-        self._show(self.top + by)
+        self._show((self._below if by > 0 else self._above)(self.top, self._skipped, abs(by)))
         self._at = None
 
-    def _show(self, top: int) -> None:
-        most = max(0, len(self.book) - self.size.height)
-        self.top = max(0, min(most, top))
-        self.follow = self.top >= most
+    def _show(self, begin: tuple[int, int]) -> None:
+        last = self._above(len(self.book), 0, self.size.height)
+        self.top, self._skipped = min(begin, last)
+        self.follow = begin >= last
 
     # ---- marks ----
 
@@ -116,7 +154,7 @@ class LogLines(Painted):
         if not found:
             return f"There is no mark {'after' if by > 0 else 'before'} this." if marks else "m marks a line."
         place = found[0] if by > 0 else found[-1]
-        self._show(place - self.size.height // 3)
+        self._show(self._above(place, 0, self.size.height // 3))
         self._at = self._entry(place)
         self.repaint()
         return ""
@@ -202,15 +240,22 @@ class Logs(View):
         if idle and self.is_attached and self.display:
             self._polling = self.run_worker(self._poll(), name="logs", group="logs")
 
+    def _client(self) -> Client:
+        """Who reads logs. Raises NoCoordinatorError where nobody does."""
+        link = self.console_app.connection
+        if isinstance(link, Replay):
+            raise NoCoordinatorError(link.without_logs())
+        return link.client
+
     async def _poll(self) -> None:
         while True:
             for tail in list(self._tails):
                 try:
-                    found = await tail.news(self.console_app.connection.client)
+                    found = await tail.news(self._client())
                 except AgentrlError as error:
-                    if error.message != self._said:
-                        self._said = error.message
-                        self.lines.book.add(tail.unit, [error.message], aside=True)
+                    if str(error) != self._said:
+                        self._said = str(error)
+                        self.lines.book.add(tail.unit, [self._said], aside=True)
                     continue
                 self.lines.book.add(tail.unit, found.asides, aside=True)
                 self.lines.book.add(tail.unit, found.lines)
@@ -219,11 +264,17 @@ class Logs(View):
     # ---- actions ----
 
     def do_move(self, how: str) -> None:
-        self.lines.move(how)
+        if self.lines.wraps and how in ("left", "right"):
+            self._tell("Long lines go on below themselves; W cuts them again.")
+        else:
+            self.lines.move(how)
 
     def do_logs_follow(self) -> None:
         self.lines.follow = not self.lines.follow
         self.repaint()
+
+    def do_logs_wrap(self) -> None:
+        self.lines.turn_wrapping()
 
     def do_logs_mark(self) -> None:
         self._tell(self.lines.mark())
