@@ -7,6 +7,7 @@ the registry of actions and nowhere else; the console outlives its coordinator, 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
 import traceback
@@ -166,6 +167,9 @@ class Console(App[int]):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.exit, TERMINATED)
+        if not gc.get_freeze_count():
+            # To go through all that was imported takes a tenth of a second, in which a key would wait.
+            gc.freeze()
         self._listen()
         self.set_interval(1 / PAINTS_PER_S, self._round, name="paint")
         self.view.shown()

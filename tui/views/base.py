@@ -135,6 +135,8 @@ class TableView(View):
 
     def do_move(self, how: str) -> None:
         self.table.move(how)
+        # What is told of the row under the cursor stands beside the table.
+        self.repaint()
 
     def do_sort_left(self) -> None:
         self._sort(-1)
@@ -188,11 +190,6 @@ class FeedTable(TableView, Generic[R]):
         if model.cursor is None:
             # Only until something is aimed at: the cursor of a row that went away stays where it was.
             model.aim_first()
-        self.repaint()
-
-    def do_move(self, how: str) -> None:
-        super().do_move(how)
-        # What is told of the row under the cursor stands beside the table.
         self.repaint()
 
     def under_cursor(self) -> R | None:

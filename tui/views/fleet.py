@@ -140,7 +140,7 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
 
     def do_mark(self) -> None:
         self.table.model.toggle_mark()
-        self.table.move("down")
+        self.do_move("down")
 
     def do_unit_more(self) -> None:
         self._scale(1)

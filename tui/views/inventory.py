@@ -52,7 +52,7 @@ class Tasks(Stored):
 
     def do_mark(self) -> None:
         self.table.model.toggle_mark()
-        self.table.move("down")
+        self.do_move("down")
 
     def do_task_requeue(self) -> None:
         """Those that are marked, or the one under the cursor."""

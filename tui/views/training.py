@@ -177,10 +177,6 @@ class Training(AskedList):
             lines += chart.curve(name, max(1, each), cursor)
         return [cut((Span("  "), *line), width) for line in lines[:height]]
 
-    def do_move(self, how: str) -> None:
-        super().do_move(how)
-        self.repaint()
-
     def do_curves_older(self) -> None:
         self._step(-1)
 

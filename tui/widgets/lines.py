@@ -1,7 +1,8 @@
 """Drawing line by line: a widget that paints what the model wrote, and the live table on top of it.
 
 Invariants: only lines that differ from what is on the screen are painted again; how many rows there are beside those in
-view costs nothing; a key is answered by a repaint at once, data by the next round.
+view costs nothing; a key is answered by a repaint at once, data by the next round. What a row says is made once for
+each moment: a move of the cursor writes no row anew, and ages are as old as the last round.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ Drawn = tuple[Line, str]
 """A line and the ground that it stands on."""
 
 WHEEL_ROWS = 3
+STRIPS_PER_LINE = 4
+"""How many painted lines are kept for each line of the screen."""
+MOMENT_S = 0.4
+"""How long a row that is the same says the same, whatever its ages: longer than a round, shorter than a second."""
 
 
 class Painted(Widget):
@@ -36,7 +41,8 @@ class Painted(Widget):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._drawn: list[Drawn] = []
-        self._strips: dict[int, Strip] = {}
+        self._strips: dict[Drawn, Strip] = {}
+        """Of lines that were seen lately, wherever they stood: most of what scrolls was seen a line further."""
 
     @property
     def console_app(self) -> Console:
@@ -55,10 +61,9 @@ class Painted(Widget):
         drawn += [((), "")] * (height - len(drawn))
         changed = [y for y in range(height) if all or y >= len(before) or before[y] != drawn[y]]
         self._drawn = drawn
-        for y in changed:
-            self._strips.pop(y, None)
-        if len(changed) == height:
+        if all or len(self._strips) > STRIPS_PER_LINE * height:
             self._strips.clear()
+        if len(changed) == height:
             self.refresh()
         elif changed:
             known = len(before) if not all else 0
@@ -67,10 +72,11 @@ class Painted(Widget):
         return len(changed)
 
     def render_line(self, y: int) -> Strip:
-        strip = self._strips.get(y)
+        drawn = self._drawn[y] if y < len(self._drawn) else ((), "")
+        strip = self._strips.get(drawn)
         if strip is None:
-            line, ground = self._drawn[y] if y < len(self._drawn) else ((), "")
-            strip = self._strips[y] = self.console_app.paint.strip(line, self.size.width, ground)
+            line, ground = drawn
+            strip = self._strips[drawn] = self.console_app.paint.strip(line, self.size.width, ground)
         return strip
 
     def on_resize(self, _: events.Resize) -> None:
@@ -104,6 +110,31 @@ class Lines(Painted):
         return [(line, self._ground) for line in self._make(width, height)]
 
 
+class _Said(Generic[R]):
+    """What the rows in view say in one moment."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._shown: Layout[R] = ()
+        self._lines: dict[str, tuple[R, Line]] = {}
+
+    def moment(self, now: float) -> float:
+        """The one that is drawn: that of before as long as it lasts."""
+        if not 0 <= now - self._at < MOMENT_S:
+            self._at = now
+            self._lines.clear()
+        return self._at
+
+    def line(self, key: str, row: R, shown: Layout[R]) -> Line:
+        if shown != self._shown:
+            self._shown = shown
+            self._lines.clear()
+        known = self._lines.get(key)
+        if known is None or known[0] is not row:
+            known = self._lines[key] = (row, cells(row, shown, self._at))
+        return known[1]
+
+
 class Table(Painted, Generic[R]):
     """The rows of a model, with a cursor. Keys reach it through the registry of actions."""
 
@@ -117,19 +148,22 @@ class Table(Painted, Generic[R]):
         """What stands there in place of rows."""
         self._needed: set[str] = set()
         """Optional columns that had something to show."""
+        self._said = _Said[R]()
 
     def drawing(self, width: int, height: int) -> Iterable[Drawn]:
-        model, now = self.model, self._now()
+        model = self.model
+        now = self._said.moment(self._now())
         model.settle(height - 1)
         self._look_for_needed(now)
         shown = self._layout(width)
         yield ((Span("  "), *titles(model, shown)), "bar")
         for key, row in model.visible():
             mark = Span("◆ ", Tone.ACCENT) if key in model.marked else Span("  ")
+            told = self._said.line(key, row, shown)
             if key == model.cursor:
-                yield ((Span("▸ ", Tone.ACCENT) if mark.text == "  " else mark, *cells(row, shown, now)), "cursor")
+                yield ((Span("▸ ", Tone.ACCENT) if mark.text == "  " else mark, *told), "cursor")
             else:
-                yield ((mark, *cells(row, shown, now)), "")
+                yield ((mark, *told), "")
         if not len(model):
             for line in wrapped(self.empty if not model.all_count else "nothing matches the filter", max(1, width - 2)):
                 yield ((Span(f"  {line}", Tone.DIM),), "")
@@ -150,7 +184,7 @@ class Table(Painted, Generic[R]):
     # ---- moving ----
 
     def move(self, how: str) -> None:
-        """One of the moves of the registry."""
+        """One of the moves of the registry. The view paints: other widgets tell of the row under the cursor."""
         page = max(1, self.model.height - 1)
         match how:
             case "up":
@@ -165,7 +199,6 @@ class Table(Painted, Generic[R]):
                 self.model.move_to(0)
             case "last":
                 self.model.move_to(-1)
-        self.repaint()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         self._scroll(WHEEL_ROWS, event)
