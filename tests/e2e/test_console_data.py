@@ -97,7 +97,7 @@ def the_bound_is_tightened_after_a_look_and_taken_back(run: Run, terminal: Termi
     terminal.keys("5", "b")
     terminal.shows("▸ bound", "under way", "try another bound")
     terminal.keys("Left", "Left")
-    terminal.shows(f"at {BOUND - 2}: bound: {BOUND} -> {BOUND - 2}", "would be outside")
+    terminal.shows(f"at {BOUND - 2}: bound: {BOUND} -> {BOUND - 2}", " ready ")
     assert bound(run)["value"] == BOUND, "a look changes nothing"
     terminal.keys("Enter")
     terminal.shows(f"{BOUND} -> {BOUND - 2}", "reversible: ")

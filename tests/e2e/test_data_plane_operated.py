@@ -291,8 +291,8 @@ def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
     (lost,) = preview["effect"]["loses"]
     assert lost.startswith(f"{voids[0]} of {total} ready records would be outside")
     assert "dropped" in lost
-    would = f"{voids[BOUND - 1] or 'none'} of {total} ready records would be outside"
-    onscreen.live(run, ("5", "b", "left"), f"at {BOUND - 1}: {would}", once="try another bound")
+    would = f"{voids[BOUND - 1] or 'none'} of {total} ready"
+    onscreen.live(run, ("5", "b", "left"), f"at {BOUND - 1}: ", would, once="try another bound")
     assert knob(run, "bound")["value"] == BOUND, "a preview changes nothing"
     code, _ = run.cli("tune", "bound", "0", check=False)
     assert code == ExitCode.REFUSED, "nobody said yes to what would be lost"
