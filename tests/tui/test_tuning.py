@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from textual import events
 from textual.widgets import Input
@@ -27,6 +27,7 @@ REPORT = StalenessReport(bound=2, version=9, ready={0: 8, 1: 4, 2: 2, 4: 1}, und
 COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 10_000), max_size=12)
 
 
+@example(ready={}, flying={}, bound=0, mark=17, width=62)
 @given(COUNTS, COUNTS, st.integers(0, 40), st.integers(0, 40), st.integers(60, 300))
 def test_every_record_is_drawn_and_counted_once(
     ready: dict[int, int], flying: dict[int, int], bound: int, mark: int, width: int

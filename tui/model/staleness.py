@@ -29,7 +29,7 @@ def histogram(report: StalenessReport, mark: int, width: int) -> list[Line]:
     pass. What does not fit on the right is counted together."""
     ages = max([report.bound + 1, mark, *report.ready, *report.under_way])
     digits = len(str(sum(report.ready.values()) + sum(report.under_way.values())))
-    cell = max(digits + 2, min(_WIDEST, (width - _TITLE) // (ages + 1)))
+    cell = max(digits + 2, len(f"{ages}+") + 1, min(_WIDEST, (width - _TITLE) // (ages + 1)))
     last = max(0, min(ages, (width - _TITLE) // cell - 1))
     ready, flying = (_counted(counts, last) for counts in (report.ready, report.under_way))
     lines: list[Line] = []
