@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tui.model.ink import Span, width_of
-from tui.model.table import Column, TableModel, cells, layout, titles
+from tui.model.table import MOMENT_S, Column, Said, TableModel, cells, layout, titles
 
 COLUMNS: tuple[Column[tuple[str, int]], ...] = (
     Column("name", "NAME", 8, lambda row, now: Span(row[0]), lambda row: row[0]),
@@ -191,3 +191,44 @@ def test_a_row_is_exactly_as_wide_as_the_table(width: int) -> None:
     else:
         assert width_of(cells(("unit-1", 3), shown, 0.0)) <= max(width, 1)
         assert "load" not in {column.name for column, _ in shown} or len(shown) == 3
+
+
+AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])
+"""Of a row that may be written over in its place."""
+STEPS = st.sampled_from([0.0, 0.05, 0.2, 0.3, 1.0])
+LEAPS = st.sampled_from([-60.0, -0.1, 0.0, 0.1, 5.0])
+
+
+@given(st.lists(st.tuples(STEPS, LEAPS, st.booleans())))
+def test_no_row_says_for_longer_than_a_moment_what_it_said(steps: list[tuple[float, float, bool]]) -> None:
+    said, now, clock = Said[list[int]](), 1000.0, 0.0
+    row, ended = [0], list[tuple[float, int]]()
+    for passed, leap, written in steps:
+        clock, now = clock + passed, now + passed + leap
+        if written:
+            ended.append((clock, row[0]))
+            row[0] += 1
+        moment = said.moment(now, clock)
+        assert 0 <= now - moment < MOMENT_S
+        value, at = said.line("a", row, ((AGED, 30),))[0].text.split()
+        assert float(at) == moment
+        assert int(value) in {row[0], *(before for until, before in ended if clock - until < MOMENT_S)}
+
+
+def test_a_row_is_written_once_for_a_moment() -> None:
+    written = list[str]()
+
+    def show(row: str, _: float) -> Span:
+        written.append(row)
+        return Span(row)
+
+    shown = ((Column("name", "NAME", 4, show, lambda row: row), 4),)
+    said = Said[str]()
+    for clock in (0.0, MOMENT_S / 3, MOMENT_S / 2):
+        said.moment(100 + clock, clock)
+        assert said.line("a", "row", shown)[0].text == "row "
+    assert written == ["row"]
+    said.moment(100 + MOMENT_S, MOMENT_S)
+    said.line("a", "row", shown)
+    assert written == ["row", "row"]
+    assert said.line("a", "new", shown)[0].text == "new "

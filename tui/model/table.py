@@ -41,6 +41,8 @@ class Column(Generic[R]):
 
 Layout = tuple[tuple[Column[R], int], ...]
 GAP = 2
+MOMENT_S = 0.4
+"""How long a row that is the same says the same, whatever its ages: longer than a round, shorter than a second."""
 
 
 def layout(columns: Iterable[Column[R]], width: int) -> Layout[R]:
@@ -287,6 +289,31 @@ def cells(row: R, shown: Layout[R], now: float) -> Line:
         text, tone = column.show(row, now)
         made.append(Span(fitted(text, width, right=column.right) + " " * GAP, tone))
     return _without_last_gap(made)
+
+
+class Said(Generic[R]):
+    """What the rows in view say in one moment."""
+
+    def __init__(self) -> None:
+        self._at = self._since = 0.0
+        self._shown: Layout[R] = ()
+        self._lines: dict[str, tuple[R, Line]] = {}
+
+    def moment(self, now: float, clock: float) -> float:
+        """The one that is drawn: that of before as long as it lasts. In a replay time may stand, leap or go back."""
+        if not (0 <= now - self._at < MOMENT_S and clock - self._since < MOMENT_S):
+            self._at, self._since = now, clock
+            self._lines.clear()
+        return self._at
+
+    def line(self, key: str, row: R, shown: Layout[R]) -> Line:
+        if shown != self._shown:
+            self._shown = shown
+            self._lines.clear()
+        known = self._lines.get(key)
+        if known is None or known[0] is not row:
+            known = self._lines[key] = (row, cells(row, shown, self._at))
+        return known[1]
 
 
 def _without_last_gap(spans: list[Span]) -> Line:

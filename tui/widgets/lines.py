@@ -7,6 +7,7 @@ each moment: a move of the cursor writes no row anew, and ages are as old as the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
@@ -17,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from tui.model.ink import Line, Span, Tone, wrapped
-from tui.model.table import Column, Layout, TableModel, cells, layout, titles
+from tui.model.table import Column, Layout, Said, TableModel, layout, titles
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -29,8 +30,6 @@ Drawn = tuple[Line, str]
 WHEEL_ROWS = 3
 STRIPS_PER_LINE = 4
 """How many painted lines are kept for each line of the screen."""
-MOMENT_S = 0.4
-"""How long a row that is the same says the same, whatever its ages: longer than a round, shorter than a second."""
 
 
 class Painted(Widget):
@@ -110,31 +109,6 @@ class Lines(Painted):
         return [(line, self._ground) for line in self._make(width, height)]
 
 
-class _Said(Generic[R]):
-    """What the rows in view say in one moment."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._shown: Layout[R] = ()
-        self._lines: dict[str, tuple[R, Line]] = {}
-
-    def moment(self, now: float) -> float:
-        """The one that is drawn: that of before as long as it lasts."""
-        if not 0 <= now - self._at < MOMENT_S:
-            self._at = now
-            self._lines.clear()
-        return self._at
-
-    def line(self, key: str, row: R, shown: Layout[R]) -> Line:
-        if shown != self._shown:
-            self._shown = shown
-            self._lines.clear()
-        known = self._lines.get(key)
-        if known is None or known[0] is not row:
-            known = self._lines[key] = (row, cells(row, shown, self._at))
-        return known[1]
-
-
 class Table(Painted, Generic[R]):
     """The rows of a model, with a cursor. Keys reach it through the registry of actions."""
 
@@ -148,11 +122,11 @@ class Table(Painted, Generic[R]):
         """What stands there in place of rows."""
         self._needed: set[str] = set()
         """Optional columns that had something to show."""
-        self._said = _Said[R]()
+        self._said = Said[R]()
 
     def drawing(self, width: int, height: int) -> Iterable[Drawn]:
         model = self.model
-        now = self._said.moment(self._now())
+        now = self._said.moment(self._now(), time.monotonic())
         model.settle(height - 1)
         self._look_for_needed(now)
         shown = self._layout(width)
