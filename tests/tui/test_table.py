@@ -195,16 +195,16 @@ def test_a_row_is_exactly_as_wide_as_the_table(width: int) -> None:
 
 AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])
 """Of a row that may be written over in its place."""
-STEPS = st.sampled_from([0.0, 0.05, 0.2, 0.3, 1.0])
-LEAPS = st.sampled_from([-60.0, -0.1, 0.0, 0.1, 5.0])
+STEPS = st.sampled_from([0.05, 0.3, 1.0])
+SPEEDS = st.sampled_from([0.0, 1.0, 16.0, -100.0])
 
 
-@given(st.lists(st.tuples(STEPS, LEAPS, st.booleans())))
+@given(st.lists(st.tuples(STEPS, SPEEDS, st.booleans())))
 def test_no_row_says_for_longer_than_a_moment_what_it_said(steps: list[tuple[float, float, bool]]) -> None:
     said, now, clock = Said[list[int]](), 1000.0, 0.0
     row, ended = [0], list[tuple[float, int]]()
-    for passed, leap, written in steps:
-        clock, now = clock + passed, now + passed + leap
+    for passed, speed, written in steps:
+        clock, now = clock + passed, now + speed * passed
         if written:
             ended.append((clock, row[0]))
             row[0] += 1
