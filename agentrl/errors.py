@@ -64,6 +64,11 @@ class AgentrlError(Exception):
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
 
+    def document(self) -> dict[str, object]:
+        """For `--json`."""
+        code = self.exit_code
+        return {"error": {"code": int(code), "name": code.name.lower(), "message": self.message, "hint": self.hint}}
+
 
 class ConfigError(AgentrlError):
     """The configuration is wrong: which key, where it was written, what is allowed."""

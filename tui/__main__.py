@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 
@@ -31,7 +32,10 @@ def main() -> int:
     try:
         return _serve(args) if args.serve else _run(args)
     except AgentrlError as error:
-        print(f"agentrl: {error}", file=sys.stderr)
+        if args.json:
+            print(json.dumps(error.document()), flush=True)
+        else:
+            print(f"agentrl: {error}", file=sys.stderr)
         return error.exit_code
 
 

@@ -167,9 +167,8 @@ def _tell(error: AgentrlError, as_json: bool) -> int:
     if as_json:
         import json
 
-        told = {"code": int(code), "name": code.name.lower(), "message": error.message, "hint": error.hint}
         try:
-            print(json.dumps({"error": told}), flush=True)
+            print(json.dumps(error.document()), flush=True)
             return code
         except OSError:
             # Nothing can be written there, which is perhaps the very error; the other stream is left.

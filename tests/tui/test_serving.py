@@ -28,6 +28,21 @@ HOST = "127.0.0.1:8766"
 COOKIE = {GATE.cookie_name: GATE.cookie}
 
 
+async def test_a_taken_address_is_told_in_one_document() -> None:
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with taken:
+        listen = f"127.0.0.1:{taken.sockets[0].getsockname()[1]}"
+        asked = ("--replay", "@demo", f"--serve={listen}", "--json")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tui", *asked, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        shown, beside = await process.communicate()
+    error = json.loads(shown)["error"]
+    assert (process.returncode, error["name"], beside) == (2, "usage", b"")
+    assert error["message"] == f"Nobody can listen on {listen}: address already in use."
+    assert "--listen 127.0.0.1:0" in error["hint"]
+
+
 def judged(**given: Any) -> gate.Verdict:
     asked: dict[str, Any] = {"host": HOST, "origin": None, "token": None, "cookies": {}, "is_socket": False}
     return GATE.judge(**(asked | given))

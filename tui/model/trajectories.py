@@ -54,7 +54,7 @@ def _time(row: Row) -> float:
 
 
 def _took(row: Row, now: float) -> Span:
-    return Span(wording.brief(seconds) if (seconds := _time(row)) else "")
+    return Span(wording.quick(seconds) if (seconds := _time(row)) else "")
 
 
 def doing(row: Row) -> str:

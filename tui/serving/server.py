@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 import sys
@@ -183,7 +184,9 @@ async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as taken:
-        raise UsageError(f"Nobody can listen on {listen}: {taken.strerror}.", hint="--listen 127.0.0.1:0") from taken
+        why = os.strerror(taken.errno).lower() if taken.errno else str(taken)
+        hint = "--listen 127.0.0.1:0 takes any port that is free."
+        raise UsageError(f"Nobody can listen on {listen}: {why}.", hint=hint) from taken
     gate = Gate(listening.getsockname()[1])
     runner = web.AppRunner(Server(gate, options).application(), access_log=None, handle_signals=False)
     ended = asyncio.Event()
