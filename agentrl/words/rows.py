@@ -80,6 +80,11 @@ def when(row: AnyRow) -> float:
             return 0.0
 
 
+def became(row: rows.AlertRow) -> str:
+    """What an alert is by now."""
+    return "went away before it fired" if row.passed else row.state.value
+
+
 def sentence(row: AnyRow) -> str:
     """What happened, in a line."""
     match row:
@@ -87,8 +92,7 @@ def sentence(row: AnyRow) -> str:
             why = f": {row.reason}" if row.reason else ""
             return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
         case rows.AlertRow():
-            became = "went away before it fired" if row.passed else row.state.value
-            return f"{row.severity} {row.id}: {row.sentence} ({became})"
+            return f"{row.severity} {row.id}: {row.sentence} ({became(row)})"
         case rows.KnobRow():
             note = f" ({row.note})" if row.note else ""
             return f"{row.name} = {row.value}, by {row.changed_by or 'default'}{note}"

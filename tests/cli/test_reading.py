@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,6 +172,10 @@ def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) 
     for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "10 min"):
         assert needed in said
     assert "\x1b" not in said
+    gone = msgspec.structs.replace(row, state=rows.AlertState.RESOLVED, passed=True)
+    coordinator.answers["alerts"] = lambda args: [gone] if args.all else []
+    assert shell("alerts", "list").out == "No alert.\n"
+    assert "went away before it fired" in shell("alerts", "list", "--all").out
     shell("alerts", "silence", "m", "--for", "2h", "--why", "known")
     (silence,) = coordinator.sent("silence")
     assert (silence.id, silence.for_s, silence.why) == ("m", 7200, "known")  # type: ignore[attr-defined]
