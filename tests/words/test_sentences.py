@@ -33,9 +33,10 @@ VERBS = frozenset(
         "leaves",
         "makes",
         "plays",
+        "reads",
         "refuses",
     }
-    | {"serves", "does", "lives", "means", "shows", "starts", "takes", "this", "wants", "was", "waits", "needs"}
+    | {"serves", "does", "lives", "means", "shows", "starts", "takes", "tells", "this", "wants", "was", "waits", "needs"}
 )
 OF_MANY = {
     "ms": "is a unit",

@@ -10,6 +10,7 @@ import re
 from bisect import insort
 from dataclasses import dataclass, field
 
+from agentrl.words.amounts import counted
 from agentrl.words.logtext import time_of
 from agentrl.words.safe import sanitise
 from tui.model.ink import LONGEST
@@ -57,7 +58,7 @@ class Logbook:
             at = self._last.get(source, 0.0) if at is None else at
             self._last[source] = at
             self._number += 1
-            more = f" … and {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else ""
+            more = f" … and {counted(len(text) - LONGEST, 'more characters')}" if len(text) > LONGEST else ""
             safe = sanitise(text[:LONGEST].replace("\t", "    "))
             entry = Entry(at if self.merged else 0.0, self._number, source, f"{safe}{more}", aside)
             self._put(self._lines, entry)
