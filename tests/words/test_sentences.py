@@ -35,8 +35,9 @@ VERBS = frozenset(
         "plays",
         "reads",
         "refuses",
+        "tells",
     }
-    | {"serves", "does", "lives", "means", "shows", "starts", "takes", "tells", "this", "wants", "was", "waits", "needs"}
+    | {"serves", "does", "lives", "means", "shows", "starts", "takes", "this", "wants", "was", "waits", "needs"}
 )
 OF_MANY = {
     "ms": "is a unit",
