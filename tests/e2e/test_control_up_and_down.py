@@ -190,7 +190,7 @@ def test_down_during_up_wins(run: Run) -> None:
     down = run.cli("down", "--yes")
     assert down["proven"]
     code, _, err = ended(up)
-    assert code == ExitCode.CONFLICT, err
+    assert code == ExitCode.TAKEN_DOWN, err
     assert not run.processes()
 
 

@@ -431,7 +431,8 @@ async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database
     assert await evaluations.complete(db, version)
     [result] = await evaluations.results(db, version)
     assert (result.tasks, result.ended, result.mean, result.passed) == (3, 3, 0.5, 1.0)
-    assert await evaluations.finish(db, version) == 3
+    assert await evaluations.finish(db, version, {"mean": result.mean}) == 3
+    assert [each["evaluated"] for each in await db.find("Publication", {"_id": version})] == [{"mean": 0.5}]
     assert await steps.ready(db) == [], "evaluations are never leased"
     await evaluations.want(db, version)
     assert await evaluations.wanted(db) == []
