@@ -21,10 +21,12 @@ from agentrl.client import Client
 from agentrl.client.living import keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError
-from agentrl.protocol.commands import Down
+from agentrl.protocol.commands import Accepted, Down
+from agentrl.protocol.rows import OperationState
 
 _TAKEN_BACK_WITHIN_S = 20.0
 NOTHING_CHANGED = "Nothing was started or changed."
+_LEFT_TO_ANOTHER = "Another `up` was accepted meanwhile; this one started and changed nothing else."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Beginning:
     def make(cls, place: Place, file: Path | None, sets: tuple[str, ...], *, elsewhere: Path | None) -> Beginning:
         """Make the run of that place where there is none yet."""
         new_dir = not place.run_dir.exists()
-        # What a directory of before holds besides is not ours to remove.
-        new_run = not place.state_dir.exists() and not (elsewhere and elsewhere.exists())
+        # What a directory of before holds besides is not ours to remove, nor a link to one that is not mounted now.
+        new_run = not os.path.lexists(place.state_dir) and not (elsewhere and os.path.lexists(elsewhere))
         paths.create_run(place.name, place.run_dir, elsewhere=elsewhere)
         return cls(place, file, sets, new_run, new_dir)
 
@@ -97,12 +99,23 @@ async def _keepers_ended(place: Place) -> str:
             if report.run.desired == "up":
                 return "Agent and coordinator of the run are up again; nothing else was started or changed."
             try:
-                await client.call("down", Down(now=True, unless_up=True))
+                down: Accepted = await client.call("down", Down(now=True, unless_up=True))
             except ConflictError:
-                return "Another `up` was accepted meanwhile; this one started and changed nothing else."
+                return _LEFT_TO_ANOTHER
+            if await _is_wanted_again(client, down.operation):
+                return _LEFT_TO_ANOTHER
         await end(await until_gone(left, _TAKEN_BACK_WITHIN_S))
     # Whoever lives now, who need not be who lived at first: an agent may have brought its coordinator back.
     return what_lives(place) if keepers_of(place.state_dir) else NOTHING_CHANGED
+
+
+async def _is_wanted_again(client: Client, down: str) -> bool:
+    """Whether an `up` came after this `down` and before the run's end: agent and coordinator stay for it."""
+    try:
+        row = await client.wait(down, timeout_s=_TAKEN_BACK_WITHIN_S)
+    except AgentrlError:
+        return False  # It left before it could say so, or hangs.
+    return row.state is OperationState.SUPERSEDED
 
 
 def what_lives(place: Place) -> str:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli import beginning
 from agentrl.cli.beginning import NOTHING_CHANGED, Beginning
 from agentrl.cli.launch import Place
+from agentrl.client.living import Living
 from agentrl.config import paths
 from agentrl.errors import ConflictError
 from agentrl.protocol.commands import Down
-from agentrl.protocol.rows import HostRow, RunRow
+from agentrl.protocol.rows import HostRow, OperationState, RunRow
 from tests.cli.scripted import Scripted
 
 
@@ -58,6 +60,36 @@ def test_a_state_directory_of_before_and_a_full_run_directory_are_not_removed(pl
     asyncio.run(begun.taken_back())
     assert elsewhere.exists()
     assert (place.run_dir / "notes").exists()
+
+
+def test_a_link_to_a_state_directory_that_is_away_is_not_removed(place: Place, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    place.state_dir.parent.mkdir()
+    place.state_dir.symlink_to(disk / "demo")
+    asyncio.run(make(place, disk / "demo").taken_back())
+    assert place.state_dir.is_symlink()
+
+
+def test_a_run_that_is_brought_up_while_it_is_taken_back_keeps_agent_and_coordinator(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[Living]()
+
+    async def end(keepers: list[Living]) -> list[Living]:
+        ended.extend(keepers)
+        return []
+
+    monkeypatch.setattr(beginning, "end", end)
+    monkeypatch.setattr(beginning, "_TAKEN_BACK_WITHIN_S", 1.0)
+    with Scripted(tmp_path / "home") as coordinator:
+        coordinator.rows["host"] = HostRow("here", "up")
+        coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")
+        coordinator.ends_as = OperationState.SUPERSEDED
+        told = asyncio.run(Beginning(place, new_run=True, started=True).taken_back())
+    assert "Another `up` was accepted meanwhile" in told
+    assert not ended, "they keep a run that is wanted"
+    assert place.state_dir.exists()
 
 
 def test_a_run_that_another_up_brought_up_in_the_last_moment_is_left_to_it(tmp_path: Path, place: Place) -> None:
