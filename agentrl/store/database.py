@@ -45,6 +45,7 @@ INSERTED_AT_ONCE = 1000
 
 _DUPLICATE_KEY = 11000
 _OTHER_INDEX = frozenset({85, 86})
+_NO_SUCH_INDEX = 27
 KEYS_NOT_READ = 211
 """A server that has just begun refuses the times that clients had from its former life, until it has read its keys."""
 _DISK_IS_FULL = frozenset({14031, 24})
@@ -260,14 +261,20 @@ class Database:
         await made.create_indexes(indexes)
 
     async def drop_indexes(self, collection: str, names: Sequence[str]) -> None:
-        """Those of these names that are there."""
+        """Those of these names that are there; several may do so at once."""
         await self._repeated(collection, lambda: self._drop_indexes(collection, names))
 
     async def _drop_indexes(self, collection: str, names: Sequence[str]) -> None:
         known = await self._collection(collection).index_information()
         for name in names:
-            if name in known:
+            if name not in known:
+                continue
+            try:
                 await self._collection(collection).drop_index(name)
+            except pymongo.errors.OperationFailure as refused:
+                # Several units begin at once, and another one was faster.
+                if refused.code != _NO_SUCH_INDEX:
+                    raise
 
     async def collections(self) -> list[str]:
         with _our_errors(self.name):

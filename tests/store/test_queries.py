@@ -304,6 +304,26 @@ async def test_indexes_of_earlier_versions_go_and_those_of_others_stay(db: Datab
     await db._database["Record"].drop_index("somebody_elses")
 
 
+async def test_several_units_that_begin_at_once_may_all_drop_an_index(db: Database) -> None:
+    await db.create_indexes("Record", [IndexModel([("created_at", 1)], name="newest")])
+    here = db._database["Record"]
+    known = await here.index_information()
+    await here.drop_index("newest")
+
+    # What one of them has seen before another one dropped it.
+    class Seen:
+        async def index_information(self) -> dict[str, Any]:
+            return dict(known)
+
+        async def drop_index(self, name: str) -> None:
+            await here.drop_index(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(db, "_collection", lambda name: Seen())
+        await db.drop_indexes("Record", ["newest"])
+    assert "newest" not in await here.index_information()
+
+
 async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database) -> None:
     ids = [f"shop/train/0/{number:06d}" for number in range(6)]
     at = dict(zip(ids, (3, None, 5, 1, None, 4), strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agentrl.errors import UsageError
 from agentrl.protocol import rows
 from agentrl.protocol.data import ListRows, Page
 from agentrl.telemetry import learning
@@ -214,6 +215,25 @@ async def test_after_a_restart_of_the_coordinator_the_end_of_a_run_is_read_from_
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.shows("all 30 steps are done; version 31; last evaluation 0.9", "C checkpoints", "agentrl down")
         whole(screen, 80, 24)
+
+
+async def test_a_steward_that_was_started_before_it_kept_evaluations_tells_everything_else(
+    coordinator: Scripted,
+) -> None:
+    trained(coordinator)
+    populate(coordinator)
+    coordinator.rows["unit/trainer-0"] = reported(step=39, steps_wanted=50, evaluation=0.4)
+
+    def versions(asked: ListRows) -> Page:
+        if asked.filter:
+            raise UsageError("The query 'evaluation=done' cannot be understood.")
+        return Page()
+
+    coordinator.answers["list_versions"] = versions
+    coordinator.answers["list_checkpoints"] = lambda _: Page(({"id": "c", "step": 36},))
+    coordinator.answers["list_records"] = lambda _: Page()
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        await screen.shows("step 39 of 50", "3 steps since checkpoint 36")
 
 
 def test_where_the_bottleneck_does_not_fit_and_no_row_is_free_its_culprit_is_seen_all_the_same() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from textual.app import ComposeResult
 
-from agentrl.errors import AgentrlError
+from agentrl.client import Client
+from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol.data import Page
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
 from agentrl.words.rows import when
@@ -60,8 +61,8 @@ class Overview(View):
             await catch_up(self.console_app.steps, client)
             saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
             published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)
-            evaluated = await client.list_versions(filter="evaluation=done", sort="-id", limit=1, deadline_s=ANSWER_S)
             ended = await client.list_records(sort="-finished_at", limit=1, deadline_s=ANSWER_S)
+            evaluated = await self._evaluated(client)
         except AgentrlError:
             return
         checkpoint = saved.rows[0] if saved.rows else {}
@@ -71,9 +72,18 @@ class Overview(View):
             _newest(ended, "finished_at"),
             checkpoint.get("step"),
             _newest(saved, "at"),
-            evaluated.rows[0].get("evaluated") or {} if evaluated.rows else {},
+            evaluated,
         )
         self.repaint()
+
+    async def _evaluated(self, client: Client) -> Mapping[str, float]:
+        """What the last evaluation came to. A steward that was started before it kept that refuses the question, and
+        everything else is told all the same."""
+        try:
+            page = await client.list_versions(filter="evaluation=done", sort="-id", limit=1, deadline_s=ANSWER_S)
+        except UsageError:
+            return {}
+        return page.rows[0].get("evaluated") or {} if page.rows else {}
 
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
