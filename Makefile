@@ -21,11 +21,16 @@ comma := ,
 beginning = echo "Setting up $(1): $(2). The first time takes some minutes, and about $(3) of disk." >&2
 part = echo "  $(1)" >&2
 done = echo "$(1) is ready." >&2
-# Who looks on sees in one line what pip is at; a log has the parts alone, and what goes wrong.
-pip = $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) | { if test -t 2; then awk ' \
-    /^ *(Collecting|Downloading|Building|Preparing|Installing)/ { \
-        sub(/^ */, ""); sub(/https?:[^ ]*\//, ""); printf "\r\033[K    %s", substr($$0, 1, 70); fflush() } \
-    END { printf "\r\033[K" }' >&2; else cat > /dev/null; fi; }
+# Who looks on sees in one line what pip is at; a log has the parts alone, and what goes wrong. The lines of an error
+# take the place of that line. By the shell itself: mawk waits for 4 kB before it says anything.
+pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /dev/null; else \
+    { $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) 2>&1 >&3 3>&- | \
+        while IFS= read -r line; do printf '\r\033[K%s\n' "$$line" >&2; done; } 3>&1 | { \
+    while IFS= read -r line; do \
+        [[ $$line =~ ^\ *((Collecting|Downloading|Building|Preparing|Installing).*) ]] || continue; \
+        line=$${BASH_REMATCH[1]}; [[ $$line =~ ^(.*)https?:[^\ ]*/(.*) ]] && line=$${BASH_REMATCH[1]}$${BASH_REMATCH[2]}; \
+        printf '\r\033[K    %s' "$${line:0:70}" >&2; \
+    done; printf '\r\033[K' >&2; }; fi
 
 .PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos clean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import select
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,7 +26,8 @@ case "$*" in
   *--collect-only*tests/engines*) exit 0 ;;
   *--collect-only*) exit 5 ;;
   *"-m pip"*"$FAILS"*) echo "pip says why" >&2; exit 1 ;;
-  *"-m pip"*) echo "Requirement already"; echo "  Downloading https://x.org/a/torch.whl (900 MB)" ;;
+  *"-m pip"*) echo "Requirement already"; echo "  Downloading https://x.org/a/torch.whl (900 MB)"
+    while test -n "$UNTIL" && ! test -e "$UNTIL"; do sleep 0.05; done ;;
 esac
 """
 
@@ -50,7 +52,7 @@ def fresh(tmp_path: Path) -> Path:
 
 def _environ() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return kept | {"FAILS": "nothing of this"}
+    return kept | {"FAILS": "nothing of this", "UNTIL": ""}
 
 
 def make(place: Path, *targets: str, fails: str = "nothing of this") -> subprocess.CompletedProcess[str]:
@@ -72,15 +74,46 @@ def test_a_first_set_up_tells_its_parts_and_a_log_no_more(fresh: Path) -> None:
     assert again.stderr == "", "nothing is set up twice"
 
 
-def test_who_looks_on_sees_what_pip_is_at(fresh: Path) -> None:
+def in_a_terminal(place: Path, *, fails: str = "nothing of this") -> tuple[int, str]:
+    """The exit code of `make install`, and what somebody who looks on is shown."""
     ours, theirs = pty.openpty()
-    words = ["make", "--no-print-directory", f"PYTHON={fresh / 'python'}", "install"]
-    subprocess.run(words, cwd=fresh, env=_environ(), stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+    words = ["make", "--no-print-directory", f"PYTHON={place / 'python'}", "install"]
+    environ = _environ() | {"FAILS": fails}
+    done = subprocess.run(words, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
-    shown = _read(ours)
+    return done.returncode, _read(ours)
+
+
+def test_who_looks_on_sees_what_pip_is_at(fresh: Path) -> None:
+    code, shown = in_a_terminal(fresh)
+    assert code == 0
     assert "\x1b[K    Downloading torch.whl (900 MB)" in shown
     assert "Requirement already" not in shown, "only what takes time"
     assert shown.rstrip().endswith(".venv is ready.")
+
+
+def test_who_looks_on_sees_it_while_pip_is_at_it(fresh: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ["make", "--no-print-directory", f"PYTHON={fresh / 'python'}", "install"]
+    environ = _environ() | {"UNTIL": "go-on"}
+    making = subprocess.Popen(words, cwd=fresh, env=environ, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    try:
+        shown = b""
+        while b"torch.whl" not in shown:
+            assert select.select([ours], [], [], 30)[0], "what pip said is held back"
+            shown += os.read(ours, 65536)
+    finally:
+        (fresh / "go-on").touch()
+        _read(ours)
+        assert making.wait(60) == 0
+
+
+def test_who_looks_on_reads_what_went_wrong_on_lines_of_its_own(fresh: Path) -> None:
+    code, shown = in_a_terminal(fresh, fails="constraints")
+    assert code
+    assert "\x1b[Kpip says why\r\n" in shown
+    assert "ready" not in shown
 
 
 def _read(terminal: int) -> str:
