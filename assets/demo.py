@@ -218,7 +218,7 @@ class Demo:
     def _tune(self) -> None:
         preview = self.operator.types("tune", KNOB, "30", "--preview")
         self._says(f"It would change {', '.join(preview['effect']['changes'])}; that is {preview['tier']}.")
-        self.operator.types("tune", KNOB, "30", "--note", "'a slow network'", "--yes")
+        self.operator.types("tune", KNOB, "30", "--note", "a slow network", "--yes")
         self._expect_knob(30.0)
         self.operator.types("tune", KNOB, "--undo", "--yes")
         self._expect_knob(20.0)

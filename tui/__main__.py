@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
 
 from agentrl.errors import AgentrlError, ExitCode, UsageError
+from agentrl.loading import quiet_interrupts
 
 
 def main() -> int:
@@ -31,6 +31,8 @@ def main() -> int:
     args = parser.parse_args()
     try:
         return _serve(args) if args.serve else _run(args)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
     except AgentrlError as error:
         if args.json:
             print(json.dumps(error.document()), flush=True)
@@ -42,7 +44,10 @@ def main() -> int:
 def _serve(args: argparse.Namespace) -> int:
     """Every page has a console with the same options."""
     try:
-        from tui.serving import server
+        with quiet_interrupts():
+            import asyncio
+
+            from tui.serving import server
     except ModuleNotFoundError as missing:
         raise UsageError(
             f"The console for browsers needs {missing.name}.", hint="pip install 'agentrl[web]' brings it."
@@ -92,9 +97,10 @@ def _run(args: argparse.Namespace) -> int:
         os.environ.pop("NO_COLOR", None)
     else:
         os.environ["NO_COLOR"] = "1"
-    from tui import preferences, recordings, runs
-    from tui.app import Console, Settings
-    from tui.model.runs import Place
+    with quiet_interrupts():
+        from tui import preferences, recordings, runs
+        from tui.app import Console, Settings
+        from tui.model.runs import Place
 
     own = preferences.load(preferences.path())
     place = Place(args.run or "", args.key or "")

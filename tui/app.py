@@ -297,6 +297,11 @@ class Console(App[int]):
 
     # ---- actions ----
 
+    def action_help_quit(self) -> None:
+        """What the framework says of ctrl+c names a key that is none here."""
+        quit_keys = next(action.keys for action in self.registry if action.id == "quit")
+        self.say(f"ctrl+c ends nothing here; {quit_keys[0]} quits, and the run goes on.", Tone.DIM, fleeting=True)
+
     def may(self, action: Action) -> bool:
         """Whether whom looks may do it."""
         if self.settings.in_browser and action.id in NOT_IN_A_PAGE:

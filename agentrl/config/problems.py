@@ -46,7 +46,8 @@ def unknown_key(path: Path, where: str) -> str:
     place, wrong = _WHOLE.at(path[:depth]), ".".join(path[: depth + 1])
     if place is not None and not place.keys:
         return _placed(where, f"{'.'.join(path[:depth])} has no keys of its own, so there is no {wrong}")
-    return _placed(where, f"unknown key {wrong}; {nearest(path[depth], place.keys if place else ())}")
+    below = "".join(f"{key}." for key in path[:depth])
+    return _placed(where, f"unknown key {wrong}; {nearest(path[depth], place.keys if place else (), below)}")
 
 
 def _sentences(details: ErrorDetails, where: Where) -> list[str]:
@@ -72,7 +73,7 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
         return joined if whole else joined + _shown(details["input"], path)
     rule = shape.allowed(place) if place is not None else ""
     if not rule and details["type"] in ("literal_error", "enum"):
-        rule = str(details.get("ctx", {}).get("expected", "")).replace("'", "")
+        rule = str(details.get("ctx", {}).get("expected", "")).replace("''", "empty").replace("'", "")
     if details["type"] == "string_pattern_mismatch":
         rule = "small letters, digits and dashes"
     if not rule or details["type"] in ("too_short", "string_too_short"):

@@ -132,11 +132,11 @@ class RunConfig(data.DataPlane):
         return ("steward", *(("toolbox",) if self.tools else ()), "engine", "sampler", "trainer")
 
 
-def nearest(name: str, known: tuple[str, ...]) -> str:
-    """A sentence part that helps with a wrong name: the nearest known one, or all of them."""
+def nearest(name: str, known: tuple[str, ...], below: str = "") -> str:
+    """A sentence part that helps with a wrong name: the nearest known one, as it has to be typed, or all of them."""
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {close[0]}?"
+        return f"did you mean {below}{close[0]}?"
     return f"known are: {', '.join(known)}." if known else "there are none."
 
 

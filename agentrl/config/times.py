@@ -36,7 +36,7 @@ class SupervisionTimes(Section):
     restart_window_s: _Time = 300.0
     """The window in which deaths are counted; a unit that was well for as long starts with a clean record."""
     max_deaths: _Limit = 5
-    """Deaths of a ready unit in the window after which it is fatal."""
+    """Deaths of a ready unit in the window that are survived; with one more it is fatal."""
     max_failed_starts: _Limit = 5
     """Starts in a row that never came to be ready, after which a unit is fatal."""
     max_oom_deaths: _Limit = 3

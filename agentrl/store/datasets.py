@@ -388,5 +388,7 @@ def _kind(value: Any) -> str:
 
 def _reason(broken: Exception) -> str:
     if isinstance(broken, json.JSONDecodeError):
+        if broken.msg == "Invalid control character at" and broken.doc[broken.pos] == "\n":
+            return f"a text is not closed at character {broken.pos + 1}"
         return f"{broken.msg.removesuffix(' at')} at character {broken.pos + 1}"
     return str(broken)

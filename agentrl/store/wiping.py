@@ -48,7 +48,7 @@ class Found:
 
 async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
     """RefusedError if something is to be deleted while an incarnation elsewhere holds a lease."""
-    config = access.configuration(run_dir)
+    config = _in_force(state_dir, run_dir)
     directories = [run_dir / name for name in (*MADE, *_built(config)) if (run_dir / name).is_dir()]
     files = {directory.name: _size(directory) for directory in directories}
     loss = wipe.Loss({}, 0, ())
@@ -61,6 +61,13 @@ async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
             _empty(directory)
     alive = () if config.has_mongo else loss.alive
     return Found(loss.documents, loss.bytes, files, alive)
+
+
+def _in_force(state_dir: Path, run_dir: Path) -> RunConfig:
+    """That of a run of programs alone was never written, and such a run has neither database nor model."""
+    if not (run_dir / access.CONFIG_FILE).exists() and not (state_dir / "mongo").exists():
+        return RunConfig(name=state_dir.name)
+    return access.configuration(run_dir)
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -42,3 +43,29 @@ def test_status_as_json_loads_only_the_conversation(shell: Shell, coordinator: S
     roots = {name.partition(".")[0] for name in modules}
     assert "zmq" in roots
     assert not roots & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "module"),
+    [
+        ("agentrl", ["status"], "agentrl.cli.app"),
+        ("tui", ["--serve=127.0.0.1:0", "--replay=@demo"], "tui.serving.server"),
+    ],
+)
+def test_ctrl_c_while_a_program_is_loaded_ends_it_without_a_word(
+    shell: Shell, program: str, arguments: list[str], module: str
+) -> None:
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Pressed:\n"
+        "    def find_spec(name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed)\n"
+        f"sys.argv = {[program, *arguments]!r}\n"
+        f"runpy.run_module({program!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=shell.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

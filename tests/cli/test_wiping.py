@@ -67,6 +67,16 @@ def test_a_run_of_which_something_lives_is_not_wiped(shell: Shell, run_dir: Path
     assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
 
 
+def test_a_run_that_never_trained_is_wiped_too(shell: Shell, run_dir: Path) -> None:
+    (run_dir / "config.json").unlink()
+    (paths.state_dir("old") / "mongo").mkdir()
+    said = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFIG)
+    assert "config.json, cannot be read" in said.err, "it had a database, of which nothing is known"
+    (paths.state_dir("old") / "mongo").rmdir()
+    shell("runs", "wipe", "old", "--yes-really", "old")
+    assert left(run_dir) == [BUILT_MODEL, "of-mine"]
+
+
 def test_a_model_that_was_given_stays(shell: Shell, run_dir: Path) -> None:
     given: dict[str, Any] = {**CONFIG, "model": {"path": str(run_dir / BUILT_MODEL)}}
     (run_dir / "config.json").write_text(json.dumps(given))

@@ -95,7 +95,7 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
         (SMALL + "rollout: {max_in_flight: 4}\n", "no group would ever be admitted"),
         (SMALL + "training: {groups: 4, optimizer_steps: 5}\n", "larger than training.groups (4)"),
         (SMALL.replace("build: tiny", "build: tiny, path: x"), "exactly one of path, build"),
-        (SMALL + "sampling: {temprature: 2}\n", "did you mean temperature?"),
+        (SMALL + "sampling: {temprature: 2}\n", "did you mean sampling.temperature?"),
         (SMALL + "training: {decay: {cap: 9}}\n", "training.decay cannot be followed: The lower bound would reach 0"),
         (SMALL + "training: {bound: 4, hard_bound: 2}\n", "hard bound 2 is smaller than the bound 4"),
         (SMALL + "training: {loss: sft}\n", "is a job of `agentrl train`"),

@@ -141,10 +141,10 @@ def test_an_empty_section_is_as_if_it_were_not_there(load):
     ("lines", "sentence"),
     [
         ("supervsion: {}", "run.yaml:6: unknown key supervsion; did you mean supervision?"),
-        ("supervision:\n  heartbeat: 1", "run.yaml:7: unknown key supervision.heartbeat; did you mean heartbeat_s?"),
+        ("supervision:\n  heartbeat: 1", "run.yaml:7: unknown key supervision.heartbeat; did you mean supervision.heartbeat_s?"),
         (
             "alerts:\n  sinks:\n    mail: {to: a@b, frm: c@d}",
-            "run.yaml:8: unknown key alerts.sinks.mail.frm; did you mean from?",
+            "run.yaml:8: unknown key alerts.sinks.mail.frm; did you mean alerts.sinks.mail.from?",
         ),
         ("mongo:\n  zzz: 1", "run.yaml:7: unknown key mongo.zzz; known are: embedded, url."),
     ],
@@ -187,7 +187,7 @@ def test_a_bad_value_names_its_line_and_what_is_allowed(mistakes, lines, sentenc
 
 def test_a_bad_value_names_its_variable_or_its_option(mistakes):
     found = mistakes(WEB, ["supervision.max_deaths=many", "alerts.repet_s=3"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
-    assert found == ["--set: unknown key alerts.repet_s; did you mean repeat_s?"]
+    assert found == ["--set: unknown key alerts.repet_s; did you mean alerts.repeat_s?"]
     found = mistakes(WEB, ["supervision.max_deaths=many"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
     assert found == [
         "environment AGENTRL_SIDECARS__WEB__COUNT: sidecars.web.count must be a whole number from 0 to 10000, "
@@ -207,7 +207,7 @@ def test_all_mistakes_are_told_at_once(mistakes):
         "run.yaml:1: the run needs the key name.",
         "run.yaml:2: sidecars.web needs the key command.",
         "run.yaml:2: sidecars.web.count must be a whole number from 0 to 10000, not -1.",
-        "run.yaml:3: unknown key mongo.embeded; did you mean embedded?",
+        "run.yaml:3: unknown key mongo.embeded; did you mean mongo.embedded?",
     ]
 
 

@@ -119,6 +119,8 @@ def _needs_you(mirror: Mirror, now: float) -> list[Line]:
     firing = mirror.firing
     if not firing:
         state = mirror.run.state if mirror.run else ""
+        if state == "running" and not mirror.link.connected:
+            return [(Span("not known while nobody is heard", Tone.WARN),)]
         calm = state in ("running", "completed", "stopped")
         return [(Span("✓ nothing", Tone.GOOD) if calm else Span("no alert yet", Tone.DIM),)]
     lines = [alert_line(row, now, key) for row, key in zip(firing, CURE_KEYS, strict=False)]
