@@ -149,6 +149,26 @@ async def test_curves_have_no_hole_after_one_looked_elsewhere_or_filtered(coordi
         assert store.asked.count("") == 1, "only what is missing is asked for"
 
 
+async def test_the_cursor_follows_the_newest_step_until_a_person_moves_it(coordinator: Scripted) -> None:
+    populate(coordinator)
+    store = Store()
+    coordinator.answers["list_steps"] = store.answer
+    async with opened(coordinator.state_dir, (120, 30)) as screen:
+        await screen.press("8")
+        await screen.shows("0 steps")
+        store.train(1)
+        await screen.shows("▸ trainer-0.1/000000")
+        store.train(30)
+        await screen.shows("▸ trainer-0.1/000030", "step 31 ")
+        assert "↑" not in screen.text
+        await screen.press("down")
+        store.train(30)
+        await screen.shows("▸ trainer-0.1/000029", "↑ 30")
+        await screen.press("home")
+        await screen.shows("▸ trainer-0.1/000060")
+        assert "↑" not in screen.text
+
+
 async def test_a_slow_answer_is_waited_for_and_not_asked_for_anew(coordinator: Scripted) -> None:
     """A question that was begun anew at every round was cancelled by each, and never answered."""
     populate(coordinator)

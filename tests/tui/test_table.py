@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tui.model.ink import Span, width_of
-from tui.model.table import MOMENT_S, Column, Said, TableModel, cells, layout, titles
+from tui.model.table import MOMENT_S, Column, Said, TableModel, cells, heading, layout, titles
 
 COLUMNS: tuple[Column[tuple[str, int]], ...] = (
     Column("name", "NAME", 8, lambda row, now: Span(row[0]), lambda row: row[0]),
@@ -191,6 +194,37 @@ def test_a_row_is_exactly_as_wide_as_the_table(width: int) -> None:
     else:
         assert width_of(cells(("unit-1", 3), shown, 0.0)) <= max(width, 1)
         assert "load" not in {column.name for column, _ in shown} or len(shown) == 3
+
+
+Model = TableModel[tuple[str, int]]
+
+
+@pytest.mark.parametrize("elsewhere", [lambda m: m.move(0), lambda m: m.scroll(1), lambda m: m.aim("c")])
+def test_the_first_row_is_followed_until_a_person_moves_or_looks_elsewhere(elsewhere: Callable[[Model], None]) -> None:
+    model = TableModel(COLUMNS, "name")
+    model.replace({"c": ("c", 0)})
+    model.settle(1)
+    model.aim_first()
+    model.replace({"b": ("b", 0), "c": ("c", 0)})
+    model.follow_first()
+    assert (model.cursor, model.offset) == ("b", 0)
+    elsewhere(model)
+    kept = model.cursor
+    model.replace({"a": ("a", 0), "b": ("b", 0), "c": ("c", 0)})
+    model.follow_first()
+    assert model.cursor == kept
+
+
+@given(width=st.integers(1, 60), above=st.integers(0, 3000))
+def test_the_titles_say_how_many_rows_are_above_where_there_is_room(width: int, above: int) -> None:
+    model = TableModel(COLUMNS, "name")
+    model.offset = above
+    shown = layout(COLUMNS, width)
+    bare, told = ("".join(part.text for part in line) for line in (titles(model, shown), heading(model, shown, width)))
+    assert told.startswith(bare.rstrip())
+    assert len(told) <= max(width, len(bare))
+    free = width - len(bare.rstrip())
+    assert (f"↑ {above}" in told) is (above > 0 and free >= len(f"↑ {above}") + 2)
 
 
 AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])

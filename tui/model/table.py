@@ -1,7 +1,8 @@
 """A table of rows that live: sorted, filtered, scrolled and aimed at by key.
 
-Invariants: the cursor is a key. It moves when a person moves it, never because rows came, went or changed places; when
-its row is gone nothing is aimed at until it is moved. The row under the cursor stays on its line of the screen, and
+Invariants: the cursor is a key. It moves when a person moves it, never because rows came, went or changed places, but
+where a view has it follow the first row until a person moves it; when its row is gone nothing is aimed at until it is
+moved. The row under the cursor stays on its line of the screen, and
 without a cursor in sight the uppermost row does. Nothing here costs more for ten thousand rows than for ten, but for a
 new order or filter.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tui.model.ink import Line, Span, Tone, fitted
+from tui.model.ink import Line, Span, Tone, fitted, width_of
 
 R = TypeVar("R")
 SortKey = Any
@@ -70,6 +71,8 @@ class TableModel(Generic[R]):
         """Rows that can be shown at once; none where there is room for the titles alone."""
         self.marked: set[str] = set()
         self.cursor: str | None = None
+        self.untouched = False
+        """The cursor is on the row that was the first, and since then nobody has moved or looked elsewhere."""
         self._rows: dict[str, R] = {}
         self._keys: dict[str, SortKey] = {}
         """Sort keys of the rows that pass the filter."""
@@ -166,10 +169,18 @@ class TableModel(Generic[R]):
         """The first row, unless one is aimed at."""
         if (self.cursor is None or self.cursor not in self._keys) and self._order:
             self.move_to(0)
+            self.untouched = True
+
+    def follow_first(self) -> None:
+        """The first row, unless a person has moved the cursor or looked elsewhere."""
+        if self.untouched:
+            self.move_to(0)
+            self.untouched = True
 
     def scroll(self, by: int) -> None:
         """Look elsewhere without aiming elsewhere."""
         self.settle(self.height)
+        self.untouched = False
         self.offset = self._clamped(self.offset + by)
         self._anchor = None
         self._see_cursor()
@@ -231,6 +242,7 @@ class TableModel(Generic[R]):
                 return
 
     def _aim_at(self, place: int) -> None:
+        self.untouched = False
         if not self._order:
             return
         place = max(0, min(len(self._order) - 1, place))
@@ -280,6 +292,19 @@ def titles(model: TableModel[R], shown: Layout[R]) -> Line:
         tone = Tone.STRONG if sorts else Tone.DIM
         cells.append(Span(fitted(title, width, right=column.right) + " " * GAP, tone))
     return _without_last_gap(cells)
+
+
+def heading(model: TableModel[R], shown: Layout[R], width: int) -> Line:
+    """The titles, and behind them how many rows are above those in view, where there is room for it."""
+    line = titles(model, shown)
+    if model.offset:
+        *others, last = line
+        kept = last.text.rstrip()
+        free = width - width_of((*others, Span(kept)))
+        for above in (f"↑ {model.offset} above", f"↑ {model.offset}"):
+            if len(above) + GAP <= free:
+                return (*others, Span(kept, last.tone), Span(above.rjust(free), Tone.DIM))
+    return line
 
 
 def cells(row: R, shown: Layout[R], now: float) -> Line:

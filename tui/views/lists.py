@@ -49,6 +49,8 @@ class AskedList(TableView):
     filled_by: ClassVar[str]
     """What would bring the first rows."""
     first_sort: ClassVar[str] = "order"
+    follows_newest: ClassVar[bool] = False
+    """The cursor is on the newest row until a person moves it."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -150,6 +152,8 @@ class AskedList(TableView):
             if model.cursor is None and filter == self.filter_text:
                 # Else it stays where it was, though its row may be gone: nothing is aimed at then.
                 model.aim_first()
+            elif self.follows_newest and model.sort_column.name == self.first_sort and not model.descending:
+                model.follow_first()
         super().update()
 
     def take_filter(self, text: str) -> str:

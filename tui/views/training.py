@@ -1,8 +1,9 @@
 """Steps, the newest first, below their curves; one cursor for both. In a recording: those that it told of until then.
 
-Invariants: the Step under the cursor is the one that is marked in every curve; what happened meanwhile is asked for
-when something happens, until it is told, and stands under each curve; from a tick one comes to what it tells of, from
-a Step to its records. While a recording is played, all of it is of the moment that is shown.
+Invariants: the Step under the cursor is the one that is marked in every curve, the newest until a person moves it;
+what happened meanwhile is asked for when something happens, until it is told, and stands under each curve; from a tick
+one comes to what it tells of, from a Step to its records. While a recording is played, all of it is of the moment that
+is shown.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ MOST_HAPPENINGS = 500
 class Training(AskedList):
     name_in_registry = "training"
     what = "steps"
+    follows_newest = True
     filled_by = "the trainer makes one of every full batch; 7 shows what is under way, w who waits for whom"
     DEFAULT_CSS = "Training > #curves { height: 55%; } Training.-wide > #curves { height: 1fr; }"
 

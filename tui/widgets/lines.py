@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from tui.model.ink import Line, Span, Tone, wrapped
-from tui.model.table import Column, Layout, Said, TableModel, layout, titles
+from tui.model.table import Column, Layout, Said, TableModel, heading, layout
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -130,7 +130,7 @@ class Table(Painted, Generic[R]):
         model.settle(height - 1)
         self._look_for_needed(now)
         shown = self._layout(width)
-        yield ((Span("  "), *titles(model, shown)), "bar")
+        yield ((Span("  "), *heading(model, shown, width - 2)), "bar")
         for key, row in model.visible():
             mark = Span("◆ ", Tone.ACCENT) if key in model.marked else Span("  ")
             told = self._said.line(key, row, shown)
