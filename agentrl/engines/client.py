@@ -171,9 +171,10 @@ class HttpEngine:
         while True:
             try:
                 return await self.order("/flush_cache")
-            except CallRefusedError:
+            except CallRefusedError as refused:
                 if time.monotonic() > end:
-                    raise EngineBusyError(f"The engine {self.url} has calls under way after {within_s:g} s.") from None
+                    told = f"The engine {self.url} did not flush its cache within {within_s:g} s: {refused.message}"
+                    raise EngineBusyError(told) from None
             await asyncio.sleep(FLUSH_EVERY_S)
 
     async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:

@@ -141,7 +141,10 @@ def test_an_empty_section_is_as_if_it_were_not_there(load):
     ("lines", "sentence"),
     [
         ("supervsion: {}", "run.yaml:6: unknown key supervsion; did you mean supervision?"),
-        ("supervision:\n  heartbeat: 1", "run.yaml:7: unknown key supervision.heartbeat; did you mean supervision.heartbeat_s?"),
+        (
+            "supervision:\n  heartbeat: 1",
+            "run.yaml:7: unknown key supervision.heartbeat; did you mean supervision.heartbeat_s?",
+        ),
         (
             "alerts:\n  sinks:\n    mail: {to: a@b, frm: c@d}",
             "run.yaml:8: unknown key alerts.sinks.mail.frm; did you mean alerts.sinks.mail.from?",

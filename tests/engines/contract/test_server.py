@@ -100,7 +100,7 @@ async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_whil
 
 async def test_the_cache_is_flushed_as_soon_as_no_call_is_in_it(server: SglangEngine, client: HttpEngine) -> None:
     call = await begun(client, "long", PROMPT, LONG)
-    with pytest.raises(EngineBusyError, match="calls under way"):
+    with pytest.raises(EngineBusyError, match="did not flush its cache"):
         await client.flush(0)
     flush = asyncio.create_task(client.flush(60))
     await client.abort("")
