@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from tui.model import trajectories, wording
 from tui.model.ink import Span, width_of
 from tui.model.table import MOMENT_S, Column, Said, TableModel, cells, heading, layout, titles
 
@@ -225,6 +226,29 @@ def test_the_titles_say_how_many_rows_are_above_where_there_is_room(width: int, 
     assert len(told) <= max(width, len(bare))
     free = width - len(bare.rstrip())
     assert (f"↑ {above}" in told) is (above > 0 and free >= len(f"↑ {above}") + 2)
+
+
+@given(
+    number=st.one_of(st.floats(-1e300, 1e300), st.integers(-(10**12), 10**12)),
+    width=st.integers(6, 12),
+)
+def test_a_number_in_a_cell_is_never_cut(number: float, width: int) -> None:
+    said = f"{number:.4g}" if isinstance(number, float) else str(number)
+    column: Column[float] = Column("n", "N", width, lambda row, now: Span(said), lambda row: row, right=True)
+    told = cells(number, ((column, width),), 0.0)[0].text
+    assert len(told) == width
+    assert abs(float(told) - float(said)) <= abs(number) / 2 + 1e-99, "its exponent is the same"
+
+
+@pytest.mark.parametrize(
+    ("number", "width", "told"),
+    [
+        (3.744e-05, 8, "3.744e-5"), (-0.0029123, 8, "-0.00291"), (0.5, 8, "0.5"), (-1.5e-05, 6, "-2e-05"),
+        (1234567, 6, "1.23e6"), (999999, 6, "999999"),
+    ],
+)  # fmt: skip
+def test_a_number_has_as_many_digits_as_fit(number: float, width: int, told: str) -> None:
+    assert wording.in_cells(trajectories.shown(number), width) == told
 
 
 AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from tui.model import wording
 from tui.model.ink import Line, Span, Tone, fitted, width_of
 
 R = TypeVar("R")
@@ -312,6 +313,8 @@ def cells(row: R, shown: Layout[R], now: float) -> Line:
     made = list[Span]()
     for column, width in shown:
         text, tone = column.show(row, now)
+        if column.right:
+            text = wording.in_cells(text, width)
         made.append(Span(fitted(text, width, right=column.right) + " " * GAP, tone))
     return _without_last_gap(made)
 

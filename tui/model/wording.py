@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from agentrl.protocol.rows import COMPLETED, GroupRow, Severity
 from tui.model.ink import Span, Tone, span
 
@@ -70,6 +72,32 @@ def quick(seconds: float) -> str:
 def ago(at: float, now: float) -> str:
     """How long ago, in five cells; empty if never."""
     return brief(now - at) if at else ""
+
+
+def in_cells(text: str, width: int) -> str:
+    """What is too wide for so many cells and is a number, in as many significant digits as fit: fewer say less, none
+    of its exponent says something else. Anything else is as it was."""
+    if len(text) <= width:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    for digits in range(min(width, _MOST_DIGITS), 0, -1):
+        plain = f"{number:.{digits}g}"
+        for told in (plain, _EXPONENT.sub(_brief_exponent, plain)):
+            if len(told) <= width:
+                return told
+    return text if abs(number) >= 1 else "0"
+
+
+_MOST_DIGITS = 15
+"""Those of a float that mean something."""
+_EXPONENT = re.compile(r"e([+-])0*")
+
+
+def _brief_exponent(found: re.Match[str]) -> str:
+    return f"e{found.group(1).strip('+')}"
 
 
 def small_size(count: float) -> str:
