@@ -163,6 +163,8 @@ async def test_what_a_dead_run_left_is_played_and_one_comes_back_from_it(coordin
         await screen.shows("long ago")
         assert screen.app.read_only
         await chosen(screen, "run/demo")
+        old = next(line for line in screen.lines if " old " in line)
+        assert " 2h0" in old, "its age is not counted by the recording's clock"
         await screen.press("enter", "2")
         await screen.shows("judge-0")
         assert not screen.app.read_only

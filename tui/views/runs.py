@@ -1,11 +1,12 @@
 """The runs of this user, and the way from one to another.
 
 Invariants: what is chosen is chosen by name or key file at the key press; the run that is left goes on, and nothing of
-its screens comes along.
+its screens comes along; ages are counted by the clock on the wall.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class Runs(AskedList):
 
     def columns(self) -> tuple[Column[RunLine], ...]:
         return runs.columns()
+
+    def now(self) -> float:
+        """The runs are as they are now, also while a recording plays another time."""
+        return super().now() if self.console_app.replay is None else time.time()
 
     async def answered(self) -> dict[str, RunLine]:
         console = self.console_app
