@@ -283,10 +283,13 @@ class Console(App[int]):
 
     def _notice(self, width: int, _: int) -> list[Line]:
         link = self.mirror.link
-        told = self.notices.line(self.mirror, self.clock())
+        told, why_old = self.notices.line(self.mirror, self.clock()), self.view.why_old()
+        if told and why_old:
+            # It is so as long as it is told, whatever else is said meanwhile.
+            return [*chrome.notice(told, width), *chrome.notice((span(why_old, Tone.WARN),), width)]
         if not told and link.tries and not link.connected:
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
-        elif not told and (why_old := self.view.why_old()):
+        elif not told and why_old:
             told = (span(why_old, Tone.WARN),)
         if not told and self.replay and self.replay.told:
             told = (span(self.replay.told, Tone.WARN),)

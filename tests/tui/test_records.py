@@ -36,6 +36,25 @@ async def test_a_filter_goes_to_the_steward_when_it_is_whole(coordinator: Script
         await screen.shows("There is no field named nonsense. Did you mean score?")
 
 
+async def test_why_a_filter_is_refused_stays_and_so_does_the_cursor(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    why = "There is no field named nonsense. Did you mean score?"
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await screen.press("end", "slash")
+        await screen.type("nonsense = 1")
+        await screen.press("enter")
+        await screen.shows(f"▸ {RECORD}", why)
+        await screen.press("f5")
+        await screen.shows("means nothing here", why)
+        screen.app.say("Something else.")
+        await screen.shows("Something else.", why)
+        await screen.press("slash", *["backspace"] * len("nonsense = 1"), "enter")
+        await aeventually(lambda: why not in screen.text)
+
+
 async def test_errors_of_tools_lead_to_a_trajectory_and_steps_to_their_records(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)

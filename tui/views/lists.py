@@ -16,7 +16,7 @@ from textual.app import ComposeResult
 from textual.worker import Worker
 
 from agentrl.client import Client
-from agentrl.errors import AgentrlError, NoCoordinatorError
+from agentrl.errors import AgentrlError, NoCoordinatorError, RefusedError, UsageError
 from agentrl.protocol.data import Story
 from agentrl.words.amounts import age, counted
 from tui.model import trajectories
@@ -61,6 +61,8 @@ class AskedList(TableView):
         self._more = False
         self._answered_at: float | None = None
         """Clock of the last answer."""
+        self._aimed_before: str | None = None
+        """The row under the cursor when the filter was typed that is not answered yet."""
         self._coming: tuple[dict[str, Any], str] | None = None
         """An answer that is not painted yet, and its filter."""
 
@@ -123,7 +125,8 @@ class AskedList(TableView):
             try:
                 found = await self.answered()
             except AgentrlError as error:
-                self.refused(error)
+                if filter == self.filter_text:
+                    self.refused(error)
             else:
                 self.take_answer(found, filter)
             try:
@@ -135,6 +138,12 @@ class AskedList(TableView):
     def refused(self, why: AgentrlError) -> None:
         """Nobody answers, or not to this."""
         self._said = self.table.empty = str(why)
+        model = self.table.model
+        if isinstance(why, RefusedError | UsageError) and model.cursor is None:
+            # The rows that are there stay, so what was aimed at is aimed at again.
+            if self._aimed_before is None or not model.aim(self._aimed_before):
+                model.aim_first()
+            self.table.repaint()
 
     def take_answer(self, found: dict[str, Any], filter: str = "") -> None:
         """Rows in the place of those that were there, as soon as they are painted: keys mean what is seen."""
@@ -157,10 +166,12 @@ class AskedList(TableView):
         super().update()
 
     def take_filter(self, text: str) -> str:
-        """Rows that another filter found are not aimed at, unless by a person, until this one is answered."""
+        """Rows of another filter are not aimed at, unless by a person, until this one is answered or refused."""
         asks = not self.filters_at_once and text != self._filter
+        before = self.table.model.cursor
         wrong = super().take_filter(text)
         if asks:
+            self._aimed_before = before or self._aimed_before
             self.table.model.cursor = None
             self.table.repaint()
         return wrong
