@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.rows import IncidentRow
 from tui.model import details
-from tui.model.ink import Line, Tone
+from tui.model.ink import Line, Tone, width_of
 
 
 def text(lines: list[Line]) -> list[str]:
@@ -32,3 +32,14 @@ def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
     assert not any(part.tone is Tone.WARN for line in lines for part in line)
     amiss = WaitChain(links[:1], "b-0", "hangs", "a-0 ← b-0, 20 s: b-0 hangs")
     assert text(details.of_waits(WhyReport((amiss,)), 80))[-1] == "culprit: b-0: hangs"
+
+
+def test_who_waits_is_told_whole_on_a_narrow_screen() -> None:
+    why = "is no unit of the run, so nobody here can say more, and this goes on for longer than a narrow line is wide"
+    links = (WaitLink("a-0", "something-with-a-long-name-0", f"a thing {'very ' * 12}far away", 20.0, overdue=True),)
+    lines = details.of_waits(WhyReport((WaitChain(links, "b-0", why, "a-0 ← b-0"),)), 60)
+    told = " ".join(text(lines))
+    assert "far away), 20 s" in told
+    assert "overdue" in told
+    assert f"culprit: b-0: {why}" in told
+    assert all(width_of(line) <= 60 for line in lines)

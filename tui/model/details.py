@@ -11,7 +11,7 @@ from agentrl.words import folding, waits
 from agentrl.words.amounts import age, counted, duration, moment, size
 from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
 from tui.model import alarms, wording
-from tui.model.ink import Line, Span, Tone, span, trend, wrapped
+from tui.model.ink import Line, Span, Tone, folded, span, trend, wrapped
 from tui.model.mirror import Mirror
 
 _TITLE = 14
@@ -197,12 +197,20 @@ def of_waits(report: WhyReport, width: int) -> list[Line]:
         for number, part in enumerate(wrapped(span(chain.sentence).text, width - 2)):
             lines.append((Span("" if number == 0 else "  "), Span(part, Tone.STRONG)))
         for told in waits.of_chain(chain):
-            late = Span("  overdue", Tone.WARN) if told.overdue else Span("")
-            lines.append((Span("  "), span(told.sentence), late))
+            late = (Span("  overdue", Tone.WARN),) if told.overdue else ()
+            lines += _indented((span(told.sentence), *late), width)
         called, why = waits.end_of(chain)
-        lines.append((Span(f"  {called}: ", Tone.DIM), span(why, Tone.WARN if chain.amiss else Tone.PLAIN)))
+        end = (Span(f"{called}: ", Tone.DIM), span(why, Tone.WARN if chain.amiss else Tone.PLAIN))
+        lines += _indented(end, width)
         lines.append(())
     return lines
+
+
+def _indented(line: Line, width: int) -> Iterator[Line]:
+    """All of it, over as many lines as it takes."""
+    most = sum(len(part.text) for part in line)
+    for number, part in enumerate(folded(line, width - 4, most)):
+        yield (Span("  " if number == 0 else "    "), *part)
 
 
 def of_row(row: AnyRow, now: float, width: int) -> list[Line]:
