@@ -110,6 +110,12 @@ class Graph:
         told = [edge.link for edge in self._edges_into(name) if edge.told]
         return max(told, key=lambda link: link.age_s).what if told else ""
 
+    def asked_of(self, name: str) -> str:
+        """What whoever waits for this node longest says of it; empty if that is no more than its name."""
+        links = [edge.link for edge in self._edges_into(name) if edge.link.what not in ("", name)]
+        oldest = max(links, key=lambda link: (link.age_s, link.who), default=None)
+        return f"{oldest.who} waits for {oldest.what}" if oldest else ""
+
     def waited_s(self, name: str) -> float:
         """How long somebody has waited for this node."""
         return max((edge.link.age_s for edge in self._edges_into(name)), default=0.0)

@@ -11,6 +11,7 @@ something is told (a task, a record, a tool) is blamed before the unit that work
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -166,6 +167,8 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
         return told, True
     if unit is None:
         others = len(graph.stands_for(name)) - 1
+        if not others and (said := graph.asked_of(name)):
+            return f"is no unit of the run; all that is known is that {said}", True
         like = f"is, like {others} other{'s' if others > 1 else ''}," if others > 0 else "is"
         return f"{like} no unit of the run, so nobody here can say more", True
     because = f": {unit.reason}" if unit.reason else ""
@@ -238,6 +241,8 @@ def _follow(link: WaitLink, ends: _Ends) -> list[str]:
 
 
 def _path(names: list[str]) -> str:
+    # `record 3 on sampler-0 ← sampler-0` would name a unit twice in a row.
+    names = [name.removesuffix(f" on {after}") for name, after in itertools.zip_longest(names, names[1:])]
     if len(names) > MOST_SHOWN:
         names = [*names[: MOST_SHOWN - 2], "…", *names[-2:]]
     return " ← ".join(names)

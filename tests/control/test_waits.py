@@ -182,6 +182,26 @@ def test_a_resource_in_words_is_the_end_when_no_unit_stands_for_it() -> None:
     assert "no unit of the run" in chain.sentence
 
 
+def test_of_a_version_that_is_loaded_it_is_told_what_its_engine_waits_for() -> None:
+    chain = only(world(unit("engine-0", Wait("version 3", "its weights to be loaded", 4.0, 60.0))))
+    assert chain.culprit == "version 3"
+    assert chain.because == (
+        "is no unit of the run; all that is known is that engine-0 waits for its weights to be loaded"
+    )
+
+
+def test_a_chain_names_a_unit_once_in_a_row() -> None:
+    chain = only(
+        world(
+            unit("trainer-0", Wait("batch", age_s=9.0)),
+            unit("steward-0", Wait("record 3 on sampler-0", "is under way", 8.0, who="batch"),
+                 Wait("sampler-0", "runs it", 8.0, who="record 3 on sampler-0")),
+            unit("sampler-0", state=UnitState.FATAL),
+        )
+    )  # fmt: skip
+    assert chain.sentence.startswith("trainer-0 ← batch ← record 3 ← sampler-0, ")
+
+
 def test_resources_in_words_with_the_same_waiters_are_one_chain() -> None:
     chain = only(
         world(
@@ -294,7 +314,7 @@ def test_a_process_that_is_broken_is_blamed_before_the_call_that_it_should_answe
     chains = explain(plane(unit("sampler-1", stopped=True)))
     assert "sampler-1" in {chain.culprit for chain in chains}
     first = next(chain for chain in chains if chain.culprit == "sampler-1")
-    assert first.sentence.startswith(f"trainer-0 ← batch ← task g17 ← {RECORD} ← sampler-1")
+    assert first.sentence.startswith("trainer-0 ← batch ← task g17 ← record g17#r1.s3.a1 ← sampler-1, ")
 
 
 def test_what_a_sampler_itself_waits_for_is_found_behind_a_record_that_nobody_claims() -> None:
