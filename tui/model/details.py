@@ -210,7 +210,7 @@ def _indented(line: Line, width: int) -> Iterator[Line]:
     """All of it, over as many lines as it takes."""
     most = sum(len(part.text) for part in line)
     for number, part in enumerate(folded(line, width - 4, most)):
-        yield (Span("  " if number == 0 else "    "), *part)
+        yield (Span("  " if number == 0 else "    ", part[0].tone if part else Tone.PLAIN), *part)
 
 
 def of_row(row: AnyRow, now: float, width: int) -> list[Line]:
