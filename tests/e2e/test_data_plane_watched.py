@@ -64,7 +64,8 @@ def chain_of(run: Run, holds: Callable[[Any], bool]) -> Any:
 
 
 def test_a_healthy_run_is_silent_and_its_steps_tell_what_alarms_look_at(run: Run) -> None:
-    assert run.cli("alerts", "list", "--all") == []
+    # On a busy machine something may have been seen coming, and gone away before it fired.
+    assert [row for row in run.cli("alerts", "list", "--all") if not row.get("passed")] == []
     rows = run.cli("steps", "list", "--filter", "status = committed", "--sort", "-step", "--limit", "9")["rows"]
     told = next(row["metrics"] for row in rows if row["metrics"]["records"])
     assert {"truncation_share", "tool_calls_per_record", "infrastructure_share", "zero_variance_share"} <= told.keys()
