@@ -67,8 +67,9 @@ def test_a_healthy_run_is_silent_and_its_steps_tell_what_alarms_look_at(run: Run
     # On a busy machine something may have been seen coming, and gone away before it fired.
     assert [row for row in run.cli("alerts", "list", "--all") if not row.get("passed")] == []
     rows = run.cli("steps", "list", "--filter", "status = committed", "--sort", "-step", "--limit", "9")["rows"]
-    told = next(row["metrics"] for row in rows if row["metrics"]["records"])
-    assert {"truncation_share", "tool_calls_per_record", "infrastructure_share", "zero_variance_share"} <= told.keys()
+    looked_at = {"truncation_share", "tool_calls_per_record", "infrastructure_share", "zero_variance_share"}
+    # Between two quick steps no attempt may have ended, and then no share of them is told.
+    told = next(row["metrics"] for row in rows if row["metrics"]["records"] and looked_at <= row["metrics"].keys())
     assert told["tools/shop/lookup/infrastructure_share"] == 0.0
     assert sum(told[name] for name in told if name.startswith("age_") and name.endswith("_pairs")) == told["pairs"]
     for name, value in told.items():
