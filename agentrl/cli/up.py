@@ -81,8 +81,8 @@ async def up(
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
-    begun = Beginning.make(place, loaded.path, chosen_sets, elsewhere=elsewhere)
     with _Terminal() as terminal, cli.hinting():
+        begun = Beginning.make(place, loaded.path, chosen_sets, elsewhere=elsewhere)
         started = await _coordinator(cli, place, config.supervision.coordinator_silent_s)
         begun = dataclasses.replace(begun, started=started)
         return await _apply(cli, begun, _arguments(loaded), follow=follow, terminal=terminal)
