@@ -303,7 +303,8 @@ class Console(App[int]):
     def action_help_quit(self) -> None:
         """What the framework says of ctrl+c names a key that is none here."""
         quit_keys = next(action.keys for action in self.registry if action.id == "quit")
-        self.say(f"ctrl+c ends nothing here; {quit_keys[0]} leaves the console, and the run goes on.", Tone.DIM, fleeting=True)
+        told = f"ctrl+c ends nothing here; {quit_keys[0]} leaves the console, and the run goes on."
+        self.say(told, Tone.DIM, fleeting=True)
 
     def may(self, action: Action) -> bool:
         """Whether whom looks may do it."""
