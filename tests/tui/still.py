@@ -74,8 +74,8 @@ class Still(Connection):
             await asyncio.Event().wait()
 
     @property
-    def heard_in_the_end(self) -> bool:
-        return self._heard
+    def hears(self) -> bool:
+        return self._client is not None
 
     def can_hear(self) -> bool:
         """Somebody is there to be asked."""

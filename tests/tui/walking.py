@@ -132,7 +132,7 @@ async def _press_all(screen: Screen, stop: Stop) -> None:
 async def _open(screen: Screen) -> None:
     """The page, or the question, of what is pointed at."""
     view, link = screen.app.view, screen.app.connection
-    if isinstance(view, Tuning) and isinstance(link, Still) and link.heard_in_the_end:
+    if isinstance(view, Tuning) and isinstance(link, Still) and link.hears:
         await aeventually(lambda: view._history, what="the history of the knob, which stands in its question")
     before = view, len(screen.app.screen_stack)
     await press(screen, "enter")

@@ -74,6 +74,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         """What the knob itself says of the mark."""
         self._history: tuple[AuditRow, ...] = ()
         self._told_of = ("", 0)
+        self._asked_of = ("", 0)
+        """The knob whose history was asked for: never of nobody, and again after a silence."""
         """Name and revision of the knob that the history is of."""
 
     def compose(self) -> ComposeResult:
@@ -122,11 +124,15 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     def update(self) -> None:
         super().update()
         row = self.knob()
-        if row is not None and self._told_of != (row.name, row.revision):
+        if row is None:
+            return
+        if self._told_of != (row.name, row.revision):
             self._told_of, self._history = (row.name, row.revision), ()
             self._forget_mark()
-            self.set_timer(ASK_AFTER_S, partial(self._ask_history, self._told_of))
             self._ask_ages()
+        if self._asked_of != self._told_of and self.mirror.link.connected:
+            self._asked_of = self._told_of
+            self.set_timer(ASK_AFTER_S, partial(self._ask_history, self._told_of))
 
     def do_move(self, how: str) -> None:
         super().do_move(how)
@@ -151,7 +157,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         if self._live():
             self.run_worker(ask(), group="history", exclusive=True)
         else:
-            self._told_of = "", 0  # asked once somebody looks again
+            self._asked_of = "", 0  # asked once somebody looks again
 
     def _ask_ages(self) -> None:
         async def ask() -> None:
