@@ -146,6 +146,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             try:
                 found = await self.console_app.connection.client.knob_history(of[0])
             except AgentrlError:
+                if not self.mirror.link.connected:
+                    self._asked_of = "", 0  # asked again once somebody is heard
                 return
             if of == self._told_of:
                 self._history = tuple(found)
