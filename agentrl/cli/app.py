@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -74,11 +74,6 @@ for group_of_verbs in (
     *(house, keys, settings, completion),
 ):
     group_of_verbs.register(app)
-
-
-def main() -> NoReturn:
-    """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -193,7 +188,3 @@ def _point_at_nothing(descriptor: int) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, descriptor)
     os.close(nothing)
-
-
-if __name__ == "__main__":
-    main()

@@ -121,7 +121,8 @@ def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
 
 def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.words.rows import allowed, knob_value, plain_value
+    from agentrl.protocol.rows import plain_value
+    from agentrl.words.rows import allowed, knob_value
 
     if cli.json:
         output.emit({"knob": row, "history": changes})

@@ -310,9 +310,9 @@ async def _accepted(cli: Cli, client: Client, begun: Beginning, args: Apply) -> 
     try:
         if await agreed(cli, client, "apply", args):
             sent = True
-            accepted: Accepted = await client.call("apply", args)
-            begun.accepted()
-            return accepted
+            accepted: Accepted | None = await client.call("apply", args)
+        else:
+            accepted = None
     except BaseException as failed:
         if not sent or _is_refusal(failed):
             output.note(await _taken_back(begun))
@@ -321,9 +321,11 @@ async def _accepted(cli: Cli, client: Client, begun: Beginning, args: Apply) -> 
             begun.accepted()
             output.note(cli.aimed("It was sent, and may still be done: `agentrl status` shows it."))
         raise
-    if begun.started:
+    if accepted is not None:
+        begun.accepted()
+    elif begun.started:
         output.note(await _taken_back(begun))
-    return None
+    return accepted
 
 
 async def _taken_back(begun: Beginning) -> str:

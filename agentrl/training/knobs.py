@@ -17,7 +17,7 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Plan as Ahead
 from agentrl.policies.admission import batch_records, refuse_impossible
-from agentrl.policies.freshness import Decay, Freshness, Strategy
+from agentrl.policies.freshness import STRATEGIES, Decay, Freshness, Strategy
 from agentrl.policies.objective import PolicyLoss
 from agentrl.training.dumps import Recorded
 from agentrl.training.trajectories import Batch
@@ -25,7 +25,7 @@ from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob
 
 log = logging.getLogger("trainer")
-STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
+
 _AT_THE_BOUND: dict[Strategy, str] = {
     "drop": "dropped",
     "wait": "waited for",

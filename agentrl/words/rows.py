@@ -5,8 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from agentrl.protocol import rows
-from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, KnobRow, RunRow, Severity, UnitRow, UnitState
-from agentrl.protocol.rows import plain_value as plain_value
+from agentrl.protocol.rows import (
+    AlertRow,
+    AlertState,
+    AnyRow,
+    KnobRow,
+    RunRow,
+    Severity,
+    UnitRow,
+    UnitState,
+    plain_value,
+)
 from agentrl.words.amounts import age, since
 
 GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)

@@ -58,7 +58,7 @@ class Shell:
         )
 
 
-PROGRAM = [sys.executable, "-m", "agentrl.cli.app"]
+PROGRAM = [sys.executable, "-m", "agentrl"]
 ROOT = Path(__file__).parents[2]
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from agentrl.host.guardian import Guardian
 from agentrl.host.processes import Processes
 from agentrl.protocol.base import Message
 from agentrl.protocol.messages import CoordinatorTrouble, Welcome
-from tests.waiting import aeventually
+from tests.waiting import aeventually, eventually
 
 # Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.
 COORDINATOR = """
@@ -35,6 +36,8 @@ os.replace(folder + '/tmp', folder + '/coordinator.json')
 time.sleep(1000)
 """
 
+RUN = f"run-{uuid.uuid4()}"
+
 
 @contextlib.asynccontextmanager
 async def guarding(folder: Path, gave_up: list[str]) -> AsyncIterator[Guardian]:
@@ -44,7 +47,7 @@ async def guarding(folder: Path, gave_up: list[str]) -> AsyncIterator[Guardian]:
         processes,
         folder,
         folder / "coordinator.log",
-        "run-uuid",
+        RUN,
         on_given_up=gave_up.append,
         command=(sys.executable, "-c", COORDINATOR, str(folder)),
     )
@@ -64,18 +67,23 @@ def pid_of(folder: Path) -> int:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    # Also one that was started a moment ago and has not said yet who it is.
-    for pid in proc.all_pids():
-        if str(tmp_path) in proc.command(pid, most=10_000) and pid != os.getpid():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not ended(), what="the end of all that was started")
+
+
+def ended() -> list[int]:
+    """Who still lived and was told to end. One that becomes another program has its mark, but no command yet."""
+    found = [pid for pid in proc.all_pids() if (proc.marks(pid) or {}).get(proc.MARK_RUN) == RUN.encode()]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
 
 
 async def test_a_killed_coordinator_is_back_at_once_and_carries_the_mark(folder: Path) -> None:
     async with guarding(folder, []) as guardian:
         first = await aeventually(lambda: pid_of(folder))
         assert first == guardian.pid
-        assert (proc.marks(first) or {})[b"AGENTRL_RUN"] == b"run-uuid"
+        assert (proc.marks(first) or {})[b"AGENTRL_RUN"] == RUN.encode()
         os.kill(first, signal.SIGKILL)
         second = await aeventually(lambda: pid_of(folder) not in (0, first) and pid_of(folder))
         assert second == guardian.pid
@@ -138,7 +146,7 @@ async def test_one_that_dies_again_and_again_is_restarted_ever_more_slowly(folde
         assert guardian.keeping
 
 
-WELCOME = Welcome(epoch="e", run="run-uuid", run_name="r", now_ct=0.0, coordinator_silent_s=0.4)
+WELCOME = Welcome(epoch="e", run=RUN, run_name="r", now_ct=0.0, coordinator_silent_s=0.4)
 
 
 def nobody_listens(message: Message) -> bool:

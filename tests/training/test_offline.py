@@ -214,7 +214,7 @@ def test_demonstrations_are_learned_and_an_interrupted_job_ends_with_the_same_bi
 def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
     return subprocess.run(
-        [sys.executable, "-m", "agentrl.cli.app", *arguments],
+        [sys.executable, "-m", "agentrl", *arguments],
         cwd=folder,
         env=kept,
         capture_output=True,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.protocol.rows import KnobRow, KnobValue
+from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
 from agentrl.words.amounts import duration
-from agentrl.words.rows import allowed, plain_value
+from agentrl.words.rows import allowed
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,20 @@ from collections.abc import Iterable, Iterator
 
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.messages import Wait
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow
+from agentrl.protocol.rows import (
+    AlertRow,
+    AnyRow,
+    AuditRow,
+    IncidentRow,
+    KnobRow,
+    OperationRow,
+    PulseRow,
+    UnitRow,
+    plain_value,
+)
 from agentrl.words import folding, waits
 from agentrl.words.amounts import age, counted, duration, moment, size
-from agentrl.words.rows import allowed, kind_of, knob_value, plain_value, sentence
+from agentrl.words.rows import allowed, kind_of, knob_value, sentence
 from tui.model import alarms, wording
 from tui.model.ink import Line, Span, Tone, folded, span, trend, wrapped
 from tui.model.mirror import Mirror

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, short
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, plain_value, short
 from agentrl.words.amounts import moment
-from agentrl.words.rows import kind_of, plain_value, when
+from agentrl.words.rows import kind_of, when
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.table import Column

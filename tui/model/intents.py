@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from agentrl.protocol import commands, data
 from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS, CommandSpec
-from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow
+from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow, plain_value
 from agentrl.words.amounts import age, counted
-from agentrl.words.rows import plain_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from agentrl.protocol.commands import WhyReport
-from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow, UnitState
+from agentrl.protocol.rows import (
+    AlertRow,
+    AlertState,
+    IncidentRow,
+    KnobRow,
+    OperationRow,
+    PulseRow,
+    UnitRow,
+    UnitState,
+    plain_value,
+)
 from agentrl.words.amounts import age
-from agentrl.words.rows import plain_value, sentence, when
+from agentrl.words.rows import sentence, when
 from agentrl.words.waits import worth_telling
 from tui.model import fleet, outlook, wording
 from tui.model.actions import Action, sign

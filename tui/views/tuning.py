@@ -74,9 +74,9 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         """What the knob itself says of the mark."""
         self._history: tuple[AuditRow, ...] = ()
         self._told_of = ("", 0)
-        self._asked_of = ("", 0)
-        """The knob whose history was asked for: never of nobody, and again after a silence."""
         """Name and revision of the knob that the history is of."""
+        self._asked_of = ("", 0)
+        """Of the knob whose history was asked for: never of nobody, and again after a silence."""
 
     def compose(self) -> ComposeResult:
         model: TableModel[KnobRow] = TableModel(knobs.columns(), "name")

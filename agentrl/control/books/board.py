@@ -256,8 +256,8 @@ class Board:
         return ""
 
     def _trainers(self) -> list[Slot]:
-        trains = {name for name, group in self.state.groups.items() if group.spec.role is Role.TRAINER}
-        return [slot for slot in self.state.slots.values() if slot.group in trains and slot.wanted]
+        trains = [name for name, group in self.state.groups.items() if group.spec.role is Role.TRAINER]
+        return [slot for name in trains for slot in self.state.of_group(name) if slot.wanted]
 
     def wait_facts(self, now: float, paused: Callable[[str], bool]) -> dict[str, UnitFacts]:
         """Of those who wait and those who are waited for; nobody else can be part of a chain."""

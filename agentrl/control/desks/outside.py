@@ -14,7 +14,7 @@ from agentrl.config.learning import freshness_rule
 from agentrl.control.context import Context
 from agentrl.control.desks.serving import Serving
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
-from agentrl.policies.freshness import Strategy
+from agentrl.policies.freshness import STRATEGIES, Strategy
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.danger import Effect
@@ -27,7 +27,6 @@ from agentrl.words.amounts import counted
 RULES = ("bound", "hard_bound", "strategy")
 """Knobs of the trainer by which records become too old."""
 _ASKS = "staleness"
-_STRATEGIES: tuple[Strategy, ...] = ("drop", "wait", "decay")
 
 
 class Outside:
@@ -59,7 +58,7 @@ class Outside:
         knobs = self._context.knobs
         values = {name: knobs.value(name) for name in RULES if name in knobs.names()} | wanted
         bound, hard, named = values.get("bound", 0), values.get("hard_bound", 0), values.get("strategy")
-        strategy: Strategy = next((one for one in _STRATEGIES if one == named), "drop")
+        strategy: Strategy = next((one for one in STRATEGIES if one == named), "drop")
         assert isinstance(bound, int)
         assert isinstance(hard, int)
         try:
