@@ -1,7 +1,8 @@
 """What an `up` has begun before it is accepted: kept when it is, taken back where it comes to nothing.
 
 Invariants: a run that was never accepted is not there afterwards, unless something of it lives; of a run that another
-command brought up nothing is taken back, whenever that was accepted.
+command brought up nothing is taken back, whenever that was accepted. From its beginning until it is accepted or taken
+back an `up` has the run's turn, so that none finds the half of what another makes or takes back.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.cli.forgetting import remove_state
 from agentrl.cli.launch import Place
+from agentrl.cli.progress import Progress
 from agentrl.cli.proof import end, until_gone
 from agentrl.client import Client
 from agentrl.client.living import keepers_of, read_json
@@ -27,6 +31,40 @@ from agentrl.protocol.rows import OperationState
 _TAKEN_BACK_WITHIN_S = 20.0
 NOTHING_CHANGED = "Nothing was started or changed."
 _LEFT_TO_ANOTHER = "Another `up` was accepted meanwhile; this one started and changed nothing else."
+_POLL_S = 0.05
+
+
+class Turn:
+    """The right to begin a run. It goes with its holder, however that ends."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    @classmethod
+    def take(cls, state_dir: Path) -> Turn | None:
+        """None while another has it, or if there is no such directory any more."""
+        try:
+            handle = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        turn = cls(handle)
+        try:
+            # On the directory itself, so that what is taken back leaves no lock behind.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.stat(state_dir)):
+                return turn
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError:
+            return turn  # a place without locks is refused by the coordinator, with a better sentence
+        turn.release()
+        return None
+
+    def release(self) -> None:
+        """May be said twice."""
+        if self._handle >= 0:
+            os.close(self._handle)
+        self._handle = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +80,8 @@ class Beginning:
     """The state directory, and the run's, were not there before."""
     started: bool = False
     """Agent and coordinator are there for this command alone."""
+    turn: Turn | None = None
+    """None for a run elsewhere, which is never begun from here."""
 
     @classmethod
     def make(cls, place: Place, file: Path | None, sets: tuple[str, ...], *, elsewhere: Path | None) -> Beginning:
@@ -51,6 +91,30 @@ class Beginning:
         new_run = not os.path.lexists(place.state_dir) and not (elsewhere and os.path.lexists(elsewhere))
         paths.create_run(place.name, place.run_dir, elsewhere=elsewhere)
         return cls(place, file, sets, new_run, new_dir)
+
+    @classmethod
+    async def in_turn(
+        cls, place: Place, make: Callable[[], Beginning], progress: Progress, within_s: float
+    ) -> Beginning:
+        """What `make` makes, and the turn. ConflictError if another `up` has it for longer than that."""
+        deadline, begun = time.monotonic() + within_s, make()
+        while (turn := Turn.take(place.state_dir)) is None:
+            if not place.state_dir.is_dir():
+                begun = make()  # the other one has taken the run back
+                continue
+            if time.monotonic() > deadline:
+                raise ConflictError(
+                    f"Another `agentrl up` begins the run {place.name}, and was not accepted within {within_s:g} s.",
+                    hint="It goes on. `agentrl status` shows what became of it; or say `agentrl up` again.",
+                )
+            progress.step(f"another `agentrl up` begins the run {place.name}: this one joins it when that is accepted")
+            await asyncio.sleep(_POLL_S)
+        return dataclasses.replace(begun, turn=turn)
+
+    def let_go(self) -> None:
+        """Accepted or taken back, or nothing is there to be taken back: others may begin."""
+        if self.turn is not None:
+            self.turn.release()
 
     def accepted(self) -> None:
         """Remember what the run was last started with, for `agentrl up --run NAME`, and that it was accepted."""
@@ -77,10 +141,11 @@ class Beginning:
         state_dir = self.place.state_dir
         if keepers_of(state_dir) or (state_dir / paths.LAST_UP).exists():
             return
-        remove_state(state_dir)
         if self.new_dir:
             with contextlib.suppress(OSError):
                 self.place.run_dir.rmdir()
+        # Last: from now on another `up` makes the run anew.
+        remove_state(state_dir)
 
 
 async def _keepers_ended(place: Place) -> str:

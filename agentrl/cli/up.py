@@ -11,7 +11,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -81,11 +81,14 @@ async def up(
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
         return _everything_is_started(cli, loaded)
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
+    silent_s = config.supervision.coordinator_silent_s
+
+    def make() -> Beginning:
+        return Beginning.make(place, loaded.path, chosen_sets, elsewhere=elsewhere)
+
     with _Terminal() as terminal, cli.hinting():
-        begun = Beginning.make(place, loaded.path, chosen_sets, elsewhere=elsewhere)
-        started = await _coordinator(cli, place, config.supervision.coordinator_silent_s)
-        begun = dataclasses.replace(begun, started=started)
-        return await _apply(cli, begun, _arguments(loaded), follow=follow, terminal=terminal)
+        async with _begun(cli, place, make, silent_s) as begun:
+            return await _apply(cli, begun, _arguments(loaded), follow=follow, terminal=terminal)
 
 
 async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
@@ -103,14 +106,18 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
     found = _run_to_read(cli)
     cli = dataclasses.replace(cli, run=found.name)
     place = launch.Place(found.name, found.state_dir, found.run_dir)
+
+    def make() -> Beginning:
+        _run_to_read(cli)  # it may have been forgotten by now
+        return Beginning(place)
+
     launch.refuse_if_in_use(place)
     if cli.dry_run and not await launch.answers(place.name):
         output.say("Would bring up the store of the run, and who answers questions about it.")
         return ExitCode.OK
     with _Terminal() as terminal, cli.hinting():
-        started = await _coordinator(cli, place, SupervisionTimes().coordinator_silent_s)
-        begun = Beginning(place, started=started)
-        return await _apply(cli, begun, Apply(config={}, reading=True), follow=follow, terminal=terminal)
+        async with _begun(cli, place, make, SupervisionTimes().coordinator_silent_s) as begun:
+            return await _apply(cli, begun, Apply(config={}, reading=True), follow=follow, terminal=terminal)
 
 
 def _run_to_read(cli: Cli) -> Remains:
@@ -133,17 +140,26 @@ def _run_to_read(cli: Cli) -> Remains:
     return found
 
 
-async def _coordinator(cli: Cli, place: Place, silent_s: float) -> bool:
-    """One that answers; True if nobody of the run lived here before."""
+@contextlib.asynccontextmanager
+async def _begun(cli: Cli, place: Place, make: Callable[[], Beginning], silent_s: float) -> AsyncIterator[Beginning]:
+    """The run, with a coordinator that answers; nobody else begins it meanwhile."""
     from agentrl.cli import launch
-    from agentrl.cli.beginning import what_lives
+    from agentrl.cli.beginning import Beginning, what_lives
     from agentrl.cli.progress import Progress
     from agentrl.client.living import keepers_of
 
-    started = not keepers_of(place.state_dir)
-    with _if_it_fails(lambda: what_lives(place)), Progress(cli) as progress:
-        await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
-    return started
+    patience_s = launch.START_WITHIN_S + silent_s if cli.timeout_s is None else cli.timeout_s
+    with Progress(cli) as progress:
+        begun = await Beginning.in_turn(place, make, progress, patience_s)
+    try:
+        started = not keepers_of(place.state_dir)  # nobody of the run lived here before
+        with _if_it_fails(lambda: what_lives(place)), Progress(cli) as progress:
+            await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
+        if not started:
+            begun.let_go()
+        yield dataclasses.replace(begun, started=started)
+    finally:
+        begun.let_go()
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
@@ -281,6 +297,7 @@ async def _apply(cli: Cli, begun: Beginning, args: Apply, *, follow: bool, termi
     connection = cli.connect() if cli.remote else Client.connect(run=name, timeout_s=5.0)
     async with connection as client:
         accepted = await _accepted(cli, client, begun, args)
+        begun.let_go()
         if accepted is None:
             return ExitCode.OK
         terminal.let_go()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from agentrl.cli import beginning
-from agentrl.cli.beginning import NOTHING_CHANGED, Beginning
+from agentrl.cli.beginning import NOTHING_CHANGED, Beginning, Turn
 from agentrl.cli.launch import Place
+from agentrl.cli.progress import Progress
+from agentrl.cli.verbs import Cli
 from agentrl.client.living import Living
 from agentrl.config import paths
 from agentrl.errors import ConflictError
@@ -105,3 +109,57 @@ def test_a_run_that_another_up_brought_up_in_the_last_moment_is_left_to_it(tmp_p
         told = asyncio.run(Beginning(place, new_run=True, started=True).taken_back())
     assert "Another `up` was accepted meanwhile" in told
     assert json.loads((place.state_dir / "coordinator.json").read_text())["pid"] == os.getpid()
+
+
+class Seen(Progress):
+    """What a second `up` says while it waits for its turn; `done` happens when it first says so."""
+
+    def __init__(self, done: Callable[[], object]) -> None:
+        super().__init__(Cli(json=True))
+        self.said: list[str] = []
+        self._done = done
+
+    def step(self, sentence: str) -> None:
+        if not self.said:
+            self._done()
+        self.said.append(sentence)
+
+
+def in_turn(place: Place, progress: Progress, within_s: float = 60.0) -> Beginning:
+    return asyncio.run(Beginning.in_turn(place, lambda: make(place), progress, within_s))
+
+
+def test_a_second_up_goes_on_when_the_first_was_accepted(place: Place) -> None:
+    first = in_turn(place, Seen(lambda: pytest.fail("nobody else is there")))
+
+    def accepted() -> None:
+        first.accepted()
+        first.let_go()
+
+    second = in_turn(place, seen := Seen(accepted))
+    assert seen.said
+    assert not second.new_run
+    assert (place.state_dir / paths.LAST_UP).exists()
+
+
+def test_a_second_up_makes_the_run_anew_when_the_first_took_it_back(place: Place) -> None:
+    first = in_turn(place, Seen(lambda: pytest.fail("nobody else is there")))
+    (before,) = paths.list_runs()
+
+    def taken_back() -> None:
+        with ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(asyncio.run, first.taken_back()).result()
+        assert paths.list_runs() == []
+        first.let_go()
+
+    second = in_turn(place, Seen(taken_back))
+    (after,) = paths.list_runs()
+    assert after.uuid != before.uuid
+    assert second.new_run, "it is this one's to take back now"
+    assert Turn.take(place.state_dir) is None, "and its turn"
+
+
+def test_a_second_up_says_who_begins_the_run_when_that_takes_too_long(place: Place) -> None:
+    in_turn(place, Seen(lambda: pytest.fail("nobody else is there")))
+    with pytest.raises(ConflictError, match="Another `agentrl up` begins the run demo"):
+        in_turn(place, Seen(lambda: None), within_s=0.0)

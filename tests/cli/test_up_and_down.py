@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.cli.beginning import Turn
+from agentrl.cli.forgetting import remove_state
+from agentrl.config import paths
 from agentrl.errors import ExitCode
 from tests.cli.conftest import Said
 from tests.e2e.running import PYTHON, Run, running
@@ -102,6 +105,27 @@ def test_two_ups_at_once_are_both_fine(a_run: Run) -> None:
         assert process.returncode == 0, err
         assert json.loads(out)["operation"]["state"] == "succeeded"
     assert a_run.incarnations() == {"web-0": 1, "web-1": 1}
+
+
+def test_an_up_beside_one_that_comes_to_nothing_is_fine(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_run.sidecar("web", SLEEPER)
+    a_run.write()
+    monkeypatch.setenv("AGENTRL_HOME", str(a_run.home))
+    paths.create_run(a_run.name, a_run.dir)
+    begins = Turn.take(a_run.state_dir)
+    assert begins is not None
+    process = a_run.start("up", str(a_run.file))
+    assert process.stderr is not None
+    waits = process.stderr.readline()
+    assert f"another `agentrl up` begins the run {a_run.name}" in waits
+    assert not a_run.processes(), "nothing is begun meanwhile"
+    code, said = a_run.cli("up", str(a_run.file), "--timeout", "0.1", check=False)
+    assert (code, said["error"]["name"]) == (ExitCode.CONFLICT, "conflict")
+    remove_state(a_run.state_dir)
+    begins.release()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert a_run.incarnations() == {"web-0": 1}
 
 
 def test_down_proves_that_nothing_is_left_and_up_comes_back(a_run: Run) -> None:
