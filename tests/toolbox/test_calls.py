@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -31,31 +33,36 @@ def lines(path: Path) -> list[str]:
 
 async def test_a_call_id_never_runs_twice(make: MakeToolbox, tmp_path: Path) -> None:
     """Asked again before, while and after it runs, by one that stays and by one that leaves."""
-    notes = tmp_path / "notes"
+    notes, over = tmp_path / "notes", tmp_path / "over"
     async with make() as hands:
         await hands.open("s")
-        asking = [asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=0.3)) for _ in range(5)]
+        asked = {"path": str(notes), "until": str(over)}
+        asking = [asyncio.create_task(hands.call("s", "c", "note", **asked)) for _ in range(5)]
         await aeventually(lambda: lines(notes) == ["begun"])
         asking[0].cancel()
+        over.touch()
         answers = await asyncio.gather(*asking[1:])
-        again = await hands.call("s", "c", "note", path=str(notes), seconds=0.3)
+        again = await hands.call("s", "c", "note", **asked)
         assert {answer.status for answer in answers} == {"ok"}
         assert again == answers[0]
         assert lines(notes) == ["begun", "ended"]
         with pytest.raises(CallConflictError):
-            await hands.call("s", "c", "note", path="another", seconds=0.3)
+            await hands.call("s", "c", "note", **{**asked, "path": "another"})
         (statistics,) = hands.toolbox.statistics.all()
         assert statistics.calls == 1
 
 
 async def test_a_call_goes_on_when_its_caller_leaves_and_is_answered_later(make: MakeToolbox, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
+    notes, over = tmp_path / "notes", tmp_path / "over"
     async with make() as hands:
         await hands.open("s")
-        leaving = asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=0.2))
+        asked = {"path": str(notes), "until": str(over)}
+        leaving = asyncio.create_task(hands.call("s", "c", "note", **asked))
         await aeventually(lambda: lines(notes) == ["begun"])
         leaving.cancel()
-        answer = await hands.call("s", "c", "note", path=str(notes), seconds=0.2)
+        await asyncio.wait([leaving])
+        over.touch()
+        answer = await hands.call("s", "c", "note", **asked)
         assert (answer.status, lines(notes)) == ("ok", ["begun", "ended"])
 
 
@@ -91,7 +98,7 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
 @pytest.mark.parametrize("means", ["policy", "infrastructure"])
 async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
     notes = tmp_path / "notes"
-    async with make({"unruly": unruly(timeout_s=2.0, timeout_means=means)}) as hands:
+    async with make({"unruly": unruly(timeout_s=5.0, timeout_means=means)}) as hands:
         await hands.open("s")
         answer = await hands.call("s", "c", "note", path=str(notes), seconds=600.0)
         assert (answer.status, answer.error_class) == ("timeout", means)
@@ -165,10 +172,10 @@ async def test_a_server_that_hangs_is_given_up_and_started_again(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.5)
-    async with make({"unruly": unruly(session="shared", timeout_s=2.0)}) as hands:
+    async with make({"unruly": unruly(session="shared")}) as hands:
         await hands.open("s")
         pid = int((await hands.call("s", "a", "count")).content.split()[0])
-        assert (await hands.call("s", "b", "hang")).status == "timeout"
+        assert (await hands.call("s", "b", "hang", timeout_s=1.0)).status == "timeout"
         await aeventually(lambda: not psutil.pid_exists(pid), what="the one that hangs is gone")
         await aeventually(lambda: hands.server().state == "serving" and hands.server().starts == 2)
         assert (await hands.call("s", "c", "echo", text="on")).content == "on"
@@ -198,8 +205,20 @@ async def test_a_call_that_is_cancelled_at_once_is_answered_too(make: MakeToolbo
         assert [answer.status for answer in await asyncio.gather(*running)] == ["cancelled"] * 3
 
 
-async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:
-    rule = BreakerRule(least=4, open_s=2.0, probes=2)
+class Clock:
+    """Goes on as usual, and may be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("agentrl.toolbox.toolbox.time", clock)
+    rule = BreakerRule(least=4, open_s=600.0, open_most_s=600.0, probes=2)
     async with make(breaker=rule) as hands:
         await hands.open("s")
         bad = [await hands.call("s", f"bad{number}", "fail") for number in range(4)]
@@ -208,11 +227,12 @@ async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox) -> None:
         assert [answer.breaker_open for answer in bad] == [False, False, False, True]
         with pytest.raises(UnavailableError) as parked:
             await hands.call("s", "c", "echo", text="parked")
-        assert 0.0 < parked.value.retry_after_s <= 2.0
+        assert 0.0 < parked.value.retry_after_s <= 600.0
         with pytest.raises(UnavailableError):
             await hands.open("another")
         assert (hands.server().breaker, hands.server().usable) == ("open", False)
-        await aeventually(lambda: hands.server().breaker == "half-open")
+        clock.ahead_s = 600.0
+        assert hands.server().breaker == "half-open"
         # The call that was refused was not run, so its id is free.
         assert (await hands.call("s", "c", "echo", text="probe")).content == "probe"
         assert (await hands.call("s", "d", "echo", text="probe")).content == "probe"
@@ -229,23 +249,26 @@ async def test_what_the_policy_does_wrong_never_opens_the_breaker(make: MakeTool
 
 
 async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    quotas = Quotas(calls_of_session=2, calls_of_server=1, waiting_of_server=1, wait_s=1.0)
+    notes, over = tmp_path / "notes", tmp_path / "over"
+    quotas = Quotas(calls_of_session=2, calls_of_server=1, waiting_of_server=1)
     async with make(quotas=quotas) as hands:
         await hands.open("s")
         await hands.open("t")
-        slow = asyncio.create_task(hands.call("s", "slow", "note", path=str(notes), seconds=3.0))
+        slow = asyncio.create_task(hands.call("s", "slow", "note", path=str(notes), until=str(over)))
         await aeventually(lambda: lines(notes) == ["begun"])
+        hands.toolbox._quotas = dataclasses.replace(quotas, wait_s=0.1)
+        with pytest.raises(QuotaError, match="was busy"):
+            await hands.call("s", "waits", "echo", text="a")
+        hands.toolbox._quotas = quotas
         waiting = asyncio.create_task(hands.call("s", "waits", "echo", text="a"))
         await aeventually(lambda: hands.server().waiting == 1)
         with pytest.raises(QuotaError, match="under way"):
             await hands.call("s", "third", "echo", text="a")
         with pytest.raises(QuotaError, match="wait for unruly"):
             await hands.call("t", "crowd", "echo", text="a")
-        with pytest.raises(QuotaError, match="was busy"):
-            await waiting
+        over.touch()
         assert (await slow).status == "ok"
-        assert (await hands.call("s", "waits", "echo", text="a")).status == "ok"
+        assert (await waiting).status == "ok"
 
 
 async def test_what_does_not_exist_is_named(make: MakeToolbox) -> None:

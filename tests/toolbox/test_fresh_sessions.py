@@ -31,13 +31,28 @@ def twice(**settings: Any) -> ToolServer:
 
 @contextlib.asynccontextmanager
 async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator[None]:
-    """Calls of another session, one after the other, for as long as the body runs."""
+    """Calls of another session, one after the other, for as long as the body runs, and some beside every second call:
+    however busy the machine, one of them begins and ends meanwhile."""
     await hands.open("others")
+    used = 0
 
     async def use() -> None:
+        nonlocal used
         for number in itertools.count():
             await hands.call("others", f"others.{number}", tool, **arguments)
+            used += 1
 
+    trials = hands.toolbox._servers["unruly"].trials
+    alone = trials._fresh
+
+    async def beside_others(call: Call, asked: ToolInfo, timeout_s: float) -> Answer | None:
+        before = used
+        answer = await alone(call, asked, timeout_s)
+        if call.session != "others":
+            await aeventually(lambda: used >= before + 2, what="calls of others")
+        return answer
+
+    trials._fresh = beside_others  # type: ignore[method-assign]
     using = asyncio.create_task(use())
     try:
         yield
@@ -65,7 +80,7 @@ async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
 
 
 async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeToolbox, tmp_path: Path) -> None:
-    async with make({"unruly": twice(timeout_s=2.5)}) as hands:
+    async with make({"unruly": twice(timeout_s=4.0)}) as hands:
         await hands.open("s")
         async with others_use(hands, "note", path="/dev/null"):
             answer = await hands.call("s", "c", "note", path=str(tmp_path / "notes"), seconds=60.0)
@@ -117,11 +132,11 @@ async def test_no_tool_is_tried_again_that_the_run_file_does_not_name_for_it(mak
 
 
 async def test_a_session_that_is_closed_meanwhile_ends_the_second_call_too(make: MakeToolbox, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    async with make({"unruly": twice(timeout_s=2.0)}) as hands:
+    path = tmp_path / "asked"
+    async with make({"unruly": twice()}) as hands:
         await hands.open("s")
-        call = asyncio.create_task(hands.call("s", "c", "note", path=str(notes), seconds=60.0))
-        await aeventually(lambda: notes.exists() and notes.read_text().count("begun") == 2, what="it runs again")
+        call = asyncio.create_task(hands.call("s", "c", "stumble", path=str(path), then_s=60.0))
+        await aeventually(lambda: path.exists() and path.read_text().split() == ["s", "s~fresh"], what="it runs again")
         await hands.toolbox.close("s")
         answer = await call
         assert (answer.status, answer.tried_again) == ("cancelled", "cancelled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -61,7 +62,11 @@ class Unit:
         await aeventually(is_ready)
 
     def servers(self) -> list[psutil.Process]:
-        return [each for each in psutil.Process(self.process.process.pid).children() if str(UNRULY) in each.cmdline()]
+        found = []
+        for child in psutil.Process(self.process.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # the one that cannot start is tried again and again
+                found += [child] if str(UNRULY) in child.cmdline() else []
+        return found
 
 
 @pytest.fixture

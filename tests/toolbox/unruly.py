@@ -41,11 +41,14 @@ class Tools:
         counts[session] += 1
         return f"{os.getpid()} {session} {counts[session]}"
 
-    async def note(self, session: str, path: str, seconds: float = 0.0) -> Result:
-        """Leave lines in a file, so that it can be seen how often this ran."""
+    async def note(self, session: str, path: str, seconds: float = 0.0, until: str = "") -> Result:
+        """Leave lines in a file, so that it can be seen how often this ran. It takes so long, and goes on until that
+        other file is there."""
         _append(path, "begun")
         try:
             await asyncio.sleep(seconds)
+            while until and not Path(until).exists():  # noqa: ASYNC240 - one look
+                await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             _append(path, "cancelled")
             raise
