@@ -179,7 +179,8 @@ class HttpEngine:
 
     async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
         """`keep_cache`: what calls in flight have computed is continued by the new weights. SGLang does nothing else
-        for calls that are paused in place; the embedded engine always computes anew."""
+        for calls that are paused in place; the embedded engine always computes anew. An SGLang server that is to keep
+        nothing is flushed first: with a call in its cache it takes the weights and then says that it did not."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": not keep_cache}
         try:
             answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)

@@ -162,7 +162,7 @@ class SglangEngine:
         # What is paused in place never gets as far as ending.
         await server.client.resume()
         await server.client.pause("abort")
-        # With a call in its cache it takes the weights and then says that it did not.
+        # The calls that were ended just now may be in its cache a moment longer.
         await server.client.flush()
         await server.client.update(str(wanted.path), wanted.version)
         await server.client.resume()

@@ -173,7 +173,7 @@ async def test_at_the_deadline_a_stream_is_aborted_too_and_ends_with_what_there_
 
 async def updated_midway(subject: Subject, first: Weights, second: Weights, mode: PauseMode) -> Generated:
     if (await subject.client.load()).version != 1:
-        await subject.client.update(str(first.path), 1)
+        await subject.put(first)
     call = await endless(subject, first)
     await subject.client.pause(mode)
     await subject.client.update(str(second.path), 2, keep_cache=mode == "in_place")
@@ -220,7 +220,7 @@ async def test_after_an_update_nothing_is_left_of_the_old_weights(
 ) -> None:
     ids = [*PROMPT, *range(20, 60)]
     await subject.client.generate(f"{EPISODE}/c0", ids, sampling(first, 4), deadline_s=60)
-    await subject.client.update(str(second.path), 2)
+    await subject.put(second)
     made = await subject.client.generate(f"{EPISODE}/c1", ids, sampling(first, 8, temperature=0.0), deadline_s=60)
     assert made.versions == [(2, len(made.ids))]
     assert made.ids == second.greedy(ids, 8)[: len(made.ids)]
