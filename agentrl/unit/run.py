@@ -156,8 +156,9 @@ class _Life:
         # A main loop that simply returns has said last how it ended.
         self.speaker.finish(self.code, self.reason or ("" if self.code else self.unit._account.status))
         self._requests.restore()
-        faulthandler.unregister(signal.SIGUSR2)
         if self._stacks is not None:
+            # The file stays to be found, and without a handler the next question would kill what is about to end.
+            _write_stacks_to(sys.stderr)
             self._stacks.close()
 
     def _say(self, sentence: str) -> None:
@@ -191,18 +192,27 @@ def _say_wrong(wrong: ConfigError) -> int:
 
 
 def _listen_for_stack_requests(environment: Environment) -> TextIO | None:
-    """SIGUSR2 writes the stacks of all threads to a file of this incarnation, SIGABRT to the log before it kills."""
+    """SIGUSR2 writes the stacks of all threads to a file of this incarnation, SIGABRT to the log before it kills.
+
+    Whoever finds the file may send the signal, which kills a process without a handler: so that comes first.
+    """
     faulthandler.enable()
-    file: TextIO | None = None
-    if environment.supervised:
-        path = environment.run_dir / "stacks" / f"{environment.name}.txt"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a", encoding="utf-8")
-        except OSError as full:
-            print(f"stacks go to the log, {path} cannot be written: {full}", file=sys.stderr, flush=True)
-    faulthandler.register(signal.SIGUSR2, file=file or sys.stderr, all_threads=True, chain=False)
+    _write_stacks_to(sys.stderr)
+    if not environment.supervised:
+        return None
+    path = environment.run_dir / "stacks" / f"{environment.name}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8")
+    except OSError as full:
+        print(f"stacks go to the log, {path} cannot be written: {full}", file=sys.stderr, flush=True)
+        return None
+    _write_stacks_to(file)
     return file
+
+
+def _write_stacks_to(file: TextIO) -> None:
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
 
 
 @contextlib.contextmanager

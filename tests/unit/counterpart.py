@@ -71,6 +71,11 @@ class Counterpart:
         """The newest report; an empty one before the first."""
         return (self.of(messages.UnitReport) or [messages.UnitReport()])[-1]
 
+    async def byes(self) -> list[messages.Bye]:
+        """Its last words, and with them all before. A process may have ended before they were read."""
+        await aeventually(lambda: self.of(messages.Bye), what="a goodbye")
+        return self.of(messages.Bye)
+
     def _received(self, peer: Peer, frame: bytes) -> None:
         message = wire.decode_to_coordinator(frame)
         self.heard.append((time.monotonic(), message))

@@ -99,6 +99,7 @@ async def test_a_unit_that_ends_refuses_what_it_was_asked(counterpart: Counterpa
     assert (await asked(counterpart, "2", "echo")).error == ""
     counterpart.tell(messages.Drain(grace_s=5))
     assert await unit.code() == 0
+    await counterpart.byes()
     (refused,) = [answer for answer in counterpart.of(serving.UnitAnswer) if answer.ask == "1"]
     assert refused.code == ExitCode.UNAVAILABLE
 

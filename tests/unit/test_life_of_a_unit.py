@@ -59,6 +59,7 @@ async def test_a_unit_says_who_it_is_then_beats_and_says_goodbye(counterpart: Co
     await aeventually(lambda: len(counterpart.of(messages.Beat)) > 5)
     counterpart.tell(messages.Drain(grace_s=5))
     assert await unit.code() == 0
+    assert await counterpart.byes() == [messages.Bye(0)]
     hello = counterpart.of(messages.UnitHello)[0]
     assert (hello.run, hello.unit, hello.incarnation, hello.token) == ("run-uuid", "web-3", 7, "secret")
     assert hello.pid == unit.process.pid
@@ -67,15 +68,16 @@ async def test_a_unit_says_who_it_is_then_beats_and_says_goodbye(counterpart: Co
     assert [beat.seq for beat in beats] == list(range(1, len(beats) + 1))
     assert beats[-2].progress > beats[0].progress
     assert any(beat.ack for beat in beats[:5])
-    assert counterpart.of(messages.Bye) == [messages.Bye(0)]
     assert "finished" in unit.text()
 
 
 async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpart: Counterpart, start: Start) -> None:
-    start(
+    unit = start(
         """
+        import time
         from agentrl.unit import run_unit
         def main(unit):
+            print(time.monotonic(), flush=True)
             for number in range(200):
                 with unit.phase(f"short {number}", at_most_s=0.1):
                     unit.status(f"step {number}")
@@ -84,10 +86,11 @@ async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpa
         run_unit(main)
         """
     )
-    await aeventually(lambda: counterpart.of(messages.Bye))
-    reports, batches = counterpart.times_of(messages.UnitReport), counterpart.times_of(messages.UnitMetrics)
-    assert 2 <= len(reports) <= 2 * (reports[-1] - reports[0]) + 3
-    assert 2 <= len(batches) <= (batches[-1] - batches[0]) + 3
+    await counterpart.byes()
+    # From its own first moment: several may have been read in one go.
+    lasted_s = counterpart.times_of(messages.Bye)[0] - float(unit.text().split()[0])
+    assert 2 <= len(counterpart.of(messages.UnitReport)) <= 2 * lasted_s + 3
+    assert 2 <= len(counterpart.of(messages.UnitMetrics)) <= lasted_s + 3
     assert counterpart.report.status == "step 199"
     assert counterpart.of(messages.UnitMetrics)[-1].values == {"number": 199.0}
 
@@ -196,7 +199,7 @@ async def test_more_time_is_asked_for_once(counterpart: Counterpart, start: Star
     )
     await ready(counterpart)
     counterpart.tell(messages.Drain(grace_s=5))
-    await aeventually(lambda: counterpart.of(messages.Bye))
+    await counterpart.byes()
     asked = [report.extend_stop_s for report in counterpart.of(messages.UnitReport) if report.extend_stop_s is not None]
     assert asked == [42.0]
 
@@ -207,7 +210,7 @@ async def test_sigterm_drains(counterpart: Counterpart, start: Start) -> None:
     unit.signal(signal.SIGTERM)
     assert await unit.code() == 0
     assert "finished" in unit.text()
-    assert counterpart.of(messages.Bye)[0].code == 0
+    assert (await counterpart.byes())[0].code == 0
 
 
 async def test_a_deaf_unit_ends_at_its_deadline_and_shows_where_it_stood(
@@ -218,7 +221,7 @@ async def test_a_deaf_unit_ends_at_its_deadline_and_shows_where_it_stood(
     unit.signal(signal.SIGTERM)
     assert await unit.code() == 128 + signal.SIGTERM
     assert "program.py" in unit.text()
-    assert counterpart.of(messages.Bye)[0].code == 128 + signal.SIGTERM
+    assert (await counterpart.byes())[0].code == 128 + signal.SIGTERM
 
 
 async def test_a_second_sigterm_ends_a_deaf_unit_at_once(counterpart: Counterpart, start: Start) -> None:
@@ -264,7 +267,35 @@ async def test_children_forked_without_exec_can_be_ended_by_sigterm(counterpart:
         """
     )
     assert await unit.code() == 0
+    await counterpart.byes()
     assert counterpart.report.status == "child ended by -15"
+
+
+async def test_a_question_for_its_stacks_kills_it_neither_at_its_first_nor_at_its_last_moment(
+    counterpart: Counterpart, start: Start
+) -> None:
+    """Whoever finds the file of its stacks sends the signal."""
+    unit = start(
+        """
+        import atexit, os, pathlib, signal
+        from agentrl.unit import run_unit
+        def ask():
+            os.kill(os.getpid(), signal.SIGUSR2)
+        opened = pathlib.Path.open
+        def asked_at_once(path, *arguments, **more):
+            file = opened(path, *arguments, **more)
+            if path.parent.name == "stacks":
+                ask()
+            return file
+        pathlib.Path.open = asked_at_once
+        atexit.register(ask)
+        run_unit(lambda unit: print("at work", flush=True))
+        """
+    )
+    assert await unit.code() == 0
+    first, last = unit.text().split("at work")
+    assert "asked_at_once" in first
+    assert "in ask" in last
 
 
 async def test_a_unit_that_was_replaced_ends_at_once(counterpart: Counterpart, start: Start) -> None:
@@ -322,21 +353,21 @@ async def test_an_exception_is_in_the_log_and_in_the_bye(counterpart: Counterpar
     unit = start(_raising("RuntimeError('the disk of the tape is gone')"))
     assert await unit.code() == ExitCode.FAILED
     assert "Traceback" in unit.text()
-    assert counterpart.of(messages.Bye) == [messages.Bye(1, "RuntimeError: the disk of the tape is gone")]
+    assert await counterpart.byes() == [messages.Bye(1, "RuntimeError: the disk of the tape is gone")]
 
 
 async def test_a_configuration_error_ends_with_78_and_a_sentence(counterpart: Counterpart, start: Start) -> None:
     unit = start(_raising("ConfigError('batch is 0.', hint='Make it 1.')"))
     assert await unit.code() == ExitCode.CONFIG
     assert "batch is 0. Make it 1." in unit.text()
-    assert counterpart.of(messages.Bye) == [messages.Bye(ExitCode.CONFIG, "batch is 0. Make it 1.")]
+    assert await counterpart.byes() == [messages.Bye(ExitCode.CONFIG, "batch is 0. Make it 1.")]
     assert "Traceback" not in unit.text()
 
 
 async def test_75_asks_to_be_started_again(counterpart: Counterpart, start: Start) -> None:
     unit = start(_raising("SystemExit(75)"))
     assert await unit.code() == ExitCode.TEMPORARY
-    assert counterpart.of(messages.Bye)[0].code == 75
+    assert (await counterpart.byes())[0].code == 75
     assert "Traceback" not in unit.text()
 
 
