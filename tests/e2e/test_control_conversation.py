@@ -27,6 +27,7 @@ from agentrl.transport.dealer import Dealer
 from agentrl.transport.keys import ClientKey
 from agentrl.transport.publisher import Subscriber
 from tests.e2e.running import Run, running
+from tests.ports import free_triplet
 from tests.waiting import aeventually, eventually
 
 
@@ -36,24 +37,9 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("talking"), f"t-{uuid.uuid4().hex[:8]}"):
         run.sidecar("web", ["sleep", "1000"], count=2)
         run.unit("tick", "ticker", "--every", "0.05")
-        run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{three_free_ports()}"}
+        run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
         run.up()
         yield run
-
-
-def three_free_ports() -> int:
-    while True:
-        first = random.randrange(20_000, 32_000)
-        lines = [socket.socket() for _ in range(3)]
-        try:
-            for number, line in enumerate(lines):
-                line.bind(("127.0.0.1", first + number))
-            return first
-        except OSError:
-            continue
-        finally:
-            for line in lines:
-                line.close()
 
 
 class Talk:

@@ -16,7 +16,7 @@ from agentrl.client.living import keepers_of
 from agentrl.errors import ExitCode
 from agentrl.transport.addresses import why_not_free
 from tests.e2e.running import Run, running
-from tests.transport.conftest import free_triplet
+from tests.ports import free_triplet
 from tests.waiting import eventually
 
 

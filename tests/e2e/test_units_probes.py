@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.http.ports import free_ports
 from agentrl.protocol.rows import IncidentRow, UnitRow
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
@@ -34,16 +33,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.sidecar("liar", ["sleep", "1000"], live={"tcp": "127.0.0.1:9", **OFTEN}, start_deadline_s=1.0)
         run.up("--no-wait")
         yield run
-
-
-def free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as line:
-            if port not in found and line.connect_ex(("127.0.0.1", port)):
-                found.append(port)
-    return found
 
 
 def probes(kind: str, port: int) -> dict[str, Any]:

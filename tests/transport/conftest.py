@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,24 +13,8 @@ from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.keys import ClientKey, KeyPair, new_keypair
 from agentrl.transport.publisher import Publisher, Subscriber
 from agentrl.transport.zap import Gate
+from tests.ports import free_triplet
 from tests.waiting import aeventually
-
-
-def free_triplet() -> int:
-    """The first of three ports in a row that nobody uses."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port > 65000:
-            continue
-        try:
-            for each in (port + 1, port + 2):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", each))
-        except OSError:
-            continue
-        return port
 
 
 class Dialled:

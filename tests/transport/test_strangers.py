@@ -18,7 +18,8 @@ from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.hub import Hub
 from agentrl.transport.keys import new_keypair
 from agentrl.transport.zap import DOMAIN, Gate
-from tests.transport.conftest import House, free_triplet
+from tests.ports import free_triplet
+from tests.transport.conftest import House
 from tests.waiting import aeventually
 
 
