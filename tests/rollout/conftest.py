@@ -160,20 +160,27 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def sampler(
-        self, name: str = "sampler-0.1", *, concurrency: int = 16, settings: Settings | None = None
+        self,
+        name: str = "sampler-0.1",
+        *,
+        concurrency: int = 16,
+        settings: Settings | None = None,
+        db: Database | None = None,
     ) -> AsyncIterator[Sampler]:
-        """It runs while the body does, and is drained then, unless it was ended otherwise."""
-        lease = Lease(self.db, name, unit=name.partition(".")[0], role="sampler")
+        """It runs while the body does, and is drained then, unless it was ended otherwise. `db` is its own way to the
+        store, where that differs from the test's."""
+        db = db or self.db
+        lease = Lease(db, name, unit=name.partition(".")[0], role="sampler")
         await lease.open()
-        fleet = Fleet(self.db, TOKEN, lambda url: PluggedToolbox(url, TOKEN))
+        fleet = Fleet(db, TOKEN, lambda url: PluggedToolbox(url, TOKEN))
         await fleet.look()
         house = House(
             config=self.config,
-            database=self.db,
-            writer=Writer(self.db, lease.certain),
+            database=db,
+            writer=Writer(db, lease.certain),
             lease=lease,
             fleet=fleet,
-            endings=Endings(self.db, lease, learning.group_rule(self.config)),
+            endings=Endings(db, lease, learning.group_rule(self.config)),
             template=self.words.template,
             vocabulary=self.words.vocabulary,
             wait=self._wait,

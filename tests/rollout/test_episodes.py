@@ -141,7 +141,7 @@ async def test_an_episode_ends_at_its_deadline_and_leaves_nothing_open(stage: St
 
     await stage.engine(silent)
     await stage.task(n=1)
-    async with stage.sampler(settings=Settings(call_s=20, episode_s=0.3)):
+    async with stage.sampler(settings=Settings(call_s=20, episode_s=3)):
         record = await stage.one()
     assert (record.status, record.outcome) == ("failed", "episode_timeout")
     assert not await stage.open_ends()

@@ -71,10 +71,13 @@ async def test_nothing_is_claimed_while_paused_or_without_engines(stage: Stage) 
 
 
 async def test_two_samplers_share_the_work_and_claim_nothing_twice(stage: Stage) -> None:
-    engine = await stage.engine(lambda heard: "<answer>3</answer>")
+    gate = Gate()
+    engine = await stage.engine(gate)
     for _ in range(5):
         await stage.task(n=8)
     async with stage.sampler("sampler-0.1", concurrency=8), stage.sampler("sampler-1.1", concurrency=8):
+        await aeventually(lambda: len(engine.heard) == 16, what="both are at work")
+        gate.open.set()
         records = await stage.ended(count=40)
     assert {record.owner for record in records} == {"sampler-0.1", "sampler-1.1"}
     assert len(engine.heard) == len(await stage.calls()) == 40

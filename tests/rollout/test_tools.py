@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.rollout.attempt import Settings
 from agentrl.rollout.ports import OfferedTool, ToolAnswer, ToolRefusedError
-from agentrl.rollout.tool_calls import offer
+from agentrl.rollout.tool_calls import RETRY_S, offer
 from agentrl.tokens.binary import unpack_ids
 from tests.rollout import conftest
 from tests.rollout.actors import Heard
@@ -34,15 +34,15 @@ async def ready(stage: Stage, **settings: Any) -> None:
 
 async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage: Stage, tmp_path: Path) -> None:
     await ready(stage)
-    path = tmp_path / "notes"
-    slow, quick = f"note(path={str(path)!r}, seconds=1.0)", f"note(path={str(path)!r})"
+    path, beside = tmp_path / "notes", tmp_path / "beside"
+    slow, quick = f"note(path={str(path)!r}, until={str(beside)!r})", f"note(path={str(beside)!r})"
     engine = await stage.engine(first(calls(slow, quick, "echo(text='pear')")))
     await stage.task(n=1)
     async with stage.sampler():
         record = await stage.one()
     assert (record.outcome, record.turns, record.score) == ("answered", 2, 1.0)
     assert engine.heard[1].answers[1:] == ["noted", "noted", "pear"]
-    assert path.read_text().split() == ["begun", "begun", "ended", "ended"]
+    assert [each.read_text().split() for each in (path, beside)] == [["begun", "ended"]] * 2, "one needs the other"
     stored = await stage.tool_calls()
     assert [(call.id.rpartition("/")[2], call.status, call.result) for call in stored] == [
         ("t0.0", "ok", "noted"),
@@ -192,20 +192,22 @@ class Moody:
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome", "episode_s"),
+    ("kind", "times", "outcome", "episode_s"),
     [
-        ("unavailable", "answered", 0.5),
-        ("quota", "answered", 0.5),
-        ("gone", "answered", 60.0),
-        ("session_lost", "tool_server_failed", 60.0),
-        ("invalid", "answered", 60.0),
+        ("unavailable", 3, "answered", 3.0),
+        ("quota", 3, "answered", 3.0),
+        ("gone", 2, "answered", 60.0),
+        ("session_lost", 2, "tool_server_failed", 60.0),
+        ("invalid", 2, "answered", 60.0),
     ],
 )
 async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any, outcome: str, episode_s: float
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any, times: int, outcome: str, episode_s: float
 ) -> None:
     """Waiting for a breaker or a free place is not counted: the deadline of the first cases would be over."""
-    moody = Moody(kind, 2)
+    waited_s = sum(RETRY_S * 2**again for again in range(times))
+    assert (waited_s > episode_s) is (kind in ("unavailable", "quota"))
+    moody = Moody(kind, times)
     monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: moody)
     stage.config = configuration(**unruly_tools())
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["unruly"])
