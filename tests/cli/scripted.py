@@ -54,6 +54,8 @@ class Scripted:
         """Keys and tcp addresses of hub and feed, where it shall be reached from elsewhere, too, by whatever key."""
         self.silent = False
         """Its feed gives no sign of life, though it would answer."""
+        self._held: dict[str, list[tuple[Peer, messages.Request]]] = {}
+        """Questions without an answer, by the names that are held back."""
         self._seq = 0
         self._ready = threading.Event()
         self._stop: Callable[[], object] = lambda: None
@@ -79,6 +81,22 @@ class Scripted:
     def sent(self, name: str) -> list[Args]:
         """What was really asked for, previews left out."""
         return [args for command, args, preview in self.received if command == name and not preview]
+
+    def hold(self, name: str) -> None:
+        """Questions of that name wait for their answers; everything else goes on, the feed as well."""
+        self._held[name] = []
+
+    def waiting(self, name: str) -> int:
+        """How many of them wait."""
+        return len(self._held.get(name, ()))
+
+    def let_go(self, name: str) -> None:
+        """They are answered, in their order, and so is whatever comes."""
+        self._loop.call_soon_threadsafe(self._answer_held, name)
+
+    def _answer_held(self, name: str) -> None:
+        for peer, request in self._held.pop(name):
+            self._reply(peer, self._answered(request))
 
     def publish(self, key: str, row: rows.AnyRow) -> None:
         """A change, from any thread."""
@@ -135,6 +153,8 @@ class Scripted:
                 for key, row in self.rows.items():
                     self._reply(peer, messages.SnapshotRow(message.id, key, wire.raw(row)))
                 self._reply(peer, messages.SnapshotEnd(message.id, "one", self._seq))
+            case messages.Request() if message.name in self._held:
+                self._held[message.name].append((peer, message))
             case messages.Request():
                 self._reply(peer, self._answered(message))
 

@@ -29,7 +29,9 @@ from tests.waiting import eventually
 
 WITHIN_S = 180.0
 BOUND, CHECKPOINT_EVERY = 2, 2
-LOAD_S = 30.0
+LOAD_S = 60.0
+"""What an operator sees of an engine that hangs is looked at meanwhile: commands and consoles, on a machine that has
+other work."""
 WEIGHTS = "model.safetensors"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from agentrl.errors import ExitCode
-from agentrl.store import access
+from agentrl.store import access, updates
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
 from agentrl.store.documents import (
@@ -72,9 +72,16 @@ def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
     return asyncio.run(opened())
 
 
+async def sampler(database: Database, life: str) -> str:
+    """One that lives for longer than its tests take, though nobody renews its lease."""
+    owner = await flow.sampler(database, life)
+    assert await database.update_one("Owner", {"_id": owner}, updates.setting(expires_at=updates.from_now(3600)))
+    return owner
+
+
 async def stuck(database: Database) -> Claim:
     """A record that is claimed and waits for a tool."""
-    owner = await flow.sampler(database, "sampler-3.7")
+    owner = await sampler(database, "sampler-3.7")
     claim = await flow.claim_one(database, owner, resumable=True)
     assert claim is not None
     record = claim.record.id
@@ -147,7 +154,7 @@ def test_what_a_model_said_does_not_reach_the_terminal_as_it_is(run: Run) -> Non
 
 
 async def hostile(database: Database) -> Claim:
-    owner = await flow.sampler(database, "sampler-9.1")
+    owner = await sampler(database, "sampler-9.1")
     claim = await flow.claim_one(database, owner)
     assert claim is not None
     record, writer = claim.record.id, Writer(database)
@@ -175,7 +182,7 @@ def test_calls_that_cannot_be_read_are_one_line_with_their_count_and_lead_to_the
 
 async def unreadable(database: Database) -> Claim:
     """A record whose model never closes the bracket of a call."""
-    owner = await flow.sampler(database, "sampler-5.1")
+    owner = await sampler(database, "sampler-5.1")
     claim = await flow.claim_one(database, owner)
     assert claim is not None
     record, writer = claim.record.id, Writer(database)

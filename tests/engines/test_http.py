@@ -29,7 +29,12 @@ from tests.waiting import PATIENCE_S, aeventually
 
 LENGTH = 1000
 LONG = Sampling(max_new_tokens=LENGTH, seed=5)
-"""What it asks for does not come to its end between two orders."""
+
+
+@pytest.fixture
+def slowly(engine: EmbeddedEngine) -> None:
+    """What is long takes twenty seconds, so that it does not end before the next order either."""
+    engine._gather_s = 20.0 / LENGTH
 
 
 @pytest.fixture
@@ -143,6 +148,7 @@ async def under_way(client: HttpEngine) -> bool:
     return (await client.load()).generated_tokens > 3
 
 
+@pytest.mark.usefixtures("slowly")
 async def test_an_aborted_call_answers_with_what_it_has(client: HttpEngine, first: Weights) -> None:
     call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
     await aeventually(lambda: under_way(client), every_s=0.001)
@@ -174,6 +180,7 @@ async def test_at_its_deadline_a_stream_ends_with_what_there_is(
     await client.resume()
 
 
+@pytest.mark.usefixtures("slowly")
 async def test_a_caller_that_goes_away_frees_its_slot(client: HttpEngine) -> None:
     call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
     await aeventually(lambda: under_way(client), every_s=0.001)
@@ -183,7 +190,10 @@ async def test_a_caller_that_goes_away_frees_its_slot(client: HttpEngine) -> Non
     assert (await client.load()).generated_tokens < LENGTH
 
 
-async def test_pause_update_and_resume_give_spans_of_versions(client: HttpEngine, second: Weights) -> None:
+@pytest.mark.usefixtures("slowly")
+async def test_pause_update_and_resume_give_spans_of_versions(
+    engine: EmbeddedEngine, client: HttpEngine, second: Weights
+) -> None:
     call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
     await aeventually(lambda: under_way(client), every_s=0.001)
     await client.pause("in_place")
@@ -191,6 +201,7 @@ async def test_pause_update_and_resume_give_spans_of_versions(client: HttpEngine
     await client.update(str(second.path), 2)
     assert (await client.load()).paused
     assert (await client.load()).version == 2
+    engine._gather_s = 0.0
     await client.resume()
     answer = await call
     assert answer.versions == [(1, made), (2, LENGTH - made)]
@@ -290,6 +301,7 @@ async def test_the_loop_answers_while_the_engine_computes(client: HttpEngine) ->
     assert {(await call).finish for call in calls} == {"abort"}
 
 
+@pytest.mark.usefixtures("slowly")
 async def test_calls_end_when_the_engine_is_closed(engine: EmbeddedEngine, client: HttpEngine) -> None:
     call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
     await aeventually(lambda: under_way(client), every_s=0.001)

@@ -220,11 +220,13 @@ async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_
     with small_disk(mongo.state_dir, "160m") as disk:
         unit = await mongo.up()
         ballast = disk / "ballast"
-        with client(mongo.files, timeoutMS=5000) as known:
+        with client(mongo.files) as known:
             known.run.tasks.insert_many({"_id": number} for number in range(100))
+        with client(mongo.files, timeoutMS=10_000) as hasty:
+            assert hasty.run.tasks.count_documents({}) == 100
             fill(ballast)
             with pytest.raises(PyMongoError):
-                known.run.tasks.insert_many({"text": "x" * 100_000} for _ in range(1000))
+                hasty.run.tasks.insert_many({"text": "x" * 100_000} for _ in range(1000))
         assert await unit.code() == ExitCode.DISK
         assert f"the disk of {mongo.files.root} has 0 MiB left" in unit.text()
         assert len(unit.text()) < 5_000, "no backtrace of the server is poured over whoever reads it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -107,12 +106,11 @@ async def test_nothing_is_begun_on_a_list_that_was_not_answered_lately(
     run: Scripted, view: str, opens: tuple[str, ...], verbs: tuple[str, ...]
 ) -> None:
     """The feed goes on, so that the console as a whole is fresh."""
-    may_answer = threading.Event()
-    answer = run.answers[f"list_{view}"]
     async with opened(run.state_dir, (120, 24)) as screen:
         await screen.press(*opens)
         await aeventually(lambda: screen.app.view.fresh)
-        run.answers[f"list_{view}"] = lambda args: (may_answer.wait(20), answer(args))[1]
+        run.hold(f"list_{view}")
+        await aeventually(lambda: run.waiting(f"list_{view}"), what="another question")
         screen.app.view._answered_at = -1e9  # type: ignore[attr-defined]
         await screen.shows(", told ")
         for verb in verbs:
@@ -122,7 +120,7 @@ async def test_nothing_is_begun_on_a_list_that_was_not_answered_lately(
             assert len(screen.app.screen_stack) == 1, "no form is opened"
         assert screen.app.fresh
         assert not [worker for worker in screen.app.workers if worker.group == "acts"]
-        may_answer.set()
+        run.let_go(f"list_{view}")
         await aeventually(lambda: screen.app.view.fresh)
         screen.app.notices = Notices()
         await screen.press(verbs[0])
@@ -145,17 +143,16 @@ async def test_lists_without_a_digit_are_found_in_the_palette_of_any_view(run: S
 
 
 async def test_nothing_is_sent_when_a_list_grew_old_behind_the_question(run: Scripted) -> None:
-    may_answer = threading.Event()
     async with opened(run.state_dir, (120, 24)) as screen:
         await screen.press("7", "T")
         await aim(screen, "shop/train/0/000001")
         await screen.press("r")
         await screen.shows("Sample shop/train/0/000001 again")
-        run.answers["list_tasks"] = lambda _: (may_answer.wait(20), Page())[1]
+        run.hold("list_tasks")
+        await aeventually(lambda: run.waiting("list_tasks"), what="another question")
         screen.app.view._answered_at = -1e9  # type: ignore[attr-defined]
         await screen.press("enter")
         await screen.shows("what is shown is older than 5 s")
-        may_answer.set()
     assert not run.sent("requeue_tasks")
 
 

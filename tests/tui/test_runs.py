@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ import pytest
 
 from agentrl.http.ports import free_ports
 from agentrl.protocol import rows
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import Accepted, Restart
 from agentrl.protocol.danger import Effect, Tier
 from agentrl.protocol.data import Page
@@ -116,30 +114,22 @@ async def test_an_act_that_was_on_its_way_reaches_no_run_that_is_come_to(
     coordinator: Scripted, other: Scripted
 ) -> None:
     populate(coordinator)
-    asked, answer = threading.Event(), threading.Event()
-
-    def slowly(_: Args) -> Accepted:
-        asked.set()
-        answer.wait(30)
-        return Accepted("op", Effect(), Tier.NONE)
-
-    coordinator.answers["restart"] = slowly
-    try:
-        async with opened(coordinator.state_dir) as screen:
-            await chosen(screen, "run/other")
-            await screen.press("2")
-            await screen.shows("web-1")
-            await screen.press("r")
-            await aeventually(asked.is_set)
-            await screen.press("9", "enter")
-            await screen.shows("x is bad")
-            answer.set()
-            await screen.press("2")
-            await screen.shows("of the other")
-            assert not other.sent("restart")
-            assert not coordinator.sent("restart")
-    finally:
-        answer.set()
+    coordinator.answers["restart"] = lambda _: Accepted("op", Effect(), Tier.NONE)
+    async with opened(coordinator.state_dir) as screen:
+        await chosen(screen, "run/other")
+        await screen.press("2")
+        await screen.shows("web-1")
+        coordinator.hold("restart")
+        await screen.press("r")
+        await aeventually(lambda: coordinator.waiting("restart"))
+        await screen.press("9", "enter")
+        await screen.shows("x is bad")
+        coordinator.let_go("restart")
+        await aeventually(lambda: coordinator.received[-1][0] == "restart", what="an answer that comes too late")
+        await screen.press("2")
+        await screen.shows("of the other")
+        assert not other.sent("restart")
+        assert not coordinator.sent("restart")
 
 
 async def test_what_a_dead_run_left_is_played_and_one_comes_back_from_it(coordinator: Scripted, home: Path) -> None:

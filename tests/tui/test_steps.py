@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -174,8 +173,8 @@ async def test_a_slow_answer_is_waited_for_and_not_asked_for_anew(coordinator: S
     populate(coordinator)
     store = Store()
     store.train(3)
-    may_answer = threading.Event()
-    coordinator.answers["list_steps"] = lambda args: (may_answer.wait(20), store.answer(args))[1]
+    coordinator.answers["list_steps"] = store.answer
+    coordinator.hold("list_steps")
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         view = screen.app.view
         await aeventually(lambda: view.is_asking("outlook"))
@@ -184,5 +183,5 @@ async def test_a_slow_answer_is_waited_for_and_not_asked_for_anew(coordinator: S
             view._ask()  # type: ignore[attr-defined]
         assert [each for each in screen.app.workers if each.group == "outlook"] == first
         assert not first[0].is_cancelled
-        may_answer.set()
+        coordinator.let_go("list_steps")
         await aeventually(lambda: len(screen.app.steps.rows) == 3)

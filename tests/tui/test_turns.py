@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +13,7 @@ from agentrl.filters.parser import parse
 from agentrl.protocol import data
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
-from tests.tui.steward import RECORD, answers, row, segments, story
+from tests.tui.steward import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.app import Settings
@@ -203,15 +202,15 @@ async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordin
 async def test_who_has_gone_on_is_not_led_back_by_a_late_answer(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
-    may_answer = threading.Event()
-    coordinator.answers["record_tokens"] = lambda _: (may_answer.wait(20), data.TokenPart(segments(), None, 12))[1]
+    coordinator.hold("record_tokens")
     async with opened(coordinator.state_dir, (120, 24)) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
         await screen.press("enter")
         await screen.shows("line 0")
         await screen.press("b", "a", "2")
-        may_answer.set()
+        await aeventually(lambda: coordinator.waiting("record_tokens"), what="the question")
+        coordinator.let_go("record_tokens")
         await screen.press("7", "enter", "2")
         await screen.shows("UNIT▲")
         await aeventually(lambda: not [each for each in screen.app.workers if each.group == "tokens"])
