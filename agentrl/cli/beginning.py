@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.cli.forgetting import remove_state
+from agentrl.cli.forgetting import finish_removals, remove_state
 from agentrl.cli.launch import Place
 from agentrl.cli.progress import Progress
 from agentrl.cli.proof import end, until_gone
@@ -86,6 +86,7 @@ class Beginning:
     @classmethod
     def make(cls, place: Place, file: Path | None, sets: tuple[str, ...], *, elsewhere: Path | None) -> Beginning:
         """Make the run of that place where there is none yet."""
+        finish_removals(paths.home())
         new_dir = not place.run_dir.exists()
         # What a directory of before holds besides is not ours to remove, nor a link to one that is not mounted now.
         new_run = not os.path.lexists(place.state_dir) and not (elsewhere and os.path.lexists(elsewhere))

@@ -1,10 +1,12 @@
 """The verb runs forget: remove what a run that is down has left on this host.
 
-Invariant: nothing of a run is removed while a process of it may live; logs and results in the run directory stay.
+Invariants: nothing of a run is removed while a process of it may live; logs and results in the run directory stay; a
+removal that was killed is finished by the next command that makes or removes a run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
@@ -14,6 +16,8 @@ import typer
 
 from agentrl.cli.verbs import Cli, DryRun, Yes
 from agentrl.errors import ConflictError, DiskError, ExitCode
+
+_FORGOTTEN = ".forgotten"
 
 
 async def forget(
@@ -29,6 +33,7 @@ async def forget(
     from agentrl.config import paths
     from agentrl.protocol.danger import Effect, tier_of
 
+    finish_removals(paths.home())
     state_dir = state_of(name)
     run = next((run for run in paths.list_runs() if run.name == name), None)
     uuid = run.uuid if run is not None else ""
@@ -69,13 +74,37 @@ async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
 
 
 def remove_state(state_dir: Path) -> None:
-    """The name goes first, so that nobody finds a half of it."""
+    """The name goes first, so that nobody finds a half of it; a link to another place goes last, and leads there."""
     place = state_dir.resolve()
-    if state_dir.is_symlink():
-        state_dir.unlink()
-    going = place.with_name(f".{place.name}.forgotten")
+    going = _going(place)
     try:
+        _remove(going)
         place.rename(going)
-        shutil.rmtree(going)
+        _remove(going)
+        if state_dir.is_symlink():
+            state_dir.unlink()
     except OSError as failed:
         raise DiskError(f"{failed.filename or going} cannot be removed: {failed.strerror}.") from failed
+
+
+def finish_removals(home: Path) -> None:
+    """Go on with what a removal that was killed has left. What cannot be removed stays: it is in nobody's way."""
+    with contextlib.suppress(OSError):
+        for found in list(home.iterdir()):
+            going = _going(found.resolve()) if found.is_symlink() and not found.exists() else found
+            if going.name.startswith(".") and going.name.endswith(_FORGOTTEN) and going.is_dir():
+                with contextlib.suppress(OSError):
+                    _remove(going)
+                    if going is not found:
+                        found.unlink()
+
+
+def _going(place: Path) -> Path:
+    return place.with_name(f".{place.name}{_FORGOTTEN}")
+
+
+def _remove(directory: Path) -> None:
+    """Two may do so at once: what one does not find any more, the other has removed."""
+    while directory.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)

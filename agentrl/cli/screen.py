@@ -17,7 +17,7 @@ from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
 from agentrl.words.amounts import counted
-from agentrl.words.rows import story, up_for
+from agentrl.words.rows import stands_since, story, up_for
 
 _WIDE = 120
 _STYLE = {
@@ -128,7 +128,8 @@ def _units(units: list[UnitRow], now: float, width: int) -> RenderableType:
             output.size(row.rss_bytes) if row.rss_bytes else "",
         ]
         place: list[object] = [row.host, str(row.pid or "")] if wide else []
-        cells: list[object] = [row.unit, _state(COMPLETED if row.done else row.state), output.since(row.since_at, now)]
+        state = _state(COMPLETED if row.done else row.state)
+        cells: list[object] = [row.unit, state, output.since(stands_since(row), now)]
         cells += [*place, *measured]
         rows.append([*cells, story(row, now)])
     numbers = ("since", "life", "died", "cpu", "memory", "pid")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.forgetting import refuse_if_up
+from agentrl.cli.forgetting import finish_removals, refuse_if_up
 from agentrl.cli.verbs import Cli, DryRun
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, RefusedError, ToldError, UsageError
 from agentrl.words.amounts import counted
@@ -41,6 +41,7 @@ async def wipe(
     from agentrl.config import paths
     from agentrl.protocol.danger import Effect, tier_of
 
+    finish_removals(paths.home())
     state_dir = state_of(name)
     run = paths.read_run(state_dir)
     if run is None or run.broken or not run.run_dir:

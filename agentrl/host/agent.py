@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
-from agentrl.host import adoption, cgroups, environment, lives, stats
+from agentrl.host import adoption, cgroups, environment, lives, proc, stats
 from agentrl.host.answers import Answers
 from agentrl.host.guardian import Guardian
 from agentrl.host.ledger import Ledger
@@ -152,6 +152,7 @@ class Agent:
             facts=stats.facts(self.cgroups),
             inventory=inventory,
             state_dir=str(self.home.state_dir),
+            agent_age_s=proc.age_s(self._rounds.own_start_ticks),
         )
         if len(wire.encode(hello)) <= _HELLO_BYTES:
             return hello

@@ -85,6 +85,11 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
+def age_s(start_ticks: int) -> float:
+    """How long a process that started then lives by now."""
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S)
+
+
 def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 

@@ -22,7 +22,7 @@ from agentrl.host.trees import Snapshot, Tree
 from agentrl.protocol.messages import HostFacts, ProcessInfo, UnitStats
 
 # A process may still change its environment by exec shortly after it was forked; older ones are read once.
-_SETTLED_TICKS = 10 * proc.TICKS_PER_S
+_SETTLED_S = 10.0
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -213,10 +213,6 @@ class Strays:
         ours = marks.get(proc.MARK_RUN) == self.run.encode() and marks.get(proc.MARK_HOST) == self.host.encode()
         name = marks.get(proc.MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
         stat = proc.read_stat(pid)
-        if stat is not None and _uptime_ticks() - stat.start_ticks > _SETTLED_TICKS:
+        if stat is not None and proc.age_s(stat.start_ticks) > _SETTLED_S:
             self._marks[pid] = (stat.start_ticks, name)
         return name
-
-
-def _uptime_ticks() -> int:
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * proc.TICKS_PER_S)

@@ -255,22 +255,21 @@ class Database:
                 raise
         known = await made.index_information()
         for index in indexes:
-            name, keys = index.document["name"], list(index.document["key"].items())
-            if name in known and known[name]["key"] != keys:
-                await made.drop_index(name)
+            if index.document["name"] in known and not _is_known(index, known):
+                await made.drop_index(index.document["name"])
         await made.create_indexes(indexes)
 
-    async def drop_indexes(self, collection: str, names: Sequence[str]) -> None:
-        """Those of these names that are there; several may do so at once."""
-        await self._repeated(collection, lambda: self._drop_indexes(collection, names))
+    async def drop_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
+        """Those that are there with these names and keys; several may do so at once."""
+        await self._repeated(collection, lambda: self._drop_indexes(collection, indexes))
 
-    async def _drop_indexes(self, collection: str, names: Sequence[str]) -> None:
+    async def _drop_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
         known = await self._collection(collection).index_information()
-        for name in names:
-            if name not in known:
+        for index in indexes:
+            if not _is_known(index, known):
                 continue
             try:
-                await self._collection(collection).drop_index(name)
+                await self._collection(collection).drop_index(index.document["name"])
             except pymongo.errors.OperationFailure as refused:
                 # Several units begin at once, and another one was faster.
                 if refused.code != _NO_SUCH_INDEX:
@@ -390,3 +389,9 @@ def _there_before(partly: pymongo.errors.BulkWriteError) -> list[Any]:
     if details.get("writeConcernErrors") or any(error.get("code") != _DUPLICATE_KEY for error in errors):
         raise partly
     return [error["op"]["_id"] for error in errors]
+
+
+def _is_known(index: IndexModel, known: Plain) -> bool:
+    """Whether the server has an index of that name and those keys."""
+    found = known.get(index.document["name"])
+    return found is not None and found["key"] == list(index.document["key"].items())

@@ -93,18 +93,24 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Chunk": [_index("document", "document field index")],
 }
 
-RETIRED: dict[str, tuple[str, ...]] = {
-    "Task": ("ready",),
-    "Record": ("newest", "claims", "owned", "followed"),
-    "DispatchedSamplingTask": ("status",),
-    "ToolCall": ("status",),
-    "Service": ("kind",),
+RETIRED: dict[str, list[IndexModel]] = {
+    "Task": [_index("ready", "status admitted_order")],
+    "Record": [
+        _index("newest", "created_at _id"),
+        IndexModel([("created_at", -1), ("_id", 1)], name="newest"),
+        _index("claims", "status order seat"),
+        _index("owned", "owner status"),
+        _index("followed", "status followed"),
+    ],
+    "DispatchedSamplingTask": [_index("status", "status")],
+    "ToolCall": [_index("status", "status")],
+    "Service": [_index("kind", "kind state seen_at")],
 }
-"""Those of former versions of ours, by name. No other index is ever dropped: it is somebody else's."""
+"""Those of former versions of ours, by name and keys. No other index is ever dropped: it is somebody else's."""
 
 
 async def ensure(database: Database) -> None:
     for collection, indexes in INDEXES.items():
         await database.create_indexes(collection, indexes)
-    for collection, names in RETIRED.items():
-        await database.drop_indexes(collection, names)
+    for collection, indexes in RETIRED.items():
+        await database.drop_indexes(collection, indexes)

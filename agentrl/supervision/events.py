@@ -94,6 +94,8 @@ class HostConnected(Event, frozen=True):
     host: str
     facts: HostFacts
     inventory: tuple[UnitOnHost, ...]
+    age_s: float = 0.0
+    """How long its agent lives."""
 
 
 class HostSilent(Event, frozen=True):

@@ -95,6 +95,12 @@ class Leases:
         lease.heard = now
         lease.phase, lease.phase_began, lease.at_most_s = phase, now - age_s, at_most_s
 
+    def progress(self, name: str, now: float, *, progress: int, age_s: float) -> None:
+        """The peer told how far it is, and when it last got on: nobody may have been there to see that."""
+        lease = self._leases.get(name)
+        if lease is not None:
+            lease.progress, lease.progressed = progress, now - age_s
+
     def extend_all(self, by_s: float) -> None:
         """The judge was late by so much: nobody is to pay for it."""
         for lease in self._leases.values():

@@ -120,7 +120,7 @@ class Supervisor:
     # ---- hosts ----
 
     def _host_connected(self, event: events.HostConnected, now: float) -> None:
-        self.state.hosts[event.host] = HostState(event.host, event.facts, True, now)
+        self.state.hosts[event.host] = HostState(event.host, event.facts, True, self._up_since(event, now))
         self._life.out.append(Publish("host", event.host))
         self._life.recheck_pending()
         on_host = {(entry.unit, entry.incarnation): entry for entry in event.inventory}
@@ -136,6 +136,13 @@ class Supervisor:
             for ghost in slot.ghosts:
                 if ghost.host == event.host and (slot.unit, ghost.incarnation) not in on_host:
                     self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
+
+    def _up_since(self, event: events.HostConnected, now: float) -> float:
+        """As long as its agent lives, unless it was silent: that it says hello again is no news of the host."""
+        known, began = self.state.hosts.get(event.host), now - event.age_s
+        if known is None:
+            return began
+        return max(known.since, began) if known.connected else now
 
     def _found(self, slot: Slot, entry: UnitOnHost, now: float, dice: float) -> None:
         """The host's ledger has the present incarnation."""

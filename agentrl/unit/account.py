@@ -75,6 +75,8 @@ class Account:
         self.weights: int | None = None
         self.serving = ""
         self.progress = 0
+        self._progressed = clock()
+        """Or began."""
         self.revision = 0
         """Raised by every write that belongs into a report."""
         self.loop_turned: float | None = None
@@ -106,6 +108,7 @@ class Account:
     def tick(self, count: int = 1) -> None:
         with self._lock:
             self.progress += count
+            self._progressed = self._clock()
             self._touch_phases()
 
     def touch(self) -> None:
@@ -192,6 +195,8 @@ class Account:
                 phase=phase.name if phase else "",
                 phase_age_s=max(0.0, now - phase.touched) if phase else 0.0,
                 at_most_s=phase.at_most_s if phase else None,
+                progress=self.progress,
+                progress_age_s=max(0.0, now - self._progressed),
                 weights=self.weights,
                 serving=self.serving,
                 paused=paused,

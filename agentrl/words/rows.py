@@ -48,6 +48,11 @@ def story(row: UnitRow, now: float) -> str:
     return " · ".join([*parts, *later])
 
 
+def stands_since(row: UnitRow) -> float:
+    """Since when it is in its state. One that is ready was so all along where it was only doubted, or out of sight."""
+    return row.ready_at if row.state is UnitState.READY and row.ready_at else row.since_at
+
+
 def up_for(run: RunRow, now: float) -> str:
     """How long it is up since it was last brought up; empty if it is down."""
     # Recordings of before do not tell it.

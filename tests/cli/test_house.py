@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from agentrl.cli.forgetting import remove_state
 from agentrl.client.living import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
@@ -57,6 +59,42 @@ def test_a_run_that_is_down_is_forgotten_once_somebody_says_so(shell: Shell, mon
     assert not fast.exists()
     assert sorted(entry.name for entry in shell.home.iterdir()) == ["kept"]
     assert shell("runs", "forget", "old", "--yes", expect=ExitCode.UNKNOWN).err.startswith("agentrl: There is no run")
+
+
+@pytest.mark.parametrize("elsewhere", [None, "fast"])
+def test_a_removal_that_was_killed_is_finished_by_the_next_command(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, elsewhere: str | None
+) -> None:
+    monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
+    place = shell.home.parent / elsewhere if elsewhere else None
+    paths.create_run("old", shell.home.parent / "run", elsewhere=place)
+    going = paths.state_dir("old").resolve()
+
+    def killed(directory: Path) -> None:
+        (Path(directory) / paths.RUN_FILE).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_state(paths.state_dir("old"))
+    left = going.with_name(f".{going.name}.forgotten")
+    assert left.is_dir()
+    assert paths.list_runs() == []
+    # It is in nobody's way either: the same name can go again.
+    paths.create_run("old", shell.home.parent / "run", elsewhere=place)
+    remove_state(paths.state_dir("old"))
+    assert not left.exists()
+    assert list(shell.home.iterdir()) == []
+
+    left.mkdir()
+    if place is not None:
+        paths.state_dir("old").symlink_to(place)
+    away = shell.home / "away"
+    away.symlink_to(shell.home.parent / "disk" / "that-is-not-mounted")
+    shell("runs", "forget", "nosuch", expect=ExitCode.UNKNOWN)
+    assert not left.exists()
+    assert list(shell.home.iterdir()) == [away], "what leads to a disk that is away is nobody's remains"
 
 
 def test_a_run_of_which_something_lives_is_not_forgotten(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from agentrl.config.paths import RunFile
 from agentrl.control.books.board import PROGRESS_NEWS, Board, RunLife
 from agentrl.control.books.metrics import MemoryStory
+from agentrl.control.commands.stacks import called
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -181,3 +182,18 @@ def test_how_many_units_are_not_there_yet_or_still_there_is_said_in_a_sentence()
     board.state.run.up = False
     board.state.slots["web-1"].tree_gone = False
     assert board.run_row(*told).reason == "1 unit has not ended"
+
+
+def test_until_when_a_start_is_waited_for_is_not_said_to_be_the_last_word_where_it_is_not() -> None:
+    board = board_of(("web", ()), members=2)
+    for unit, speaks in (("web-0", True), ("web-1", False)):
+        slot = board.state.slots[unit]
+        slot.state, slot.timer, slot.spec = UnitState.STARTING, 300.0, GroupSpec("web", Role.SIDECAR, (), speaks=speaks)
+    told = [board.unit_row(slot, paused=False).next_what for slot in board.state.slots.values()]
+    assert told == ["is given up unless it gets on", "is given up unless ready"], "only who speaks can announce a phase"
+
+
+def test_the_file_of_stacks_is_called_after_who_was_asked_for() -> None:
+    asked = ("web-0", "api-0.7", "web-0", "db", "judge-0", "judge-1")
+    names = [called(asked[:count]) for count in (0, 1, 3, 6)]
+    assert names == ["all", "web-0", "web-0+api-0.7", "web-0+api-0.7+db+2-more"]

@@ -180,6 +180,7 @@ def test_the_stacks_of_all_units_come_into_one_file(run: Run) -> None:
     onscreen.recorded(run, ("3", "t", "enter"), "the stacks of all units", "✓ succeeded", "all-", once="stacks: ")
     one = run.cli("stacks", "ticker-0")["operation"]["result"]
     assert one["units"] == 1
+    assert Path(one["file"]).name.startswith("ticker-0-"), "who was asked for is seen without opening it"
 
 
 def test_memory_over_time_and_its_slope(run: Run) -> None:

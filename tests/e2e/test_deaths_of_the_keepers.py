@@ -21,13 +21,15 @@ UNITS = 30
 @pytest.fixture
 def many(run: Run) -> Run:
     run.unit("tick", "ticker", "--every", "0.05", count=6)
-    run.sidecar("web", ["sleep", "1000"], count=UNITS - 6)
+    run.unit("once", "ticker", "--every", "0.05", "--waits-for", "web-0", "--waits-s", "1000")
+    run.sidecar("web", ["sleep", "1000"], count=UNITS - 7)
     run.up()
     return run
 
 
 def test_a_dead_coordinator_is_restarted_and_adopts_everything(many: Run) -> None:
-    before, pid = many.units(), many.coordinator_pid()
+    eventually(lambda: many.unit_row("once-0").progress == 1)
+    before, pid, up_since = many.units(), many.coordinator_pid(), many.host().since_at
     many.kill(pid)
     eventually(lambda: many.run_row().coordinator_pid not in (0, pid))
 
@@ -43,6 +45,8 @@ def test_a_dead_coordinator_is_restarted_and_adopts_everything(many: Run) -> Non
         u: (r.incarnation, r.pid) for u, r in before.items()
     }
     eventually(lambda: many.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
+    assert abs(after["once-0"].progress_at - before["once-0"].progress_at) < 1.0, "it got on before, and not since"
+    assert abs(many.host().since_at - up_since) < 1.0, "its agent lives as long as it did"
     (death,) = eventually(lambda: incidents(many, "coordinator"), what="its death is an incident")
     assert (f"process {pid}" in death["what"], death["exit"]["signal"]) == (True, signal.SIGKILL)
     # What ends from now on is still known by its exit status: the agent is its parent.

@@ -112,3 +112,16 @@ def test_who_was_suspect_to_the_last_judge_is_found_well_by_the_next() -> None:
     leases.end("web-0")
     leases.begin("web-1", 110.0, Health.SUSPECT)
     assert healths(leases, 110.1 + DEAD_S - SUSPECT_S) == [Health.HUNG]
+
+
+def test_a_judge_that_came_back_goes_by_when_a_unit_got_on_and_not_by_its_own_return() -> None:
+    leases = Leases(SUSPECT_S, DEAD_S)
+    leases.begin("web-0", 1000.0)
+    leases.phase("web-0", 1000.0, phase="step", age_s=95.0, at_most_s=100.0)
+    leases.progress("web-0", 1000.0, progress=7, age_s=90.0)
+    leases.beat("web-0", 1001.0, progress=7)
+    lease = leases.get("web-0")
+    assert lease is not None
+    assert (lease.progressed, lease.phase_ends) == (910.0, 1010.0)
+    leases.beat("web-0", 1002.0, progress=8)
+    assert lease.progressed == 1002.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.protocol.messages import ExitStatus
+from agentrl.protocol.messages import ExitStatus, HostFacts
 from agentrl.supervision import events, restarts
 from agentrl.supervision.slots import Slot
 from tests.supervision.world import World, spec
@@ -153,3 +153,20 @@ def test_a_start_that_its_host_refuses_is_not_explained_by_an_end_of_before() ->
     assert slot.state == "starting"
     world.handle(events.SpawnFailed(unit="web-0", incarnation=slot.incarnation, reason="no such file", final=True))
     assert (slot.state, slot.last_exit) == ("fatal", None)
+
+
+def test_a_host_is_up_since_its_agent_began_whoever_heard_of_it_when() -> None:
+    world = World(hosts=())
+
+    def hello(age_s: float) -> float:
+        world.handle(events.HostConnected(host="a", facts=HostFacts(), inventory=(), age_s=age_s))
+        return world.now - world.supervisor.state.hosts["a"].since
+
+    assert hello(600.0) == 600.0, "this coordinator is new"
+    world.now += 50.0
+    assert hello(650.0) == 650.0, "it said hello again"
+    world.handle(events.HostSilent(host="a", for_s=20.0))
+    assert hello(650.0) == 0.0, "it was silent"
+    world.now += 5.0
+    assert hello(655.0) == 5.0
+    assert hello(2.0) == 2.0, "another agent"

@@ -55,6 +55,17 @@ def test_the_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
     assert report(account, clock.now).phase == ""
 
 
+def test_when_it_got_on_last_is_told_also_to_who_did_not_see_it() -> None:
+    clock = Clock()
+    account = Account(clock=clock)
+    clock.now += 3
+    assert report(account, clock.now).progress_age_s == 3, "nothing yet: counted from its begin"
+    account.tick(5)
+    clock.now += 40
+    told = report(account, clock.now)
+    assert (told.progress, told.progress_age_s) == (5, 40)
+
+
 def test_a_tick_restarts_the_deadlines_around_it() -> None:
     clock = Clock()
     account = Account(clock=clock)

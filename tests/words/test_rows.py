@@ -7,12 +7,12 @@ import msgspec
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
 from agentrl.words.amounts import counted
-from agentrl.words.rows import story, up_for
+from agentrl.words.rows import stands_since, story, up_for
 
 NOW = 1_000_000.0
 STARTING = UnitRow(
     "trainer-0", "trainer", "trainer", UnitState.STARTING, reason="starting on far", since_at=NOW - 20,
-    next_at=NOW + 580, next_what="is given up unless ready", phase="starting", phase_since_at=NOW - 15,
+    next_at=NOW + 580, next_what="is given up unless it gets on", phase="starting", phase_since_at=NOW - 15,
     status="warm-up: step 36 of 150",
 )  # fmt: skip
 
@@ -26,8 +26,8 @@ def at_work(phase: str, stands_s: float, status: str) -> str:
 
 
 def test_what_a_starting_unit_does_stands_before_a_deadline_that_is_far_off() -> None:
-    assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless ready in 9 min"
-    assert story(STARTING, NOW + 550) == "is given up unless ready in 30 s · warm-up: step 36 of 150"
+    assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless it gets on in 9 min"
+    assert story(STARTING, NOW + 550) == "is given up unless it gets on in 30 s · warm-up: step 36 of 150"
 
 
 def test_a_loop_that_begins_its_phase_with_every_round_does_not_count_from_zero() -> None:
@@ -53,3 +53,11 @@ def test_one_of_something_is_not_told_as_many() -> None:
         "0 kinds of tool errors", "1 kind of tool errors", "2 kinds of tool errors",
     ]  # fmt: skip
     assert counted(1, "failed calls") == "1 failed call"
+
+
+def test_a_unit_that_was_out_of_sight_is_ready_since_it_became_so() -> None:
+    row = msgspec.structs.replace(STARTING, ready_at=NOW - 10)
+    assert stands_since(row) == NOW - 20
+    back = msgspec.structs.replace(row, state=UnitState.READY, reason="its host is back", since_at=NOW - 1)
+    assert stands_since(back) == NOW - 10
+    assert stands_since(msgspec.structs.replace(back, state=UnitState.LOST)) == NOW - 1

@@ -19,7 +19,7 @@ from agentrl.protocol.rows import (
 )
 from agentrl.words import folding, waits
 from agentrl.words.amounts import age, counted, duration, moment, size
-from agentrl.words.rows import allowed, kind_of, knob_value, sentence
+from agentrl.words.rows import allowed, kind_of, knob_value, sentence, stands_since
 from tui.model import alarms, wording
 from tui.model.ink import Line, Span, Tone, folded, span, trend, wrapped
 from tui.model.mirror import Mirror
@@ -75,7 +75,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         (
             ("state", wording.state(row.state.value)),
             ("why", row.reason),
-            ("for", age(now - row.since_at) if row.since_at else ""),
+            ("for", age(now - stands_since(row)) if row.since_at else ""),
             ("next", due),
             ("says", row.status),
             ("phase", f"{row.phase}, for {age(now - row.phase_since_at)}{deadline}" if row.phase else ""),

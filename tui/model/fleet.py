@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from agentrl.protocol.rows import COMPLETED, HostRow, PulseRow, UnitRow, UnitState
 from agentrl.words.amounts import age
-from agentrl.words.rows import slot_order, story
+from agentrl.words.rows import slot_order, stands_since, story
 from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span, trend
 from tui.model.mirror import Mirror
@@ -54,7 +54,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
     return (
         Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
         Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
-        Column("since", "FOR", 5, lambda row, now: span(wording.ago(row.since_at, now)), _negative_since, True, 2),
+        Column("since", "FOR", 5, lambda row, now: span(wording.ago(stands_since(row), now)), _negative_since, True, 2),
         Column("host", "HOST", 12, lambda row, now: span(row.host), lambda row: row.host, rank=8),
         Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
         Column("life", "LIFE", 4, lambda row, now: span(row.incarnation or ""), lambda row: row.incarnation, True, 5),
@@ -79,7 +79,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
 
 
 def _negative_since(row: UnitRow) -> float:
-    return -row.since_at
+    return -stands_since(row)
 
 
 def _state(row: UnitRow, now: float) -> Span:

@@ -328,8 +328,10 @@ def _what_next(slot: Slot) -> tuple[str, float]:
     """What will happen to the unit by itself, and when."""
     if not slot.timer:
         return "", 0.0
+    # Whoever speaks may announce a phase that takes longer, and each progress in it begins that anew.
+    gets_on = slot.spec is not None and slot.spec.speaks
     what = {
-        UnitState.STARTING: "is given up unless ready",
+        UnitState.STARTING: "is given up unless it gets on" if gets_on else "is given up unless ready",
         UnitState.BACKOFF: "restart",
         UnitState.DRAINING: "SIGTERM",
         UnitState.STOPPING: "SIGKILL",

@@ -1,4 +1,4 @@
-"""The stacks of everything in one file.
+"""The stacks of everything, or of those that are asked for, in one file.
 
 Invariant: whoever does not answer is named in the file with the reason; the file is complete when its name is told.
 """
@@ -9,6 +9,7 @@ import asyncio
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.control.books.asks import Asks
@@ -20,6 +21,9 @@ from agentrl.errors import AgentrlError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.rows import OperationState
+
+_NAMED = 3
+"""Units that the name of the file has; the file names all."""
 
 
 class Stacks:
@@ -43,17 +47,17 @@ class Stacks:
 
     def collect(self, operation: Operation, args: commands.CollectStacks) -> None:
         operation.by_itself = True
-        task = asyncio.create_task(self._collect(operation, self._named(args)), name="stacks")
+        task = asyncio.create_task(self._collect(operation, self._named(args), called(args.units)), name="stacks")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _collect(self, operation: Operation, units: tuple[str, ...]) -> None:
+    async def _collect(self, operation: Operation, units: tuple[str, ...], name: str) -> None:
         operations, clock = self._context.operations, self._context.clock
         hosts = sorted({s.host for s in self._context.state.slots.values() if not s.tree_gone and s.host})
         parts = await asyncio.gather(*(self._of_host(host, units) for host in hosts))
         text = "\n".join([*parts, f"==== coordinator ====\n{_own_stacks()}"])
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock.now()))
-        path = Path(self._context.run.run_dir) / "stacks" / f"all-{stamp}.txt"
+        path = Path(self._context.run.run_dir) / "stacks" / f"{name}-{stamp}.txt"
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(path, text.encode(errors="replace"), mode=0o600, durable=False)
@@ -69,6 +73,14 @@ class Stacks:
         except AgentrlError as failed:
             return f"==== host {host}: {failed} ===="
         return "\n".join(f"==== unit {name} on {host} ====\n{text}" for name, text in sorted(report.stacks.items()))
+
+
+def called(asked: Sequence[str]) -> str:
+    """What the file is called after: who was asked for, as far as a name has room for them."""
+    first, more = tuple(dict.fromkeys(asked)), ""
+    if len(first) > _NAMED:
+        first, more = first[:_NAMED], f"+{len(first) - _NAMED}-more"
+    return f"{'+'.join(first) or 'all'}{more}"
 
 
 def _own_stacks() -> str:

@@ -58,7 +58,9 @@ class HostsDesk:
                 self._tails[entry.unit, entry.incarnation] = entry.tail
             elif entry.exit is None and context.supervisor.is_present(entry.unit, entry.incarnation):
                 self._lease_if_it_speaks(entry.unit)
-        context.happened(events.HostConnected(host=hello.host, facts=hello.facts, inventory=hello.inventory))
+        context.happened(
+            events.HostConnected(host=hello.host, facts=hello.facts, inventory=hello.inventory, age_s=hello.agent_age_s)
+        )
         log.info("host %s is here with %d ledger entries", hello.host, len(hello.inventory))
 
     def tell_times(self) -> None:

@@ -130,6 +130,8 @@ class UnitsDesk:
         was = facts.report
         facts.report, facts.reported = report, now
         context.leases.phase(known.name, now, phase=report.phase, age_s=report.phase_age_s, at_most_s=report.at_most_s)
+        if report.progress_age_s is not None:
+            context.leases.progress(known.name, now, progress=report.progress, age_s=report.progress_age_s)
         unit, incarnation = known.name, known.incarnation
         if report.ready and slot.state is UnitState.STARTING:
             context.happened(events.UnitReady(unit=unit, incarnation=incarnation))

@@ -23,6 +23,8 @@ class HostHello(Message, tag="host_hello", frozen=True):
     facts: HostFacts
     inventory: tuple[UnitOnHost, ...] = ()
     state_dir: str = ""
+    agent_age_s: float = 0.0
+    """How long this agent lives: a coordinator that comes back did not see it begin."""
 
 
 class HostBeat(Message, tag="host_beat", frozen=True):

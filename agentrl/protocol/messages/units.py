@@ -48,6 +48,9 @@ class UnitReport(Message, tag="unit_report", frozen=True):
     phase_age_s: float = 0.0
     at_most_s: float | None = None
     """The phase's deadline, counted from its begin or its last progress."""
+    progress: int = 0
+    progress_age_s: float | None = None
+    """How long ago it progressed last, or began: a coordinator that comes back did not see it."""
     waits: tuple[Wait, ...] = ()
     weights: int | None = None
     """The version of the weights it works with, where it has any."""
