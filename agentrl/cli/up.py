@@ -11,6 +11,7 @@ import dataclasses
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -371,7 +372,7 @@ def _arguments(loaded: Loaded) -> Apply:
 
 
 async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
-    """Units kept, started, replaced, stopped; settings changed; and who is not up at this moment."""
+    """Units kept, started, replaced, stopped; settings changed; and who is up and who is not at this moment."""
     from agentrl.cli import output
     from agentrl.cli.acts import exit_code, tell, unit_rows
     from agentrl.protocol.rows import UnitState
@@ -380,6 +381,7 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
     # Whoever came up may have died since: what is told is how things stand now. A suspect has not.
     up = (UnitState.READY, UnitState.SUSPECT)
     not_up = {name: unit for name, unit in wanted.items() if unit.state not in up and not unit.done}
+    by_role = Counter(unit.role for unit in wanted.values() if unit.state in up)
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
         code = ExitCode.UNHEALTHY
@@ -392,7 +394,7 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
     }
     if cli.json:
         states = {name: {"state": unit.state, "reason": unit.reason} for name, unit in sorted(not_up.items())}
-        document = {"operation": row, "effect": effect, **summary, "not_up": states}
+        document = {"operation": row, "effect": effect, **summary, "up": by_role, "not_up": states}
         (output.emit_line if line else output.emit)(document)
         return code
     tell(row, "up")
@@ -401,6 +403,8 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
             output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")
     for note in effect.notes:
         output.say(note)
+    if by_role:
+        output.say(f"up now: {', '.join(f'{role} {count}' for role, count in sorted(by_role.items()))}")
     _tell_who_is_not_up(cli, list(not_up.values()))
     return code
 

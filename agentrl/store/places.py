@@ -7,25 +7,23 @@ written here, or for a list of another kind or order, is refused with a sentence
 from __future__ import annotations
 
 import base64
-import binascii
+import zlib
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-import bson
-from bson.codec_options import CodecOptions
+import msgspec
 
 from agentrl.errors import UsageError
 from agentrl.filters.sorting import SortKey, values_of
 
 _BEGINS = "behind:"
 _FIRST_PAGE = "Begin at the first page."
-_AWARE: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
 
 def written(kind: str, keys: Sequence[SortKey], row: Mapping[str, Any]) -> str:
-    """What a shell takes as one word."""
-    place = bson.encode({"of": kind, "order": _order(keys), "values": values_of(keys, row)})
+    """What a shell takes as one word, as short as the values let it be."""
+    place = msgspec.msgpack.encode([_list(kind, keys), *map(_moment, values_of(keys, row))])
     return _BEGINS + base64.urlsafe_b64encode(place).decode().rstrip("=")
 
 
@@ -38,15 +36,27 @@ def read(text: str, kind: str, keys: Sequence[SortKey]) -> list[Any]:
     """The values behind which to go on. Raises UsageError."""
     coded = text.removeprefix(_BEGINS)
     try:
-        place = bson.decode(base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)), _AWARE)
-        of, order, values = str(place["of"]), str(place["order"]), list(place["values"])
-    except (binascii.Error, bson.errors.BSONError, ValueError, KeyError, TypeError):
+        place = base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4))
+        of, *values = msgspec.msgpack.decode(place, type=list[Any])
+    except (ValueError, RecursionError):
         raise UsageError("That is no place in a list, or not all of one.", hint=_FIRST_PAGE) from None
-    if (of, order) != (kind, _order(keys)) or len(values) != len(keys):
-        raise UsageError(f"That place is one in a list of {of} by {order}, not in this one.", hint=_FIRST_PAGE)
+    if of != _list(kind, keys) or len(values) != len(keys):
+        raise UsageError(
+            f"That place is one in another list or order, not in that of {kind} by {_order(keys)}.", hint=_FIRST_PAGE
+        )
     if not all(value is None or isinstance(value, str | int | float | datetime) for value in values):
         raise UsageError("That is no place in a list.", hint=_FIRST_PAGE)
     return values
+
+
+def _list(kind: str, keys: Sequence[SortKey]) -> int:
+    """Tells lists and orders apart."""
+    return zlib.crc32(f"{kind} by {_order(keys)}".encode())
+
+
+def _moment(value: Any) -> Any:
+    """Times are stored in UTC."""
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
 def _order(keys: Sequence[SortKey]) -> str:

@@ -136,6 +136,7 @@ def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: S
         "unit/web-1": rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.BACKOFF, reason=died),
         "unit/web-2": rows.UnitRow("web-2", "web", "sidecar", rows.UnitState.SUSPECT, reason="silent for 6 s"),
         "unit/job-0": rows.UnitRow("job-0", "job", "sidecar", rows.UnitState.STOPPED, done=True),
+        "unit/engine-0": rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY),
         "unit/old-0": rows.UnitRow("old-0", "old", "sidecar", rows.UnitState.STOPPED, desired=False),
     }
     file = str(run_file(shell, coordinator, tmp_path))
@@ -144,8 +145,10 @@ def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: S
     assert "web-0 is not up" not in said.err
     assert "job-0 is not up" not in said.err
     assert "old-0" not in said.err
+    assert said.out.endswith("up now: engine 1, sidecar 2\n")
     document = shell("up", file, "--json", expect=ExitCode.UNHEALTHY).json
     assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died}}
+    assert document["up"] == {"engine": 1, "sidecar": 2}, "a job that is done is neither"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY)
     assert shell("up", file, "--json").json["not_up"] == {}
 

@@ -276,7 +276,7 @@ async def test_a_page_goes_on_where_it_stood_whatever_became_of_its_last_row(db:
     assert [row["id"] for row in by_id.rows] == ["r2", "r5"], "what earlier versions gave"
 
 
-@pytest.mark.parametrize("after", ["behind:", "behind:AAAA", "behind:é", "behind:FgAAAA"])
+@pytest.mark.parametrize("after", ["behind:", "behind:AAAA", "behind:é", "behind:FgAAAA", "behind:3f____8"])
 async def test_what_is_no_place_in_a_list_is_refused(db: Database, after: str) -> None:
     with pytest.raises(UsageError, match="no place in a list"):
         await lists.page(db, "Record", after=after)
@@ -285,10 +285,22 @@ async def test_what_is_no_place_in_a_list_is_refused(db: Database, after: str) -
 async def test_a_place_in_another_list_or_order_is_refused(db: Database) -> None:
     await db.insert_many("Record", [{"_id": id, "task": id, "seat": number} for number, id in enumerate("ab")])
     place = (await lists.page(db, "Record", sort="seat", limit=1)).after
-    with pytest.raises(UsageError, match="a list of Record by seat,id, not in this one"):
+    with pytest.raises(UsageError, match="another list or order, not in that of Record by -started_at,-id"):
         await lists.page(db, "Record", after=place)
-    with pytest.raises(UsageError, match="a list of Record"):
+    with pytest.raises(UsageError, match="another list or order, not in that of Task by id"):
         await lists.page(db, "Task", sort="id", after=place)
+
+
+async def test_a_place_is_hardly_longer_than_what_it_carries(db: Database) -> None:
+    began = await db.now()
+    ids = [f"arithmetic/train/0/000017/1/{number}/1" for number in range(2)]
+    await db.insert_many(
+        "Record", [{"_id": id, "task": "t", "seat": n, "started_at": began} for n, id in enumerate(ids)]
+    )
+    place = (await lists.page(db, "Record", limit=1)).after
+    assert place is not None
+    assert len(place) <= len("behind:") + 4 / 3 * (len(ids[1]) + 20), "a time, the id, and which list it is"
+    assert [row["id"] for row in (await lists.page(db, "Record", after=place)).rows] == [ids[0]]
 
 
 async def test_indexes_of_earlier_versions_go_and_those_of_others_stay(db: Database) -> None:
