@@ -96,16 +96,19 @@ async def _stop(cli: Cli, client: Client, keepers: list[Living], *, now: bool) -
     args = Down(now=now)
     if not await agreed(cli, client, "down", args):
         return _UNWANTED
-    accepted: Accepted = await client.call("down", args)
     if not cli.wait:
+        accepted: Accepted = await client.call("down", args)
         report_accepted(cli, accepted)
         return _UNWANTED
     with Progress(cli) as progress:
-        return await _Ending(cli, client, keepers, progress).wait(accepted.operation)
+        return await _Ending(cli, client, keepers, progress).run(args)
 
 
 class _Ending:
-    """Waits for the end of a `down`, with Ctrl-C as the way to hurry it."""
+    """Sends a `down` and waits for its end, with Ctrl-C as the way to hurry it.
+
+    Units may be stopping before the answer is here, so Ctrl-C means the same from the moment of sending on.
+    """
 
     def __init__(self, cli: Cli, client: Client, keepers: list[Living], progress: Progress) -> None:
         self._cli = cli
@@ -114,11 +117,36 @@ class _Ending:
         self._progress = progress
         self._pressed: asyncio.Queue[None] = asyncio.Queue()
 
-    async def wait(self, operation: str) -> OperationRow | None:
+    async def run(self, args: Down) -> OperationRow | None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._pressed.put_nowait, None)
+        try:
+            return await self._wait(await self._accepted(args))
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _accepted(self, args: Down) -> str:
+        """The operation. One Ctrl-C meanwhile is answered afterwards; after two nobody waits for an answer."""
+        call: asyncio.Future[Accepted] = asyncio.ensure_future(self._client.call("down", args))
+        pressed = 0
+        try:
+            while not call.done():
+                key = asyncio.ensure_future(self._pressed.get())
+                awaited: set[asyncio.Future[Any]] = {call, key}
+                done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                pressed += key in done
+                key.cancel()
+                if pressed == 2 and not call.done():
+                    raise KeyboardInterrupt
+        finally:
+            call.cancel()
+        for _ in range(pressed):
+            self._pressed.put_nowait(None)
+        return call.result().operation
+
+    async def _wait(self, operation: str) -> OperationRow | None:
         # A coordinator ends itself as its last act: its answer may be lost, its end is seen.
-        gone: asyncio.Future[list[Living]] = loop.create_future()
+        gone: asyncio.Future[list[Living]] = asyncio.get_running_loop().create_future()
         if self._keepers:
             gone = asyncio.ensure_future(proof.until_gone(self._keepers))
         told = self._watch(operation)
@@ -134,7 +162,6 @@ class _Ending:
                 times += 1
                 told = await self._hurry(times, told)
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
             told.cancel()
             gone.cancel()
             await asyncio.gather(told, gone, return_exceptions=True)

@@ -22,7 +22,7 @@ from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.base import Args
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.danger import Effect, Tier
 from agentrl.words.rows import allowed
 from tests.cli.conftest import PROGRAM, Said, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
@@ -117,6 +117,45 @@ def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
     may_answer.set()
     assert said.code == ExitCode.INTERRUPTED
     assert "Nothing was started or changed." in said.err
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["late", "never"])
+def test_ctrl_c_means_the_same_while_a_down_is_still_on_its_way(
+    shell: Shell, coordinator: Scripted, answers: bool
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slow(args: Args) -> commands.Accepted:
+        asked.set()
+        may_answer.wait(60)
+        running = rows.OperationRow("down", "down", "down", "me", rows.OperationState.RUNNING, time.time())
+        coordinator._publish("op/down", running)
+        return commands.Accepted("down", Effect(), Tier.NONE)
+
+    coordinator.answers["down"] = slow
+    process = shell.start("down", "--yes")
+    assert process.stderr is not None
+    try:
+        assert asked.wait(60), "it was not asked"
+        process.send_signal(signal.SIGINT)
+        if answers:
+            may_answer.set()
+            assert "Ctrl-C once more kills" in process.stderr.readline()
+            assert process.poll() is None
+        else:
+            eventually(lambda: not _pending(process.pid, signal.SIGINT), what="it to have heard the first")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == ExitCode.INTERRUPTED
+    finally:
+        may_answer.set()
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def _pending(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = re.findall(r"^ShdPnd:\s*(\w+)", status, re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def run_file(shell: Shell, coordinator: Scripted, tmp_path: Path) -> Path:
