@@ -174,12 +174,18 @@ async def test_one_that_falls_silent_writes_its_stacks_and_is_replaced_and_the_n
         assert told(guardian) == [], "told once"
 
 
+def state_of(pid: int) -> str:
+    stat = proc.read_stat(pid)
+    return stat.state if stat is not None else ""
+
+
 async def test_one_that_was_stopped_is_continued_once_and_replaced_if_that_is_no_cure(folder: Path) -> None:
     async with guarding(folder, []) as guardian:
         first = int(await aeventually(lambda: pid_of(folder)))
         os.kill(first, signal.SIGSTOP)
+        await aeventually(lambda: state_of(first) == "T")
         guardian.heard(WELCOME, nobody_listens)
-        await aeventually(lambda: (stat := proc.read_stat(first)) is not None and stat.state == "S")
+        await aeventually(lambda: state_of(first) == "S")
         (trouble,) = told(guardian)
         assert (trouble.pid, trouble.exit) == (first, None)
         assert "stopped" in trouble.what

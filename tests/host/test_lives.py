@@ -57,7 +57,7 @@ async def test_the_same_incarnation_is_never_started_twice(bench: Bench, tmp_pat
         agent.receive(request)
         await aeventually(lambda: len(bench.sent.all(Spawned)) == 2)
         assert len({message.pid for message in bench.sent.all(Spawned)}) == 1
-        await aeventually(marker.exists)
+        await aeventually(lambda: marker.exists() and marker.read_text())
         agent.receive(KillTree("web-0", 1))
         await bench.sent.one(GroupEmpty)
         bench.sent.messages.clear()

@@ -12,9 +12,12 @@ SPEAKER = """
 import faulthandler, os, signal, time
 folder = os.environ['AGENTRL_RUN_DIR'] + '/stacks'
 os.makedirs(folder, exist_ok=True)
-file = open(folder + '/' + os.environ['AGENTRL_INCARNATION'] + '.txt', 'w')
+path = folder + '/' + os.environ['AGENTRL_INCARNATION'] + '.txt'
+file = open(path + '.draft', 'w')
 faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-def stand_here(): time.sleep(1000)
+def stand_here():
+    os.rename(path + '.draft', path)
+    time.sleep(1000)
 stand_here()
 """
 
