@@ -6,6 +6,7 @@ nothing of its run is left on this machine, or the test fails.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from agentrl.client.blocking import BlockingClient
 from agentrl.client.core import Client
 from agentrl.config.times import SupervisionTimes
 from agentrl.errors import ExitCode
+from agentrl.host import proc
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow
 from tests import preloaded
 from tests.waiting import eventually
@@ -113,7 +115,8 @@ class Run:
         return self._client
 
     def rows(self) -> dict[str, Any]:
-        return dict(self.client.snapshot().rows)
+        # Patient, because many a test asks while it waits for the next coordinator to come up.
+        return dict(self.client.snapshot(deadline_s=PATIENCE_S).rows)
 
     def units(self) -> dict[str, UnitRow]:
         return {r.unit: r for r in self.rows().values() if isinstance(r, UnitRow)}
@@ -167,29 +170,23 @@ class Run:
         """Everything that carries the run's mark."""
         if not (self.state_dir / "run.json").exists():
             return []
-        uuid, found = self.uuid(), []
+        uuid, found = self.uuid().encode(), []
         for process in psutil.process_iter():
-            try:
-                if process.environ().get("AGENTRL_RUN") == uuid and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if marks(process).get(proc.MARK_RUN) == uuid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
         return found
 
     def lives_of(self, unit: str) -> set[str]:
         """Incarnations of a unit that are alive now."""
-        lives = set()
-        for process in self.processes():
-            try:
-                name = process.environ().get("AGENTRL_INCARNATION", "")
-            except psutil.NoSuchProcess:
-                continue
-            if name.rpartition(".")[0] == unit:
-                lives.add(name)
-        return lives
+        names = {marks(process).get(proc.MARK_INCARNATION, b"").decode() for process in self.processes()}
+        return {name for name in names if name.rpartition(".")[0] == unit}
 
     def alive(self, pid: int) -> bool:
-        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        try:
+            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
@@ -216,10 +213,16 @@ class Run:
         else:
             said = "never up"
         left = self.processes()
-        named = [(process.pid, process.cmdline()) for process in left if process.is_running()]
+        named = [(process.pid, proc.command(process.pid)) for process in left]
         for process in left:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         assert not left, f"left behind: {named}; down said: {said}"
+
+
+def marks(process: psutil.Process) -> dict[bytes, bytes]:
+    """As the product reads them: one that becomes another program at this moment has its marks all the same."""
+    return proc.marks(process.pid) or {}
 
 
 def running(tmp_path: Path, name: str, factor: float = 0.1) -> Iterator[Run]:

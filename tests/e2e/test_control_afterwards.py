@@ -15,6 +15,7 @@ from tests.waiting import PATIENCE_S, eventually
 def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
     run.sidecar("web", ["sh", "-c", "echo a last word from $AGENTRL_INCARNATION; exec sleep 1000"])
     run.up()
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the first life")
     run.kill(run.unit_row("web-0").pid)
     run.wait_incarnation("web-0", above=1)
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the second life")

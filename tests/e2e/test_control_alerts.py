@@ -83,13 +83,15 @@ def show(run: Run, name: str, numbers: dict[str, str]) -> None:
     draft.replace(run.dir / name)
 
 
+def written(path: Path) -> str:
+    """By a sink; none has to be through before another."""
+    return path.read_text() if path.exists() else ""
+
+
 def pages(run: Run, what: str, id: str) -> list[Any]:
     """What the file sink got."""
-    try:
-        lines = (run.dir / "pages.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    found = [json.loads(line) for line in lines]
+    whole, _, _ = written(run.dir / "pages.jsonl").rpartition("\n")
+    found = [json.loads(line) for line in whole.splitlines()]
     return [each for each in found if (each["what"], each["alert"]["id"]) == (what, id)]
 
 
@@ -130,8 +132,8 @@ def test_a_healthy_run_is_silent(run: Run) -> None:
 
 
 def test_a_number_that_goes_wrong_pages_with_evidence_and_a_command(run: Run) -> None:
-    show(run, "judge", ILL)
     wrong = time.time()
+    show(run, "judge", ILL)
     row = alert(run, REWARD, "firing")
     assert row["severity"] == "page"
     assert row["sentence"] == "The reward of judge-0 fell to 0.0625."
@@ -144,7 +146,7 @@ def test_a_number_that_goes_wrong_pages_with_evidence_and_a_command(run: Run) ->
     assert page["alert"]["evidence"]
     assert (page["run"], page["uuid"]) == (run.name, run.uuid())
     line = f"firing {REWARD} agentrl pause judge-0\n"
-    eventually(lambda: line in (run.dir / "told").read_text(), what="the command to have been told")
+    eventually(lambda: line in written(run.dir / "told"), what="the command to have been told")
     status = run.cli("status")
     assert [each["id"] for each in status["alerts"]] == [REWARD]
     assert run.raw("status", "--check").returncode == ExitCode.UNHEALTHY
@@ -194,8 +196,10 @@ def test_what_nobody_has_cannot_be_acknowledged_and_leaves_no_trace(run: Run) ->
 def test_a_new_coordinator_knows_what_fired_and_who_is_on_it(run: Run) -> None:
     before = {each["id"]: each for each in run.cli("alerts", "list")}
     assert {id: each["state"] for id, each in before.items()} == {REWARD: "acknowledged", QUEUE: "firing"}
+    former = run.coordinator_pid()
+    run.kill(former)
+    eventually(lambda: not run.alive(former), what="the end of the former")
     heard = len(pages(run, "repeated", QUEUE))
-    run.kill(run.coordinator_pid())
     eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard, what="the new one to go on")
     after = {each["id"]: each for each in run.cli("alerts", "list")}
     for same in ("state", "since_at", "acknowledged_by", "sentence"):
@@ -236,8 +240,7 @@ def test_the_dead_man_ping_stops_when_nobody_watches_any_more(run: Run) -> None:
 
     first = alive.read_text()
     eventually(lambda: alive.read_text() != first and age_s() < 1, what="pings to go on")
-    run.kill(run.agent_pid())
-    run.kill(run.coordinator_pid())
+    run.kill_keepers()
     eventually(lambda: age_s() > 10 * PINGS_EVERY_S, what="the pings to stop")
     assert run.lives_of("tick-0"), "the units work on"
     run.up()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from agentrl.errors import ConfigError
 from agentrl.protocol.rows import IncidentRow, OperationRow, OperationState, RunRow, UnitRow, UnitState
 from agentrl.protocol.wire import decode_row
 from agentrl.recording.reader import Recording
@@ -25,7 +26,10 @@ def rows_at(recording: Recording, at: float) -> dict[str, object]:
 def ready_at(recordings: Path, unit: str) -> float | None:
     """A moment at which the recording shows it ready."""
     now = time.time()
-    row = rows_at(Recording.open(recordings), now).get(unit)
+    try:
+        row = rows_at(Recording.open(recordings), now).get(unit)
+    except ConfigError:
+        return None  # nothing was written yet
     return now if isinstance(row, UnitRow) and row.state is UnitState.READY else None
 
 

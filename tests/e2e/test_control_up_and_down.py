@@ -91,7 +91,7 @@ def test_up_again_keeps_what_is_equal_and_replaces_only_what_changed(run: Run) -
         "other-0": 2,
     }
     assert (now["same-0"].pid, now["same-1"].pid) == (pids["same-0"], pids["same-1"])
-    assert psutil.Process(now["other-0"].pid).environ()["COLOUR"] == "blue"
+    eventually(lambda: psutil.Process(now["other-0"].pid).environ().get("COLOUR") == "blue", what="its own variable")
 
     # A second coordinator for the same state directory is refused, and the first one goes on.
     second = subprocess.run(
@@ -195,11 +195,18 @@ def test_down_during_up_wins(run: Run) -> None:
 
 
 def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
-    run.sidecar("deaf", DEAF, count=2, term_grace_s=4.0)
+    run.sidecar("deaf", DEAF, count=2, term_grace_s=600.0)
     run.up()
+    before = run.units().values()
     down = run.start("down", "--yes", "--json")
-    eventually(lambda: set(units_of(run).values()) == {"stopping"})
-    run.up()
+    eventually(lambda: {(row.state, row.desired) for row in run.units().values()} == {("stopping", False)})
+    up = run.start("up", str(run.file), "--json")
+    eventually(lambda: all(row.desired for row in run.units().values()), what="the run to be wanted again")
+    # Only now their graces are over, whatever the machine's pace.
+    for row in before:
+        run.kill(row.pid)
+    code, out, err = ended(up)
+    assert code == 0, f"{code} {out} {err}"
     states = {name: (row.state, row.incarnation) for name, row in run.units().items()}
     assert states == {"deaf-0": ("ready", 2), "deaf-1": ("ready", 2)}
     code, out, err = ended(down)
