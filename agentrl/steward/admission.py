@@ -1,9 +1,9 @@
 """What may be sampled now: whole groups, in a mix of environments, as far as the formula allows.
 
-Invariants: the queue is read before anything is counted, and a Task that somebody else admitted ends the turn, so two
-stewards never admit into the same capacity; evaluation and probes are outside of it; the mix depends on the place in
-the order of admission and on nothing else. An environment of which a tool server cannot be used waits with everything
-that it has queued: what would be admitted could only fail.
+Invariants: the place in the order is read before anything is counted, and each is given once, so of two stewards that
+counted the same capacity only one admits into it; evaluation and probes are outside of it; the mix depends on the place
+in the order of admission and on nothing else. An environment of which a tool server cannot be used waits with
+everything that it has queued: what would be admitted could only fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     hold = rules.hold or str(told.get("hold", ""))
     order = await tasks.last_order(database) + 1
     queue = [] if hold else await _queue(database, rules, held, order)
-    # Behind the queue: what another steward admitted by now is either not in it, or is lost to us here below.
+    # Behind the place: what another steward has admitted by now counts, or has taken the place.
     counted = await counts.of_admission(database)
     rooms = _rooms(rules, told, counted)
     granted = admission.granted((rooms[task.environment], rules.n) for task in queue)

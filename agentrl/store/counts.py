@@ -1,9 +1,9 @@
 """What admission counts, by query; nothing here is ever accumulated.
 
 Invariants: Tasks are read before Records, so a Task that was admitted before the look counts with its seats or with its
-Records; one of which the Records are not all there yet counts as if they were. So two stewards that count one after the
-other admit into the same capacity only where one opens a failed seat anew between two looks of the other: then there is
-a group too many, and nothing is lost.
+Records; one of which the Records are not all there yet counts as if they were. A seat that had failed, and that another
+steward opens anew between the second look and the third, is in none of them: then there may be a group too many, and
+nothing is lost.
 
 It is asked several times a second, so every question is one that the server plans once and answers from an index: an
 `$or` over both of those about Records takes it three times as long as they do.

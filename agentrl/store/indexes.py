@@ -12,7 +12,7 @@ from typing import Any
 from pymongo import IndexModel
 
 from agentrl.policies.states import HOLDS_SEAT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
-from agentrl.store.database import Database
+from agentrl.store.database import AlreadyThereError, Database, Plain
 
 
 def _index(name: str, keys: str, **options: Any) -> IndexModel:
@@ -28,7 +28,8 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Task": [
         # Admission: what is queued of an environment, in its order. Counting: what is in a status for a purpose.
         _index("queue", "status purpose environment epoch place"),
-        _index("order", "admitted_order"),
+        # Whoever admits takes a place that nobody has: who counted before somebody else admitted does not get it.
+        _index("places", "admitted_order", unique=True, partialFilterExpression={"admitted_order": {"$gt": 0}}),
         _index("in_order", "status admitted_order _id"),
         _index("evaluations", "version purpose status"),
         _index("seating", "seating", partialFilterExpression={"seating": True}),
@@ -94,7 +95,7 @@ INDEXES: dict[str, list[IndexModel]] = {
 }
 
 RETIRED: dict[str, list[IndexModel]] = {
-    "Task": [_index("ready", "status admitted_order")],
+    "Task": [_index("ready", "status admitted_order"), _index("order", "admitted_order")],
     "Record": [
         _index("newest", "created_at _id"),
         IndexModel([("created_at", -1), ("_id", 1)], name="newest"),
@@ -111,6 +112,26 @@ RETIRED: dict[str, list[IndexModel]] = {
 
 async def ensure(database: Database) -> None:
     for collection, indexes in INDEXES.items():
-        await database.create_indexes(collection, indexes)
+        try:
+            await database.create_indexes(collection, indexes)
+        except AlreadyThereError:
+            if collection != "Task":
+                raise
+            await _tell_places_apart(database)
+            await database.create_indexes(collection, indexes)
     for collection, indexes in RETIRED.items():
         await database.drop_indexes(collection, indexes)
+
+
+async def _tell_places_apart(database: Database) -> None:
+    """Two stewards of a former version may have given the same place; all but one of them get others, at the end. Who
+    does so at the same moment does the same."""
+    given = {"$match": {"admitted_order": {"$gt": 0}}}
+    tasks: Plain = {"_id": "$admitted_order", "tasks": {"$push": "$_id"}}
+    places = await database.aggregate("Task", [given, {"$group": tasks}, {"$sort": {"_id": 1}}])
+    last = max((place["_id"] for place in places), default=0)
+    for place in places:
+        for task in sorted(place["tasks"])[1:]:
+            last += 1
+            had = {"_id": task, "admitted_order": place["_id"]}
+            await database.update_one("Task", had, {"$set": {"admitted_order": last}})

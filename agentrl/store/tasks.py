@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.policies import groups
 from agentrl.policies.states import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
-from agentrl.store.database import Database, Plain
+from agentrl.store.database import AlreadyThereError, Database, Plain
 from agentrl.store.documents import TRAINS, Record, Task, load, load_if, record_id, to_bson
 from agentrl.store.updates import NOW, from_now, setting
 
@@ -48,7 +48,8 @@ async def admit(
     first_order: int | None = None,
 ) -> int:
     """Admit queued Tasks one after the other, and open their seats. Answers how many: it ends at the first that
-    somebody else had before, or that is another round by now. `first_order`: the place of the first one."""
+    somebody else had before, or that is another round by now, and where somebody else has taken the place in the order.
+    `first_order`: the place of the first one."""
     order = first_order or await last_order(database) + 1
     admitted: list[Task] = []
     for task in tasks:
@@ -67,7 +68,10 @@ async def admit(
         }
         queued = {"_id": task.id, "status": TaskStatus.QUEUED, "round": task.round}
         update = setting(frozen, admitted_at=NOW, deadline_at=from_now(deadline_s), closed_at=None)
-        won = await database.find_one_and_update("Task", queued, update, projection=_SEATS_FOLLOW_FROM)
+        try:
+            won = await database.find_one_and_update("Task", queued, update, projection=_SEATS_FOLLOW_FROM)
+        except AlreadyThereError:
+            break
         if won is None:
             break
         admitted.append(load(Task, won))
@@ -76,7 +80,7 @@ async def admit(
 
 
 async def last_order(database: Database) -> int:
-    """The greatest place in the order of admission that was given. Two may get the same; the id tells them apart."""
+    """The greatest place in the order of admission that was given; each is given once."""
     newest = await database.find_one(
         "Task", {"admitted_order": {"$gt": 0}}, sort=[("admitted_order", -1)], projection=["admitted_order"]
     )

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.policies.admission import Counts
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import StepStatus, TaskStatus
 from agentrl.steward import admission, attempts, closing, epochs, expiry
@@ -34,9 +35,9 @@ from agentrl.store import (
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Row
-from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, Task, ToolCall, call_id, load, tool_call_id
 from agentrl.store.trajectories import Writer
-from tests.store.flow import claim_one, commit, end, ready_tasks, run_group, sampler, step_of
+from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, run_group, sampler, step_of
 
 
 def rows(count: int, *, prefix: str = "item") -> list[Row]:
@@ -117,6 +118,32 @@ async def test_two_stewards_at_once_admit_no_more_than_one(db: Database) -> None
     assert await db.count("Task", {"status": "admitted"}) == 4
     assert await db.count("Task", {}) == 100
     assert (await accounting.account(db)).problems == ()
+
+
+@pytest.mark.parametrize("other", ["shop", "bank"])
+async def test_what_another_steward_admits_after_the_count_is_not_admitted_over(
+    db: Database, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Also where the two of them would take from different environments, so that neither has the other's task."""
+    both = rules(
+        environments={"shop": EnvironmentRules(), "bank": EnvironmentRules()}, max_in_flight=4, groups=1, bound=0
+    )
+    for environment in both.environments:
+        await queue(db, 1, environment=environment)
+    count, (theirs,) = counts.of_admission, await db.find("Task", {"environment": other})
+
+    async def overtaken(database: Database) -> Counts:
+        counted = await count(database)
+        assert await admit(database, load(Task, theirs))
+        return counted
+
+    monkeypatch.setattr(counts, "of_admission", overtaken)
+    assert (await admission.admit(db, both)).groups == 0
+    assert await db.count("Task", {"status": "admitted"}) == 1
+    monkeypatch.undo()
+    await db.update_one("Task", {"_id": theirs["_id"]}, {"$set": {"status": "dead"}})
+    await db.delete_many("Record", {})
+    assert (await admission.admit(db, both)).groups == 1, "the next turn has another place"
 
 
 @pytest.mark.parametrize("chance", [1, 2, 3])

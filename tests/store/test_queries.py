@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -318,6 +319,18 @@ async def test_indexes_of_earlier_versions_go_and_those_of_others_stay(db: Datab
     assert not wanted & {(kind, name) for kind, each in indexes.RETIRED.items() for name in _names(each)}
     for name in ("owned", "somebody_elses"):
         await db._database["Record"].drop_index(name)
+
+
+async def test_places_that_a_former_version_gave_twice_are_told_apart(db: Database) -> None:
+    here = db._database["Task"]
+    await here.drop_index("places")
+    given = {"a": 1, "b": 2, "c": 2, "d": 2, "e": 3, "f": 0, "g": 0}
+    await db.insert_many("Task", [{"_id": id, "admitted_order": place} for id, place in given.items()])
+    await asyncio.gather(indexes.ensure(db), indexes.ensure(db))
+    found = {task["_id"]: task["admitted_order"] for task in await db.find("Task", {})}
+    assert found == given | {"c": 4, "d": 5}
+    with pytest.raises(database.AlreadyThereError):
+        await db.update_one("Task", {"_id": "f"}, {"$set": {"admitted_order": 3}})
 
 
 def _names(found: list[IndexModel]) -> list[str]:
