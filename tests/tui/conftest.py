@@ -21,6 +21,9 @@ from tui.connection import Connection
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[/INST] [red]\u202eevil 界界 \r\n" + "x" * 5000
 SIZES = ((80, 24), (120, 40), (300, 80))
+QUEUES = 8
+"""More than there are between a key and its end: the app, a screen, a field, what the field says of it to screen and
+app, and a dialog that leaves."""
 
 
 class Screen:
@@ -39,10 +42,20 @@ class Screen:
         return "\n".join(self.lines)
 
     async def press(self, *keys: str) -> None:
-        await self._pilot.press(*keys)
+        """One after the other, each when the one before has had its effect."""
+        for key in keys:
+            await self._pilot.press(key)
+            await self._settled()
 
     async def type(self, text: str) -> None:
         await self._pilot.press(*text)
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """What a key sets off goes from queue to queue. The pilot waits until the process does little, and one that
+        gets no processor time does little, too."""
+        for _ in range(QUEUES):
+            await self._pilot._wait_for_screen()
 
     async def resize(self, width: int, height: int) -> None:
         await self._pilot.resize_terminal(width, height)

@@ -81,6 +81,7 @@ async def test_rows_of_any_table_become_a_file_and_any_screen_a_picture(
                 await screen.press("E")
                 await screen.shows("write it")
                 await typed(screen, f"{view[:2]}{view[-2:]}.{suffix}")
+                await aeventually(lambda: len(screen.app.screen_stack) == 1, what="the end of the question")
                 await screen.shows(f"{view[:2]}{view[-2:]}.{suffix}")
             screen.app.exporting.draw(tmp_path / f"{view}.svg")
     for view in OPENS:
@@ -100,7 +101,9 @@ async def test_the_picture_of_a_screen_is_a_file(
     monkeypatch.chdir(tmp_path)
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
-        await screen.press("2", "f12")
+        await screen.press("2")
+        await screen.shows("web-2")
+        await screen.press("f12")
         await screen.shows("The picture is")
     (picture,) = [name for name in os.listdir(tmp_path) if name.endswith(".svg")]
     assert "web-2" in "".join(ElementTree.parse(tmp_path / picture).getroot().itertext())
