@@ -88,18 +88,30 @@ class Acting:
     async def _carry_out(self, intent: Intent, seen_in: View | None) -> None:
         console = self._console
         self._check(intent, seen_in)
-        client = console.connection.client
-        preview = await client.preview(intent.command, intent.args)
-        agreed = await self._agreed(intent, preview)
+        agreed, preview = await self._consented(intent)
         if agreed is None:
             console.say(f"{intent.what}: nothing was done.")
             return
         self._check(agreed, seen_in)
-        accepted: Accepted = await client.call(agreed.command, agreed.args)
+        accepted: Accepted = await console.connection.client.call(agreed.command, agreed.args)
         undo = None if preview.tier is Tier.NONE else agreed.undo
         exact = preview.tier is Tier.REVERSIBLE
         console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo, exact=exact)
         console.paint_chrome()
+
+    async def _consented(self, intent: Intent) -> tuple[Intent | None, Accepted]:
+        """The intent as it may be sent, or None; and the effect that was agreed to."""
+        client = self._console.connection.client
+        preview: Accepted = await client.preview(intent.command, intent.args)
+        while True:
+            agreed = await self._agreed(intent, preview)
+            if agreed is None or not (preview.effect.scientific or preview.tier >= Tier.DISRUPTIVE):
+                return agreed, preview
+            # Somebody thought about it meanwhile, and agreed to nothing that is worse by now.
+            before, preview = preview, await client.preview(agreed.command, agreed.args)
+            if preview.tier <= before.tier:
+                return agreed, preview
+            intent = agreed
 
     def _check(self, intent: Intent, seen_in: View | None = None) -> None:
         """Raises RefusedError where the console itself has to refuse."""
@@ -131,7 +143,10 @@ class Acting:
     async def _agreed(self, intent: Intent, preview: Accepted) -> Intent | None:
         """The intent as it may be sent, or None."""
         if preview.effect.scientific and isinstance(intent.args, Tune) and not intent.args.note:
-            return await self._noted(intent, preview)
+            noted = await self._noted(intent, preview)
+            if noted is None or preview.tier < Tier.DESTRUCTIVE:
+                return noted
+            intent = noted
         if preview.tier >= Tier.DESTRUCTIVE:
             return intent if await self._typed_name(intent, preview.effect) else None
         if preview.tier is Tier.DISRUPTIVE:

@@ -130,7 +130,7 @@ class Asking:
             if values is not None:
                 console.perform(_tuned(row, values))
 
-        lines = details.of_knob(row, history[-3:], 72)
+        lines = details.of_knob(row, history[-3:], console.mirror, 72)
         fields = (Field("new value", value, hint=f"it is {row.value} now"), Field("note", hint="why"))
         question = Question(row.name, tuple(lines), fields, "change it", partial(_wrong_value, row), preview)
         console.push_screen(Form(question), then)

@@ -28,6 +28,8 @@ class Connection:
         self._connect = connect
         self._client: Client | None = None
         self._hurry = asyncio.Event()
+        self._settled = asyncio.Event()
+        """Somebody was heard, or is known not to be."""
 
     @property
     def client(self) -> Client:
@@ -35,6 +37,11 @@ class Connection:
         if self._client is None or not self.mirror.link.connected:
             raise NoCoordinatorError(f"No coordinator answers: {self.mirror.link.why}", hint=self.mirror.link.hint)
         return self._client
+
+    async def to_ask(self) -> Client:
+        """For a question. While the first attempt is under way nobody is silent yet, so it is waited for."""
+        await self._settled.wait()
+        return self.client
 
     def now(self) -> float:
         """The time on the wall, as the screens show it."""
@@ -55,6 +62,7 @@ class Connection:
                     await self._follow(client)
             except AgentrlError as error:
                 self.mirror.lost(time.monotonic(), error.message, error.hint)
+                self._settled.set()
             finally:
                 self._client = None
             self.next_try_at = time.monotonic() + pause
@@ -79,8 +87,10 @@ class Connection:
                 elif key == CAUGHT_UP:
                     mirror.permission = client.permission
                     mirror.whole(time.monotonic())
+                    self._settled.set()
                 elif key == SILENT:
                     mirror.lost(time.monotonic(), *_silence(mirror, client.target))
+                    self._settled.set()
                 else:
                     mirror.put(key, row)
 

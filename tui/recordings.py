@@ -30,6 +30,7 @@ DEMO = "demo"
 """What plays it, too, where there is no run of that name."""
 OF_A_RUN, THE_SHIPPED = "run's recording", "shipped recording"
 """Which of them is played, for the banner."""
+_MINUTE_S = 60.0
 
 
 def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
@@ -81,21 +82,34 @@ def _of(
 
 
 def moment(text: str, begin: float, end: float) -> float:
-    """`14:05` (the last one that was recorded), `2030-01-31T14:05`, or `-10m` (before the end)."""
+    """`14:05` (the last one), `2030-01-31T14:05`, or `-10m` (before the end; from the beginning, if that is later).
+
+    UsageError for a time that was not recorded: what is shown is never of another time than the one that was named."""
     if text.startswith("-"):
-        return end - seconds(text[1:])
+        return max(end - seconds(text[1:]), begin)
     try:
-        if "-" in text:
-            return datetime.datetime.fromisoformat(text).timestamp()
-        clock = datetime.time.fromisoformat(text)
-    except ValueError:
+        named = _named(text, end)
+        at = named.timestamp()
+    except (ValueError, OverflowError):
         hint = f"Write 14:05, 2030-01-31T14:05 or -10m; it goes from {_shown(begin)} to {_shown(end)}."
         raise UsageError(f"{text!r} is not a time.", hint=hint) from None
+    # A minute or a second that a person names lasts that long: it may have begun before the recording did.
+    if at > end or at + (_MINUTE_S if named.second == 0 else 1.0) <= begin:
+        told = f"it goes from {_shown(begin)} to {_shown(end)}"
+        raise UsageError(f"At {text} nothing was recorded: {told}.", hint="Without --at it is played from its start.")
+    return max(at, begin)
+
+
+def _named(text: str, end: float) -> datetime.datetime:
+    """With its day, where none is said the last one. ValueError if it is no time."""
+    if "-" in text:
+        return datetime.datetime.fromisoformat(text)
+    clock = datetime.time.fromisoformat(text)
     if clock.tzinfo is not None:
         raise UsageError(f"{text!r} has a zone.", hint="Write the time as the clock of this place shows it.")
     last = datetime.datetime.fromtimestamp(end)
     found = datetime.datetime.combine(last.date(), clock)
-    return (found if found <= last else found - datetime.timedelta(days=1)).timestamp()
+    return found if found <= last else found - datetime.timedelta(days=1)
 
 
 def _shown(at: float) -> str:

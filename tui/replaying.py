@@ -45,6 +45,9 @@ class Replay:
     def client(self) -> Client:
         self._nobody()
 
+    async def to_ask(self) -> Client:
+        self._nobody()
+
     def try_now(self) -> None:
         """There is nothing to try."""
 

@@ -27,13 +27,17 @@ async def scale(
     count: Annotated[
         str, typer.Argument(metavar="N|+1|-1", help="How many there are to be, or how many more or fewer.")
     ],
+    seen: Annotated[
+        int | None,
+        typer.Option("--seen", metavar="N", min=0, help="Refuse if there are to be others by now.", show_default=False),
+    ] = None,
 ) -> ExitCode:
     """Change how many units a group has. Fewer are drained, not killed."""
     from agentrl.cli.acts import act
     from agentrl.protocol.commands import Scale
 
     to, by = parse_count(count)
-    return await act(cli, "scale", Scale(group=role, to=to, by=by))
+    return await act(cli, "scale", Scale(group=role, to=to, by=by, seen=seen))
 
 
 def parse_count(text: str) -> tuple[int | None, int | None]:

@@ -98,13 +98,14 @@ class CommandMethods(DataMethods):
         to: int | None = None,
         *,
         by: int | None = None,
+        seen: int | None = None,
         request_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Accepted:
-        """Change how many units a group has: `to` a number, or `by` a difference."""
+        """Change how many units a group has: `to` a number, or `by` a difference; refused if it is not as `seen`."""
         if (to is None) == (by is None):
             raise UsageError("Say either how many units there shall be or how many more.", hint="to=3 or by=-1")
-        return await self._act("scale", commands.Scale(group, to, by), request_id, deadline_s)
+        return await self._act("scale", commands.Scale(group, to, by, seen), request_id, deadline_s)
 
     # ---- units ----
 

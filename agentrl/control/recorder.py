@@ -16,7 +16,7 @@ import msgspec
 
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
-from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, OperationRow
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, IncidentRow, OperationRow
 from agentrl.recording.shelf import Limits
 from agentrl.recording.writer import FRAME_S, Writer
 
@@ -36,6 +36,8 @@ class Recorder:
         self._writer = Writer(state_dir / DIRECTORY, context.epoch, self._snapshot, run=self._later)
         self._began: dict[str, float] = {}
         """When what is marked began, by key: an alert may fire again under the same one."""
+        self._coming: set[str] = set()
+        """Alerts that are seen coming, by key: they begin when they fire, however long after."""
         self._thread = threading.Thread(target=self._carry_out, name="recorder", daemon=True)
         self._thread.start()
         context.feed.on_row = self._row
@@ -64,13 +66,16 @@ class Recorder:
     def _row(self, key: str, row: AnyRow | None, value: msgspec.Raw | None) -> None:
         now = self._context.clock.now()
         self._writer.row(now, key, value)
-        began = _began(row)
+        came, began = key in self._coming, _began(row)
+        self._coming.discard(key)
         if began is None:
             self._began.pop(key, None)
+            if isinstance(row, AlertRow) and row.state is AlertState.PENDING:
+                self._coming.add(key)
         elif began != self._began.get(key):
             self._began[key] = began
             # What is told again by a new coordinator began long ago.
-            if now - began < FRAME_S:
+            if came or now - began < FRAME_S:
                 self._writer.mark(now, key)
 
     def _later(self, work: Work | None) -> bool:
@@ -90,12 +95,12 @@ class Recorder:
 
 
 def _began(row: AnyRow | None) -> float | None:
-    """When what a row tells of began; None for what is no beginning, or is over."""
+    """When what a row tells of began; None for what is no beginning, is over, or was only seen coming."""
     match row:
         case IncidentRow(at=at):
             return at
         case OperationRow(accepted_at=at):
             return at
-        case AlertRow(since_at=at, resolved_at=0.0):
+        case AlertRow(since_at=at, state=AlertState.FIRING | AlertState.ACKNOWLEDGED):
             return at
     return None

@@ -124,6 +124,8 @@ class Scale(Args, frozen=True):
     to: int | None = None
     by: int | None = None
     """Made absolute at acceptance. Exactly one of `to` and `by` is given."""
+    seen: int | None = None
+    """How many there were to be when the caller looked: if somebody has said another number since, it is refused."""
 
 
 class DrainUnits(Args, frozen=True):

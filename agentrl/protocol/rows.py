@@ -253,6 +253,8 @@ class KnobRow(Row, tag="knob", frozen=True):
     changed_at: float = 0.0
     changed_by: str = ""
     note: str = ""
+    before: KnobValue = None
+    """What it was before its last change; None where it was never changed, or nobody told."""
 
 
 class AlertState(enum.StrEnum):

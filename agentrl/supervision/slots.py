@@ -37,6 +37,8 @@ class GroupState(msgspec.Struct):
     spec: GroupSpec
     file_count: int
     """The count that the run file says; a count set by `scale` survives `up` until this changes."""
+    counted_by: str = ""
+    """The operation that set the present count."""
     paused: bool = False
     gang_epoch: int = 0
     """Raised by each death in a gang: members started under an older epoch have to go."""

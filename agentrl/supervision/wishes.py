@@ -46,7 +46,9 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
     count = count_after(group, spec)
     same = group is not None and group.spec.fingerprint() == spec.fingerprint()
     if group is None:
-        group = life.state.groups[spec.name] = GroupState(spec=spec, file_count=spec.count)
+        group = life.state.groups[spec.name] = GroupState(spec=spec, file_count=spec.count, counted_by=by)
+    elif group.spec.count != count:
+        group.counted_by = by
     group.file_count, group.removed = spec.count, False
     group.spec = msgspec.structs.replace(spec, count=count)
     life.out += [Persist("group", spec.name), Publish("group", spec.name)]
@@ -70,6 +72,8 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
 
 def scale(life: Lifecycle, event: events.Scaled) -> None:
     group = life.state.groups[event.group]
+    if group.spec.count != event.count:
+        group.counted_by = event.by
     group.spec = msgspec.structs.replace(group.spec, count=event.count)
     life.out += [Persist("group", event.group), Publish("group", event.group)]
     _resize(life, event.group, event.count, event.by, event.idle)

@@ -56,6 +56,11 @@ def moment(at: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
 
+def utc(at: float) -> str:
+    """A wall-clock time for those who may be anywhere."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
 def size(count: float) -> str:
     """Bytes at a glance: `0`, `712 KiB`, `1.4 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

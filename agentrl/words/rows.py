@@ -109,7 +109,7 @@ def sentence(row: AnyRow) -> str:
             return f"{row.severity} {row.id}: {row.sentence} ({became(row)})"
         case rows.KnobRow():
             note = f" ({row.note})" if row.note else ""
-            return f"{row.name} = {row.value}, by {row.changed_by or 'default'}{note}"
+            return f"{row.name} {knob_change(row)}, by {row.changed_by or 'default'}{note}"
         case rows.IncidentRow():
             exit_ = f" [{row.exit}]" if row.exit else ""
             done = f"; {row.done}" if row.done and row.done not in row.what else ""
@@ -151,6 +151,12 @@ def allowed(row: KnobRow) -> str:
     if high is not None:
         return f"at most {plain_value(high)}"
     return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(row.kind, "text")
+
+
+def knob_change(row: KnobRow) -> str:
+    """What its last change made of it; the new value alone where the one before is not told."""
+    new = plain_value(row.value)
+    return f"= {new}" if row.before is None else f"{plain_value(row.before)} -> {new}"
 
 
 def knob_value(row: KnobRow) -> str:

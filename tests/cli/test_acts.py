@@ -53,7 +53,8 @@ def test_what_is_no_duration(typed: str) -> None:
 
 def test_minus_one_is_an_argument_not_an_option(shell: Shell, coordinator: Scripted) -> None:
     shell("scale", "web", "-1")
-    assert coordinator.sent("scale") == [commands.Scale("web", by=-1)]
+    shell("scale", "web", "4", "--seen", "2")
+    assert coordinator.sent("scale") == [commands.Scale("web", by=-1), commands.Scale("web", to=4, seen=2)]
 
 
 def test_a_done_command_says_so_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control.commands.effects import of_down, of_plan
+from agentrl.control.books.operations import Operation
+from agentrl.control.commands.effects import of_down, of_plan, refuse_unseen_count
 from agentrl.errors import ConflictError
-from agentrl.protocol.commands import Down
+from agentrl.protocol.commands import Down, Scale
 from agentrl.protocol.danger import Tier, tier_of
-from agentrl.protocol.rows import UnitState
+from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.slots import GroupState, RunState, Slot, State
@@ -27,6 +28,17 @@ def test_a_number_that_was_scaled_stays_over_up_and_that_is_no_change_but_said_w
     assert "web stays at 3" in note
     assert note.endswith("agentrl scale web 1")
     assert effect.sentence() == f"changes nothing; {note}"
+
+
+def test_a_number_that_somebody_else_has_scaled_is_not_overwritten_and_who_it_was_is_said() -> None:
+    group = GroupState(spec=GroupSpec("web", Role.SIDECAR, ("true",), count=5), file_count=1)
+    ben = Operation("o", "scale", b"", "", "ben@far", OperationState.SUCCEEDED, accepted_at=60.0, deadline=0.0)
+    with pytest.raises(ConflictError, match=r"web was scaled to 5 by ben@far at 1970-01-01 00:01:00 UTC \(you saw 4\)"):
+        refuse_unseen_count(group, Scale("web", to=3, seen=4), 3, ben)
+    with pytest.raises(ConflictError, match="to 5 meanwhile"):
+        refuse_unseen_count(group, Scale("web", to=3, seen=4), 3, None)
+    for args, count in ((Scale("web", to=3), 3), (Scale("web", to=3, seen=5), 3), (Scale("web", to=5, seen=4), 5)):
+        refuse_unseen_count(group, args, count, ben)
 
 
 def test_a_run_that_was_only_read_from_goes_on_without_a_question() -> None:

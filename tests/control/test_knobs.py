@@ -41,7 +41,8 @@ def test_a_change_says_who_when_and_what(knobs: KnobRegistry) -> None:
     assert change.sentence() == "bound: 4 -> 8"
     row = knobs.row("bound")
     assert (row.value, row.default, row.revision) == (8, 4, 1)
-    assert (row.changed_by, row.changed_at, row.note) == ("ann", 60.0, "slow judge")
+    assert (row.before, row.changed_by, row.changed_at, row.note) == (4, "ann", 60.0, "slow judge")
+    assert knobs.row("rate").before is None, "nobody changed it"
     assert (row.minimum, row.maximum, row.boundary, row.owner) == (0, 64, "next version", "fake")
     assert [change.new for change in knobs.history("bound")] == [8]
 
@@ -80,6 +81,13 @@ def test_a_preview_says_what_is_lost_and_changes_nothing(knobs: KnobRegistry) ->
     assert knobs.preview("bound", 4).empty
     assert knobs.preview("rate", 0.2).scientific
     assert knobs.value("bound") == 4
+
+
+def test_a_preview_promises_no_boundary_that_is_not_reached_any_more(knobs: KnobRegistry) -> None:
+    (coming,) = knobs.preview("bound", 6).changes
+    (too_late,) = knobs.preview("bound", 6, owner_done=True).changes
+    assert coming == "bound: 4 -> 6, from the next version on"
+    assert too_late == "bound: 4 -> 6, if fake is run again: it is done"
 
 
 def test_what_contradicts_others_is_refused_also_without_a_preview(knobs: KnobRegistry) -> None:

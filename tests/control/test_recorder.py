@@ -40,8 +40,8 @@ class Desk:
             self.feed.tick(self.now, self.now)
             self.recorder.tick(self.now)
 
-    def alert(self, since: float, resolved: float = 0.0) -> None:
-        state = AlertState.RESOLVED if resolved else AlertState.FIRING
+    def alert(self, since: float, resolved: float = 0.0, *, coming: bool = False) -> None:
+        state = AlertState.RESOLVED if resolved else AlertState.PENDING if coming else AlertState.FIRING
         row = AlertRow("hot:web", "hot", "web", Severity.WARNING, state, "hot", since, resolved_at=resolved)
         self.feed.set("alert/hot:web", row, urgent=True)
 
@@ -72,6 +72,23 @@ def test_an_alert_that_fires_again_is_marked_again(desk: Desk, tmp_path: Path) -
     desk.alert(desk.now)
     desk.wait(2)
     assert marks(desk, tmp_path) == ["alert/hot:web"] * 3
+
+
+def test_an_alert_is_marked_when_it_fires_and_never_when_it_was_only_seen_coming(desk: Desk, tmp_path: Path) -> None:
+    desk.wait(2)
+    desk.alert(desk.now, coming=True)
+    desk.wait(6)
+    desk.alert(BEGAN + 2, resolved=desk.now)
+    desk.wait(600)
+    since = desk.now
+    desk.alert(since, coming=True)
+    desk.wait(300)
+    fired = desk.now
+    desk.alert(since)
+    desk.wait(2)
+    desk.recorder.close()
+    (mark,) = Recording.open(tmp_path / "recordings").marks
+    assert fired <= mark.at < fired + 1
 
 
 def test_what_began_long_ago_is_not_marked_when_it_is_told_again(desk: Desk, tmp_path: Path) -> None:

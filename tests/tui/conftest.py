@@ -61,6 +61,12 @@ class Screen:
         await self._pilot.resize_terminal(width, height)
         await aeventually(lambda: len(self.lines) == height and self.app.size == (width, height))
 
+    async def round(self) -> None:
+        """Whatever can be done by now is done, and painted."""
+        await self._pilot.pause()
+        self.app._round()
+        await self._pilot.pause()
+
     async def shows(self, *texts: str) -> None:
         def there() -> bool:
             seen = self.text
@@ -157,7 +163,7 @@ def populate(
         "knob/pool.work_s",
         rows.KnobRow(
             "pool.work_s", 2.0, 1.0, 4, "float", "s", f"How long a piece takes.{long}", 0.0, 9.0, owner="web",
-            in_force=1.0, changed_at=now - 30, changed_by="ann@far",
+            in_force=1.0, changed_at=now - 30, changed_by="ann@far", before=1.0,
         ),
     )  # fmt: skip
     put(

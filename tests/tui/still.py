@@ -90,11 +90,13 @@ class Still(Connection):
         self._clock.at = NOW if self._heard else NOW - SILENT_S
         self.mirror.whole(self._clock.at)
         self._client = self._answering
+        self._settled.set()
 
     def lose(self) -> None:
         """Nobody answers, and for some time already."""
         self._clock.at, self._client = NOW, None
         self.mirror.lost(NOW - SILENT_S, "The coordinator is silent.", "agentrl up starts it again.")
+        self._settled.set()
 
 
 def let_pass(app: Console, seconds: float) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from textual import events
 
+from agentrl.errors import ConflictError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.base import Args
 from agentrl.protocol.danger import Effect
@@ -32,11 +35,30 @@ async def test_what_can_be_taken_back_is_done_at_once_and_taken_back_by_u(coordi
         await aimed_at(screen, "web-1")
         await screen.press("plus")
         await screen.shows("✓ scale web to 4: done", "u takes it back")
-        assert coordinator.sent("scale") == [commands.Scale("web", to=4)]
+        assert coordinator.sent("scale") == [commands.Scale("web", to=4, seen=3)]
         await screen.press("u")
         await aeventually(lambda: len(coordinator.sent("scale")) == 2)
-        assert coordinator.sent("scale")[1] == commands.Scale("web", to=3)
+        assert coordinator.sent("scale")[1] == commands.Scale("web", to=3, seen=4)
         await screen.shows("✓ scale web to 3: done")
+
+
+async def test_what_somebody_else_has_scaled_since_is_not_taken_back(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["scale"] = REVERSIBLE
+
+    def refuse(args: Args) -> Any:
+        raise ConflictError("web was scaled to 9 by ben@far (you saw 4); nothing was changed.")
+
+    async with opened(coordinator.state_dir) as screen:
+        await aimed_at(screen, "web-1")
+        await screen.press("plus")
+        await screen.shows("✓ scale web to 4: done", "u takes it back")
+        coordinator.answers["scale"] = refuse
+        await screen.press("u")
+        await screen.shows("✖ scale web to 3: web was scaled to 9 by ben@far (you saw 4); nothing was changed.")
+        assert [args for name, args, _ in coordinator.received if name == "scale"][-1] == commands.Scale(
+            "web", to=3, seen=4
+        )
 
 
 async def test_what_ends_units_is_asked_with_its_numbers(coordinator: Scripted) -> None:
@@ -58,7 +80,7 @@ async def test_what_ends_units_is_asked_with_its_numbers(coordinator: Scripted) 
 @pytest.mark.parametrize(
     ("key", "asked", "offered", "reverse"),
     [
-        ("minus", "scale web to 2?", "u scale web to 3 (", commands.Scale("web", to=3)),
+        ("minus", "scale web to 2?", "u scale web to 3 (", commands.Scale("web", to=3, seen=2)),
         ("d", "drain web-1.7?", "u work on, web-1.7 (", commands.DrainUnits("web-1", incarnation=7, cancel=True)),
         ("s", "stop web-1.7?", "u start web-1 again (", commands.Restart("web-1")),
     ],
@@ -153,6 +175,40 @@ async def test_a_scientific_change_that_was_typed_asks_for_its_note(coordinator:
         await screen.type("because")
         await screen.press("enter")
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
+
+
+async def test_what_is_lost_by_a_scientific_change_wants_the_name_of_the_run_too(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["tune"] = Effect(loses=("14 records are lost",), scientific=True)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("colon")
+        await screen.type("tune trainer.rate 0.2")
+        await screen.press("enter")
+        await screen.shows("Why?", "14 records are lost")
+        await screen.type("because")
+        await screen.press("enter")
+        await screen.shows("What is lost stays lost")
+        assert not coordinator.sent("tune")
+        await screen.type("demo")
+        await screen.press("enter")
+        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
+
+
+async def test_who_agreed_before_it_became_worse_is_asked_again(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("colon")
+        await screen.type("tune trainer.rate 0.2")
+        await screen.press("enter")
+        await screen.shows("Why?")
+        coordinator.effects["tune"] = Effect(loses=("14 records are lost",), scientific=True)
+        await screen.type("because")
+        await screen.press("enter")
+        await screen.shows("What is lost stays lost", "14 records are lost")
+        await screen.press("escape")
+        await screen.shows("nothing was done")
+        assert not coordinator.sent("tune")
 
 
 async def test_the_life_that_was_seen_is_meant_even_if_another_one_came_meanwhile(coordinator: Scripted) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
-from agentrl.protocol.rows import IncidentRow
+from agentrl.protocol.rows import IncidentRow, KnobRow
 from tui.model import details
 from tui.model.ink import Line, Tone, width_of
+from tui.model.mirror import Mirror
 
 
 def text(lines: list[Line]) -> list[str]:
@@ -43,3 +44,16 @@ def test_who_waits_is_told_whole_on_a_narrow_screen() -> None:
     assert "overdue" in told
     assert f"culprit: b-0: {why}" in told
     assert all(width_of(line) <= 60 for line in lines)
+
+
+def test_a_change_of_a_knob_tells_who_when_why_and_from_what_to_what() -> None:
+    row = KnobRow(
+        "pool.work_s", 2.0, 1.0, 4, "float", "s", owner="web", in_force=1.5, changed_at=100.0, changed_by="ann@far",
+        note="too slow", before=1.5,
+    )  # fmt: skip
+    what, who, when, note, _, in_force, *_ = text(details.of_row(row, Mirror(), 130.0, 80))
+    assert what.split(maxsplit=1) == ["what", "pool.work_s 1.5 -> 2 s"]
+    assert who.split(maxsplit=1) == ["who", "ann@far"]
+    assert when.endswith("30 s ago")
+    assert note.split(maxsplit=1) == ["note", "too slow"]
+    assert in_force.endswith("still 1.5")

@@ -244,10 +244,44 @@ def test_rows_of_another_version_are_left_out_and_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "offset_s"),
-    [("14:00", 0), ("14:02:10", 130), ("2030-01-31T14:01", 60), ("-1m", 205 - 60), ("23:59", 9 * 3600 + 3540 - 86400)],
+    [
+        ("14:00", 0),
+        ("14:02:10", 130),
+        ("2030-01-31T14:01", 60),
+        ("-1m", 205 - 60),
+        ("-10m", 0),
+        ("23:59", 9 * 3600 + 3540 - 86400),
+    ],
 )
 def test_times_are_understood(text: str, offset_s: float) -> None:
-    assert recordings.moment(text, BEGAN, BEGAN + 205) == BEGAN + offset_s
+    begin = BEGAN if offset_s >= 0 else BEGAN - 86400
+    assert recordings.moment(text, begin, BEGAN + 205) == BEGAN + offset_s
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("13:59", False),
+        ("14:00", True),
+        ("14:00:20", True),
+        ("14:00:19", False),
+        ("14:03:25", True),
+        ("14:03:26", False),
+        ("14:04", False),
+        ("2030-01-30T14:01", False),
+        ("2030-02-01T14:01", False),
+        ("0001-01-01T00:00", False),
+    ],
+)
+def test_a_time_that_was_not_recorded_is_refused_with_those_that_were(text: str, inside: bool) -> None:
+    """A minute in which it began is one that was recorded, and so is what the refusal names."""
+    begin, end = BEGAN + 20.5, BEGAN + 205.5
+    if inside:
+        assert begin <= recordings.moment(text, begin, end) <= end
+        return
+    with pytest.raises(UsageError) as refused:
+        recordings.moment(text, begin, end)
+    assert "from 2030-01-31T14:00:20 to 2030-01-31T14:03:25" in f"{refused.value}"
 
 
 def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: Path) -> None:

@@ -180,3 +180,20 @@ async def test_the_changes_of_a_knob_stand_below_it_and_on_its_page(coordinator:
         await screen.shows("pool.work_s: 0 -> 1", "changes, the newest first")
         await screen.press("U")
         await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 4)])
+
+
+async def test_what_nobody_takes_any_more_is_not_told_as_coming(coordinator: Scripted) -> None:
+    """Its owner came to its end, so there is no next version."""
+    coordinator.rows["knob/rate"] = rows.KnobRow(
+        "rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer", in_force=0.1, changed_at=1.0
+    )
+    trainer = rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY)
+    coordinator.rows["unit/trainer-0"] = trainer
+    async with opened(coordinator.state_dir, (140, 30)) as screen:
+        await screen.press("5")
+        await screen.shows("next version", "still 0.1")
+        coordinator.publish("unit/trainer-0", msgspec.structs.replace(trainer, state=rows.UnitState.STOPPED, done=True))
+        await screen.shows("if run again", "trainer is done: what is set now holds if it is run again.")
+        assert "next version" not in screen.text
+        await screen.press("h")
+        await screen.shows("takes effect  if run again")

@@ -47,9 +47,9 @@ def test_a_name_that_is_nearly_right_is_answered_by_the_one_that_is(mirror: Mirr
 @pytest.mark.parametrize(
     ("line", "args"),
     [
-        ("scale web 5", commands.Scale("web", to=5)),
-        ("scale web +2", commands.Scale("web", to=5)),
-        ("agentrl scale web -1 --run demo", commands.Scale("web", to=2)),
+        ("scale web 5", commands.Scale("web", to=5, seen=3)),
+        ("scale web +2", commands.Scale("web", to=5, seen=3)),
+        ("agentrl scale web -1 --run demo", commands.Scale("web", to=2, seen=3)),
         ("restart web-0", commands.Restart("web-0", 7)),
         ("restart web-0.7 --now", commands.Restart("web-0", 7, now=True)),
         ("restart web", commands.Restart("web")),

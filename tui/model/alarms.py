@@ -17,7 +17,7 @@ _ORDER = {state: place for place, state in enumerate(SHOWN)}
 def columns() -> tuple[Column[AlertRow], ...]:
     return (
         Column("severity", "SEVERITY", 9, lambda row, now: _severity(row), gravity),
-        Column("state", "STATE", 14, lambda row, now: state(row), lambda row: state(row).text),
+        Column("state", "STATE", 14, lambda row, now: state(row), lambda row: state(row).text, rank=1),
         Column("since", "FOR", 5, lambda row, now: Span(wording.ago(row.since_at, now)), _since, True, 2),
         Column("id", "ALERT", 26, lambda row, now: span(row.id, Tone.STRONG), lambda row: row.id, rank=1),
         Column("quiet", "SENT", 14, _sent, lambda row: row.silenced_until_at, rank=3, optional=True),

@@ -19,12 +19,14 @@ from agentrl.protocol.rows import (
 )
 from agentrl.words import folding, waits
 from agentrl.words.amounts import age, counted, duration, moment, size
-from agentrl.words.rows import allowed, kind_of, knob_value, sentence, stands_since
+from agentrl.words.rows import allowed, kind_of, knob_change, knob_value, sentence, stands_since
 from tui.model import alarms, wording
 from tui.model.ink import Line, Span, Tone, folded, span, trend, wrapped
+from tui.model.knobs import takes_effect
 from tui.model.mirror import Mirror
 
 _TITLE = 14
+SCIENTIFIC = "a change begins a new segment and wants a note"
 
 
 def page(pairs: Iterable[tuple[str, object]], width: int) -> list[Line]:
@@ -168,15 +170,15 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
     return lines
 
 
-def of_knob(row: KnobRow, history: Iterable[AuditRow], width: int) -> list[Line]:
+def of_knob(row: KnobRow, history: Iterable[AuditRow], mirror: Mirror, width: int) -> list[Line]:
     lines = page(
         (
             ("value", span(knob_value(row), Tone.STRONG)),
             ("what", row.help),
             ("allowed", allowed(row)),
             ("default", plain_value(row.default)),
-            ("takes effect", row.boundary),
-            ("scientific", "a change begins a new segment and wants a note" if row.scientific else ""),
+            ("takes effect", takes_effect(row, mirror)),
+            ("scientific", SCIENTIFIC if row.scientific else ""),
             ("applied by", row.owner or "the coordinator"),
             ("revision", row.revision),
         ),
@@ -185,6 +187,23 @@ def of_knob(row: KnobRow, history: Iterable[AuditRow], width: int) -> list[Line]
     told = (f"{moment(e.at)}  {e.who}  {e.what}{f' ({e.note})' if e.note else ''}" for e in reversed(list(history)))
     lines += _told("changes, the newest first", told, width)
     return lines
+
+
+def of_change(row: KnobRow, mirror: Mirror, now: float, width: int) -> list[Line]:
+    """The last change of a knob, as something that happened."""
+    waits = row.in_force is not None and row.in_force != row.value
+    pairs = (
+        ("what", span(f"{row.name} {knob_change(row)}{f' {row.unit}' if row.unit else ''}", Tone.STRONG)),
+        ("who", row.changed_by),
+        ("when", f"{moment(row.changed_at)}, {age(now - row.changed_at)} ago" if row.changed_at else ""),
+        ("note", row.note),
+        ("takes effect", takes_effect(row, mirror)),
+        ("in force", f"still {plain_value(row.in_force)}" if waits else ""),
+        ("scientific", SCIENTIFIC if row.scientific else ""),
+        ("revision", row.revision),
+        ("knob", row.help),
+    )
+    return page(pairs, width)
 
 
 def of_audit(row: AuditRow, width: int) -> list[Line]:
@@ -223,7 +242,7 @@ def _indented(line: Line, width: int) -> Iterator[Line]:
         yield (Span("  " if number == 0 else "    ", part[0].tone if part else Tone.PLAIN), *part)
 
 
-def of_row(row: AnyRow, now: float, width: int) -> list[Line]:
+def of_row(row: AnyRow, mirror: Mirror, now: float, width: int) -> list[Line]:
     """The page of whatever happened."""
     match row:
         case IncidentRow():
@@ -235,6 +254,6 @@ def of_row(row: AnyRow, now: float, width: int) -> list[Line]:
         case AuditRow():
             return of_audit(row, width)
         case KnobRow():
-            return of_knob(row, (), width)
+            return of_change(row, mirror, now, width)
         case _:
             return [(span(f"{kind_of(row)}: {sentence(row)}"),)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, plain_value, short
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, short
 from agentrl.words.amounts import moment
-from agentrl.words.rows import kind_of, when
+from agentrl.words.rows import kind_of, knob_change, when
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.table import Column
@@ -80,7 +80,7 @@ def what(row: AnyRow) -> str:
             return row.sentence
         case KnobRow():
             by = row.changed_by or "default"
-            return f"= {plain_value(row.value)}, by {by}{f' ({row.note})' if row.note else ''}"
+            return f"{knob_change(row)}, by {by}{f' ({row.note})' if row.note else ''}"
         case AuditRow():
             return f"{row.what or row.command}, by {row.who}{f' ({row.note})' if row.note else ''}"
         case _:

@@ -45,15 +45,14 @@ def _life(row: UnitRow) -> str:
 
 
 def scale(row: GroupRow, to: int) -> Intent:
-    back = Intent(
-        "scale",
-        commands.Scale(row.name, to=row.desired),
-        f"scale {row.name} to {row.desired}",
-        ("scale", row.name, f"{row.desired}"),
-    )
-    return Intent(
-        "scale", commands.Scale(row.name, to=to), f"scale {row.name} to {to}", ("scale", row.name, f"{to}"), back
-    )
+    """With the number that was seen: if somebody else has scaled it meanwhile it is refused, and so is what takes it
+    back."""
+
+    def between(seen: int, wanted: int, back: Intent | None = None) -> Intent:
+        args = commands.Scale(row.name, to=wanted, seen=seen)
+        return Intent("scale", args, f"scale {row.name} to {wanted}", ("scale", row.name, f"{wanted}"), back)
+
+    return between(row.desired, to, between(to, row.desired))
 
 
 def drain(row: UnitRow) -> Intent:

@@ -60,7 +60,7 @@ def _ago(name: str, title: str, rank: int) -> Column[Row]:
 def task_columns() -> tuple[Column[Row], ...]:
     return (
         _order(),
-        Column("id", "TASK", 28, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"])),
+        Column("id", "TASK", 28, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"]), least=20),
         _status(),
         _text("purpose", "FOR", 6, 4),
         _number("round", "ROUND", 5, 3),

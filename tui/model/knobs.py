@@ -8,17 +8,22 @@ from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
 from agentrl.words.rows import allowed
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
+from tui.model.mirror import Mirror
 from tui.model.table import Column
 
+AGAIN = "if run again"
 
-def columns() -> tuple[Column[KnobRow], ...]:
+
+def columns(mirror: Mirror) -> tuple[Column[KnobRow], ...]:
     return (
-        Column("name", "KNOB", 34, lambda row, now: span(row.name, Tone.STRONG), lambda row: row.name),
+        Column("name", "KNOB", 34, lambda row, now: span(row.name, Tone.STRONG), lambda row: row.name, least=16),
         Column("value", "VALUE", 12, _value, lambda row: plain_value(row.value), True),
         Column("in-force", "IN FORCE", 10, _in_force, lambda row: plain_value(row.in_force), True, 6, optional=True),
         Column("default", "DEFAULT", 9, _default, lambda row: plain_value(row.default), True, 4),
         Column("allowed", "ALLOWED", 20, lambda row, now: span(allowed(row), Tone.DIM), allowed, rank=5),
-        Column("boundary", "TAKES EFFECT", 14, _boundary, lambda row: row.boundary, rank=2),
+        Column(
+            "boundary", "TAKES EFFECT", 14, lambda row, now: _boundary(row, mirror), lambda row: row.boundary, rank=2
+        ),
         Column("changed", "CHANGED", 7, _changed, lambda row: -row.changed_at, True, 1, optional=True),
         Column(
             "by",
@@ -49,8 +54,15 @@ def _default(row: KnobRow, now: float) -> Span:
     return span(plain_value(row.default), Tone.DIM)
 
 
-def _boundary(row: KnobRow, now: float) -> Span:
-    return Span(f"{row.boundary}{' ◆' if row.scientific else ''}", Tone.WARN if row.scientific else Tone.DIM)
+def takes_effect(row: KnobRow, mirror: Mirror) -> str:
+    """When a new value does; who came to an end reaches no boundary any more."""
+    owners = [unit for unit in mirror.units if row.owner and unit.group == row.owner and unit.desired]
+    return AGAIN if owners and all(unit.done for unit in owners) else row.boundary
+
+
+def _boundary(row: KnobRow, mirror: Mirror) -> Span:
+    text = f"{takes_effect(row, mirror)}{' ◆' if row.scientific else ''}"
+    return span(text, Tone.WARN if row.scientific else Tone.DIM)
 
 
 def _changed(row: KnobRow, now: float) -> Span:

@@ -19,10 +19,9 @@ from agentrl.protocol.rows import (
     PulseRow,
     UnitRow,
     UnitState,
-    plain_value,
 )
 from agentrl.words.amounts import age
-from agentrl.words.rows import sentence, when
+from agentrl.words.rows import knob_change, sentence, when
 from agentrl.words.waits import worth_telling
 from tui.model import fleet, outlook, wording
 from tui.model.actions import Action, sign
@@ -282,6 +281,6 @@ def _short(row: OperationRow | KnobRow | IncidentRow) -> str:
         case OperationRow():
             return f"{row.summary or row.command} by {row.who}: {row.state.value}"
         case KnobRow():
-            return f"{row.name} = {plain_value(row.value)} by {row.changed_by or 'default'}"
+            return f"{row.name} {knob_change(row)} by {row.changed_by or 'default'}"
         case IncidentRow():
             return sentence(row)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from tui.model import wording
@@ -39,6 +39,8 @@ class Column(Generic[R]):
     """Takes what room is left."""
     optional: bool = False
     """Takes no room until it has something to show."""
+    least: int | None = None
+    """So narrow it may become before another column of the lowest rank is left out."""
 
 
 Layout = tuple[tuple[Column[R], int], ...]
@@ -50,13 +52,28 @@ MOMENT_S = 0.4
 def layout(columns: Iterable[Column[R]], width: int) -> Layout[R]:
     """The columns that fit, with their widths."""
     shown = list(columns)
-    while len(shown) > 1 and sum(c.width for c in shown) + GAP * (len(shown) - 1) > width:
+    while len(shown) > 1 and (missing := _taken(shown) - width) > 0:
         dropped = max(range(len(shown)), key=lambda place: (shown[place].rank, place))
-        del shown[dropped]
+        if not shown[dropped].rank and (narrowed := _narrowed(shown, missing)):
+            shown = narrowed
+        else:
+            del shown[dropped]
     left = width - sum(c.width for c in shown) - GAP * (len(shown) - 1)
     stretching = [c for c in shown if c.stretches]
     share = left // len(stretching) if stretching and left > 0 else 0
     return tuple((c, c.width + share if c.stretches else min(c.width, width)) for c in shown)
+
+
+def _taken(shown: list[Column[R]]) -> int:
+    return sum(column.width for column in shown) + GAP * (len(shown) - 1)
+
+
+def _narrowed(shown: list[Column[R]], missing: int) -> list[Column[R]]:
+    """The same columns, of which one gives what is missing; none if none can."""
+    for place, column in enumerate(shown):
+        if column.least is not None and column.width - column.least >= missing:
+            return [*shown[:place], replace(column, width=column.width - missing), *shown[place + 1 :]]
+    return []
 
 
 class TableModel(Generic[R]):

@@ -74,7 +74,7 @@ def told_of(row: Row) -> str:
 def record_columns() -> tuple[Column[Row], ...]:
     return (
         Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),
-        Column("id", "RECORD", 30, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"])),
+        Column("id", "RECORD", 30, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"]), least=20),
         Column("status", "STATUS", 9, _status, lambda row: str(row.get("status"))),
         Column("score", "SCORE", 6, _score, lambda row: _number(row, "score"), True, 1),
         Column("turns", "TURNS", 5, _plain("turns"), lambda row: _number(row, "turns"), True, 3),

@@ -78,7 +78,7 @@ class AskedList(TableView):
         link = self.console_app.connection
         if isinstance(link, Replay):
             raise NoCoordinatorError(link.without(self.what))
-        return await self.ask(link.client)
+        return await self.ask(await link.to_ask())
 
     def compose(self) -> ComposeResult:
         self.table = Table(TableModel(self.columns(), self.first_sort), self.now, empty=ASKING)
@@ -110,6 +110,9 @@ class AskedList(TableView):
     def shown(self) -> None:
         super().shown()
         if self._asking is None:
+            if self._answered_at is None:
+                # What was the matter when it was looked at last is not known to be so now.
+                self._said = self.table.empty = ASKING
             self._asking = self.run_worker(self._ask_on(), name=self.what, group="ask")
         self._ask_now.set()
 
@@ -232,7 +235,7 @@ class AskedPage(Page):
 
     async def _ask(self) -> None:
         try:
-            self._answer = await self.ask(self.console_app.connection.client)
+            self._answer = await self.ask(await self.console_app.connection.to_ask())
             self._answered_at = self.console_app.clock()
         except AgentrlError as error:
             self._said = str(error)

@@ -57,7 +57,7 @@ class Overview(View):
     async def _look_out(self) -> None:
         """What the feed does not carry. Where nobody answers, what was told stands with its age."""
         try:
-            client = self.console_app.connection.client
+            client = await self.console_app.connection.to_ask()
             await catch_up(self.console_app.steps, client)
             saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
             published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)

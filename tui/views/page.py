@@ -146,4 +146,4 @@ class RowPage(Page):
     def _lines(self, width: int) -> list[Line]:
         if self._key:
             self._row = self.mirror.get(self._key) or self._row
-        return details.of_row(self._row, self.now(), width)
+        return details.of_row(self._row, self.mirror, self.now(), width)

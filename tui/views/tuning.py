@@ -79,7 +79,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         """Of the knob whose history was asked for: never of nobody, and again after a silence."""
 
     def compose(self) -> ComposeResult:
-        model: TableModel[KnobRow] = TableModel(knobs.columns(), "name")
+        model: TableModel[KnobRow] = TableModel(knobs.columns(self.mirror), "name")
         self.table = Table(model, self.now, empty="no knob yet")
         yield self.table
         yield Lines(self._help, id="help")
@@ -95,11 +95,13 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         if row is None:
             return []
         owner = f" It is applied by {row.owner}." if row.owner else ""
+        done = knobs.takes_effect(row, self.mirror) == knobs.AGAIN
+        ended = f"{row.owner} is done: what is set now holds if it is run again. " if done else ""
         changed = f"last changed by {row.changed_by}{f' ({row.note})' if row.note else ''}" if row.changed_at else ""
         scientific = "◆ scientific: a change begins a new segment and wants a note. " if row.scientific else ""
         return [
             cut((Span("  "), span(f"{row.help}{owner}")), width),
-            cut((Span("  "), span(scientific, Tone.WARN), span(changed, Tone.DIM)), width),
+            cut((Span("  "), span(ended + scientific, Tone.WARN), span(changed, Tone.DIM)), width),
         ]
 
     def _beside(self, width: int, height: int) -> list[Line]:
@@ -164,7 +166,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     def _ask_ages(self) -> None:
         async def ask() -> None:
             try:
-                self._ages = await self.console_app.connection.client.staleness(deadline_s=ANSWER_S)
+                client = await self.console_app.connection.to_ask()
+                self._ages = await client.staleness(deadline_s=ANSWER_S)
                 self._ages_at = self.console_app.clock()
             except AgentrlError as error:
                 self._ages, self._unknown = None, str(error)
@@ -291,7 +294,7 @@ class KnobPage(AskedPage, KnobVerbs):
         super().update()
 
     def told(self, width: int) -> list[Line]:
-        return details.of_knob(self._row, self._answer, width)
+        return details.of_knob(self._row, self._answer, self.mirror, width)
 
 
 def _change(row: AuditRow) -> Line:

@@ -8,7 +8,6 @@ segment; a tuned value outlives `up`, a restart of the coordinator and anything 
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from agentrl.protocol import wire
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
+from agentrl.words.amounts import utc
 from agentrl.words.sentences import ended
 
 HISTORY_KEPT = 50
@@ -129,6 +129,7 @@ class KnobRegistry:
             changed_at=last.at if last else 0.0,
             changed_by=last.who if last else "",
             note=last.note if last else "",
+            before=last.old if last else None,
         )
 
     def rows(self) -> list[KnobRow]:
@@ -136,8 +137,11 @@ class KnobRegistry:
 
     # ---- what would happen ----
 
-    def preview(self, name: str, value: KnobValue, asked: KnobPreviewed | None = None) -> Effect:
-        """The effect of a value; `asked` is the answer of the unit that owns the knob."""
+    def preview(
+        self, name: str, value: KnobValue, asked: KnobPreviewed | None = None, *, owner_done: bool = False
+    ) -> Effect:
+        """The effect of a value; `asked` is the answer of the unit that owns the knob. `owner_done`: its owner came to
+        its end, so its boundary is not reached any more."""
         entry = self._find(name)
         new = _checked(entry, value)
         if new == entry.stored.value:
@@ -145,6 +149,7 @@ class KnobRegistry:
         if asked is not None and asked.error:
             raise RefusedError(f"The owner of {name} refuses {plain_value(new)}: {ended(asked.error)}")
         when = "" if entry.knob.boundary == "now" else f", from the {entry.knob.boundary} on"
+        when = f", if {entry.knob.owner} is run again: it is done" if owner_done else when
         own = _previewed(entry, new)
         changes = [f"{name}: {plain_value(entry.stored.value)} -> {plain_value(new)}{when}", *own.changes]
         loses = list(own.loses)
@@ -168,7 +173,7 @@ class KnobRegistry:
         stored = self._find(name).stored
         if seen is None or seen == stored.revision:
             return
-        by = f"by {stored.history[-1].who} at {_clock(stored.history[-1].at)}" if stored.history else "meanwhile"
+        by = f"by {stored.history[-1].who} at {utc(stored.history[-1].at)}" if stored.history else "meanwhile"
         raise ConflictError(
             f"{name} was changed {by} to {plain_value(stored.value)} "
             f"(revision {stored.revision}, you saw {seen}); nothing was overwritten.",
@@ -318,7 +323,3 @@ def _previewed(entry: _Entry, value: KnobValue) -> Effect:
         return entry.preview(value)
     except ConfigError as wrong:
         raise RefusedError(wrong.message, hint=wrong.hint) from wrong
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

@@ -108,7 +108,11 @@ class Acts:
     # ---- units ----
 
     def _scale_effect(self, args: commands.Scale) -> tuple[Effect, int]:
-        return effects.of_scale(self._context.state, args, self._context.board.idle(args.group))
+        state = self._context.state
+        effect, count = effects.of_scale(state, args, self._context.board.idle(args.group))
+        group = state.groups[args.group]
+        effects.refuse_unseen_count(group, args, count, self._context.operations.get(group.counted_by))
+        return effect, count
 
     def _scale(self, operation: Operation, args: commands.Scale) -> Goals:
         effect, count = self._scale_effect(args)
@@ -190,10 +194,16 @@ class KnobActs:
         knobs = self._context.knobs
         knobs.compare(args.name, args.seen_revision)
         value = args.value if name == "tune" else knobs.undo_value(args.name)
-        knobs.preview(args.name, value)  # refuses a value that the unit must not even be asked about
+        self._preview(args.name, value)  # refuses a value that the unit must not even be asked about
         said = await self._ask_owner(args.name, value)
-        effect = knobs.preview(args.name, value, said)
+        effect = self._preview(args.name, value, said)
         return effect if effect.empty else await self._told(args.name, value, effect, taken=said is not None)
+
+    def _preview(self, name: str, value: KnobValue, said: KnobPreviewed | None = None) -> Effect:
+        owner = self._context.knobs.declaration(name).owner
+        slots = [slot for slot in self._context.state.of_group(owner) if slot.wanted] if owner else []
+        done = bool(slots) and all(slot.done for slot in slots)
+        return self._context.knobs.preview(name, value, said, owner_done=done)
 
     async def _ask_owner(self, name: str, value: KnobValue) -> KnobPreviewed | None:
         owner = self._context.knobs.declaration(name).owner
@@ -205,14 +215,14 @@ class KnobActs:
     def _preview_tune(self, args: commands.Tune) -> Effect:
         knobs = self._context.knobs
         knobs.check(args.name, args.value, seen_revision=args.seen_revision, note=args.note)
-        return knobs.preview(args.name, args.value)
+        return self._preview(args.name, args.value)
 
     def _preview_undo(self, args: commands.UndoTune) -> Effect:
         knobs = self._context.knobs
         value = knobs.undo_value(args.name)
         # An undo brings its own note.
         knobs.check(args.name, value, seen_revision=args.seen_revision, note="undo")
-        return knobs.preview(args.name, value)
+        return self._preview(args.name, value)
 
     def _tune(self, operation: Operation, args: commands.Tune) -> Goals:
         change = self._context.knobs.tune(

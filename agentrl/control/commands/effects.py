@@ -9,13 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from agentrl.control.books.operations import Operation
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.danger import Effect
 from agentrl.supervision.choices import victims
 from agentrl.supervision.plans import Plan, new_units
-from agentrl.supervision.slots import Slot, State
+from agentrl.supervision.slots import GroupState, Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.words.amounts import utc
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000
@@ -71,6 +73,18 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
     going = tuple(s.unit for s in victims(members, len(members) - count, idle))
     coming = tuple(new_units({s.unit for s in members}, args.group, count - len(members)))
     return Effect(starts=coming, drains=going), count
+
+
+def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by: Operation | None) -> None:
+    """A number that the caller has not seen is not overwritten; one that is wanted already needs no writing."""
+    present = group.spec.count
+    if args.seen in (None, present) or count == present:
+        return
+    who = f"by {by.who} at {utc(by.accepted_at)}" if by is not None else "meanwhile"
+    raise ConflictError(
+        f"{args.group} was scaled to {present} {who} (you saw {args.seen}); nothing was changed.",
+        hint="Look at it with `agentrl status` and try again.",
+    )
 
 
 def of_drain(state: State, args: commands.DrainUnits) -> Effect:
