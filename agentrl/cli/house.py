@@ -66,7 +66,8 @@ def runs(cli: Cli) -> ExitCode:
             )
             for row in rows
         ]
-        output.show(output.table(("run", "state", "created", "directory"), shown), cli.color)
+        columns, width = ("run", "state", "created", "directory"), output.console().width
+        output.show(output.table(columns, shown, width=width, spare=("created",)), cli.color)
     return ExitCode.OK
 
 

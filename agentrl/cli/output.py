@@ -150,11 +150,11 @@ def table(
     for name in spare:
         if is_too_wide():
             long.pop(columns.index(name), None)
-    folds = is_too_wide(_NARROWEST)
+    folds, cuts, last = is_too_wide(_NARROWEST), is_too_wide(), max(long)
     for place, most in long.items():
         name = columns[place]
-        # Names and what is short stay whole; what folds is the rest.
-        whole = most < _FOLDS_FROM or (place == 0 and not folds)
+        # Names and what is short stay whole; what folds is the rest, and the last column where all are short.
+        whole = (most < _FOLDS_FROM and not (cuts and place == last)) or (place == 0 and not folds)
         made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=whole)
     for row in cells:
         made.add_row(*(row[place] for place in long))

@@ -288,6 +288,14 @@ def test_runs_lists_them(shell: Shell, coordinator: Scripted) -> None:
     assert "demo" in shell("runs").out
 
 
+@pytest.mark.parametrize("width", [24, 30, 40, 300])
+def test_nothing_of_the_list_of_runs_is_cut(shell: Shell, coordinator: Scripted, width: int) -> None:
+    heading, *lines = shell("runs", "list", COLUMNS=f"{width}").out.splitlines()
+    assert heading.split()[:2] == ["run", "state"]
+    assert all(len(line) <= width for line in lines)
+    assert "/runs/demo" in "".join(line[heading.index("directory") :].strip() for line in lines)
+
+
 def test_a_pipe_that_is_closed_is_no_error(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 1, 0, b"x" * 99 + b"\n", 100)
     coordinator.answers["events"] = lambda args: [incident(number, 1.0) for number in range(5000)]

@@ -35,6 +35,9 @@ def test_a_number_that_somebody_else_has_scaled_is_not_overwritten_and_who_it_wa
     ben = Operation("o", "scale", b"", "", "ben@far", OperationState.SUCCEEDED, accepted_at=60.0, deadline=0.0)
     with pytest.raises(ConflictError, match=r"web was scaled to 5 by ben@far at 1970-01-01 00:01:00 UTC \(you saw 4\)"):
         refuse_unseen_count(group, Scale("web", to=3, seen=4), 3, ben)
+    ben.command = "apply"
+    with pytest.raises(ConflictError, match="web was brought up with 5 by ben@far"):
+        refuse_unseen_count(group, Scale("web", to=3, seen=4), 3, ben)
     with pytest.raises(ConflictError, match="to 5 meanwhile"):
         refuse_unseen_count(group, Scale("web", to=3, seen=4), 3, None)
     for args, count in ((Scale("web", to=3), 3), (Scale("web", to=3, seen=5), 3), (Scale("web", to=5, seen=4), 5)):

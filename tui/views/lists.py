@@ -112,7 +112,9 @@ class AskedList(TableView):
         if self._asking is None:
             if self._answered_at is None:
                 # What was the matter when it was looked at last is not known to be so now.
-                self._said = self.table.empty = ASKING
+                self._said = ASKING
+                for table in self.query(Table):
+                    table.empty = ASKING
             self._asking = self.run_worker(self._ask_on(), name=self.what, group="ask")
         self._ask_now.set()
 

@@ -81,8 +81,9 @@ def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by:
     if args.seen in (None, present) or count == present:
         return
     who = f"by {by.who} at {utc(by.accepted_at)}" if by is not None else "meanwhile"
+    how = "brought up with" if by is not None and by.command == "apply" else "scaled to"
     raise ConflictError(
-        f"{args.group} was scaled to {present} {who} (you saw {args.seen}); nothing was changed.",
+        f"{args.group} was {how} {present} {who} (you saw {args.seen}); nothing was changed.",
         hint="Look at it with `agentrl status` and try again.",
     )
 
