@@ -19,8 +19,8 @@ MARK_RUN = b"AGENTRL_RUN"
 MARK_INCARNATION = b"AGENTRL_INCARNATION"
 MARK_HOST = b"AGENTRL_HOST"
 
-_LOOKS, _LOOK_S = 100, 0.001
-"""An exec takes microseconds; on a busy machine it is interrupted in the middle."""
+_LOOKS, _LOOK_S = 1000, 0.001
+"""An exec takes microseconds; on a busy machine it is interrupted in the middle, and goes on when it is its turn."""
 
 
 class Stat(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from agentrl.errors import ExitCode
 from agentrl.protocol.commands import COMMANDS
 from tests.cli.conftest import Shell
 from tests.cli.scripted import Scripted
-from tests.transport.conftest import free_triplet
+from tests.ports import free_triplet
 
 
 @pytest.mark.parametrize(

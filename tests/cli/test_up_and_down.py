@@ -348,7 +348,7 @@ def test_a_person_who_follows_reads_names_and_not_keys(
 
 
 def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
-    from tests.transport.conftest import free_triplet
+    from tests.ports import free_triplet
 
     a_run.sidecar("web", SLEEPER)
     a_run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}

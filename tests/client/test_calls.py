@@ -29,7 +29,7 @@ from agentrl.protocol.messages import ErrorReply, Permission, Refused
 from agentrl.protocol.rows import OperationState
 from agentrl.transport.keys import ClientKey, new_keypair
 from tests.client.coordinator import SmallCoordinator
-from tests.transport.conftest import free_triplet
+from tests.ports import free_triplet
 from tests.waiting import aeventually
 
 

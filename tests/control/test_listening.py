@@ -18,7 +18,7 @@ from agentrl.transport.hub import Hub
 from agentrl.transport.keys import new_keypair
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
-from tests.transport.conftest import free_triplet
+from tests.ports import free_triplet
 from tests.waiting import aeventually
 
 
