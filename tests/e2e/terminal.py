@@ -17,6 +17,7 @@ class Terminal:
     """A shell in tmux."""
 
     def __init__(self, run: Run, width: int = 100, height: int = 30) -> None:
+        self._lines = 0
         self._socket = f"t{uuid.uuid4().hex[:8]}"
         self._environ = {**run.environ, "PYTHONPATH": str(ROOT), "TERM": "screen-256color"}
         self._environ.pop("NO_COLOR")
@@ -24,9 +25,23 @@ class Terminal:
 
     def run(self, *words: str) -> None:
         """Type a command line, and what tells its end."""
+        self._lines += 1
         # In two parts, so that the typed line is not taken for the end.
         settings = "stty -a | grep -oE -- '[ -](echo|icanon) '"
-        self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded $?; {settings}", "Enter")
+        self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded {self._lines}: $?; {settings}", "Enter")
+
+    def ended(self, code: int | None) -> str:
+        """What is there once the last command line has ended, with any code if none is given."""
+        told = f"ended {self._lines}: {'' if code is None else code}"
+
+        def there() -> str:
+            seen = self.seen()
+            behind = seen.partition(told)[2]
+            missing = [text for text in ("\n echo", "\n icanon") if text not in behind]
+            assert not missing, f"{missing} not behind {told!r} in:\n{seen}"
+            return behind
+
+        return eventually(there, what=told)
 
     def keys(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
@@ -83,8 +98,7 @@ def console(run: Run, *options: str) -> tuple[str, ...]:
 
 def sane(terminal: Terminal, code: int | None) -> None:
     """Back in the shell: it echoes, and nothing that a console asks of a terminal is left."""
-    seen = terminal.shows(f"ended {code}" if code is not None else "ended", "\n echo", "\n icanon")
-    assert "-echo" not in seen
+    assert "-echo" not in terminal.ended(code)
     left = terminal.modes()
     assert not left["alternate_on"]
     assert not left["mouse_any_flag"]

@@ -16,7 +16,7 @@ import pytest
 from agentrl.errors import ExitCode
 from tests.e2e.browser import browser, processes_of
 from tests.e2e.running import PYTHON, Run, running
-from tests.waiting import aeventually, eventually
+from tests.waiting import PATIENCE_S, aeventually, eventually
 from tui.serving import gate
 from tui.serving.server import MOST, TOO_MANY
 
@@ -73,7 +73,11 @@ async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_
         page.forget()
         await page.press("2")
         await page.shows("UNIT", "web-0", "web-1", "● ready")
-        assert await page.picture() != before
+
+        async def drawn_anew() -> bool:
+            return await page.picture() != before
+
+        await aeventually(drawn_anew)
 
         page.forget()
         await page.press("r")
@@ -89,7 +93,11 @@ async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_
         page.forget()
         await page.press("q")
         await aeventually(lambda: console not in served.consoles(), within_s=60)
-        assert "This console has ended." in await page.says()
+
+        async def told() -> bool:
+            return "This console has ended." in await page.says()
+
+        await aeventually(told)
 
         await page.open(f"{served.base}/")
         await page.shows("web 2/2")
@@ -142,7 +150,7 @@ def _lives(pid: int) -> bool:
 
 def test_others_get_one_sentence_and_nothing_else(served: Served) -> None:
     def refused(path: str, why: str, **headers: str) -> None:
-        answer = httpx.get(f"{served.base}{path}", headers=headers)
+        answer = httpx.get(f"{served.base}{path}", headers=headers, timeout=PATIENCE_S)
         assert (answer.status_code, answer.text.strip()) == (403, why)
 
     token = served.url.partition("/?")[2]
@@ -152,7 +160,7 @@ def test_others_get_one_sentence_and_nothing_else(served: Served) -> None:
     refused("/?token=wrong", gate.WRONG_TOKEN)
     refused(f"/?{token}", gate.WRONG_NAME, host="evil.example")
     refused(f"/?{token}", gate.WRONG_ORIGIN, origin="http://evil.example")
-    answer = httpx.get(served.url)
+    answer = httpx.get(served.url, timeout=PATIENCE_S)
     assert answer.status_code == 303
     assert answer.headers["location"] == "/"
     assert "HttpOnly" in answer.headers["set-cookie"]

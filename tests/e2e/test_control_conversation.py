@@ -90,7 +90,9 @@ def well(run: Run) -> Callable[[], None]:
         eventually(lambda: run.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
         now = run.units()
         assert run.coordinator_pid() == pid
-        assert {u: (r.pid, r.state) for u, r in now.items()} == {u: (r.pid, "ready") for u, r in before.items()}
+        assert {u: r.pid for u, r in now.items()} == {u: r.pid for u, r in before.items()}
+        for unit in before:
+            run.wait_state(unit, "ready")
 
     return still_well
 

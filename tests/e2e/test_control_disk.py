@@ -21,6 +21,7 @@ import pytest
 
 from agentrl.errors import DiskError, ExitCode
 from agentrl.protocol.commands import Pause, Resume
+from agentrl.protocol.rows import UnitRow
 from tests.e2e.running import Run, running
 from tests.waiting import eventually
 
@@ -116,9 +117,13 @@ def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
         run.kill(before["web-0"].pid)
         # It cannot be started, again and again: that is the disk's fault, and no reason to give it up.
         eventually(lambda: run.unit_row("web-0").incarnation > 8, what="many attempts")
-        row = run.unit_row("web-0")
-        assert row.state != "fatal"
-        assert "No space left on device" in row.reason
+
+        def said_why() -> UnitRow | None:
+            row = run.unit_row("web-0")
+            assert row.state != "fatal"
+            return row if "No space left on device" in row.reason else None
+
+        row = eventually(said_why, what="the reason, between two attempts")
         goes_on(run)
         assert str(run.dir) in run.host().disk_full
         told = alert(run, f"host-cannot-write:{run.host().host}")
@@ -146,6 +151,7 @@ def test_a_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> No
         assert "disk is full" in run.run_row().journal_full
         assert "commands are refused" in alert(run, f"journal-full:{run.name}")["sentence"]
         run.kill(before["web-0"].pid)
+        eventually(lambda: not run.alive(before["web-0"].pid), what="its end")
         goes_on(run)
         assert run.lives_of("web-0") == set(), "nothing is started that could not be written down"
     run.wait_incarnation("web-0", above=before["web-0"].incarnation)

@@ -47,7 +47,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.sidecar("wide", ["sleep", "1000"], resources={"cpus": 5000})
         run.sidecar("eager", ["sleep", "1000"], after=["gpu"])
         run.unit("ticker", "ticker", "--every", "0.05")
-        run.sidecar("grower", [PYTHON, GROWER, "--to-mib", "400", "--mib-per-s", "40"], count=0)
+        # For half a minute: whoever looks late finds it growing still.
+        run.sidecar("grower", [PYTHON, GROWER, "--to-mib", "750", "--mib-per-s", "30"], count=0)
         run.config["alerts"] = {"memory_window_s": 3.0}
         run.up("--no-wait")
         for unit in ("collector-0", "rollout-0", "tools-0", "ticker-0"):
