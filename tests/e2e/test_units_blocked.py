@@ -20,7 +20,9 @@ BLOCKED_S = 7.0
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("blocked"), f"t-{uuid.uuid4().hex[:8]}"):
-        run.config["supervision"]["stacks_grace_s"] = 1.0
+        # Where many runs share two cores, writing stacks takes longer, and between its phases a unit may be late.
+        run.config["supervision"]["stacks_grace_s"] = 10.0
+        run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
         assert run.config["supervision"]["dead_after_s"] * 3 < BLOCKED_S
         long = ("--for", str(BLOCKED_S), "--at-most", "60")
         run.unit("released", "blocker", *long)
