@@ -59,6 +59,7 @@ class ServerProcess:
         self._name = name
         self._launch = launch
         self._process: Process | None = None
+        self._code: int | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
@@ -71,7 +72,7 @@ class ServerProcess:
     @property
     def story(self) -> str:
         """How it ended, and its last words."""
-        code = None if self._process is None else self._process.returncode
+        code = self._code
         if code is None:
             how = "it closed its output" if self.ended.is_set() else "it runs"
         else:
@@ -145,7 +146,7 @@ class ServerProcess:
 
     async def _watch(self, process: Process, inbox: Inbox) -> None:
         """asyncio's own `wait` waits for the pipes too, which a child of the dead process may hold open."""
-        await _death_of(process)
+        self._code = await _death_of(process)
         self._dead.set()
         # What it wrote before it died is read out first.
         with contextlib.suppress(TimeoutError):
@@ -254,8 +255,8 @@ async def _lines(stream: asyncio.StreamReader, *, most: int = MOST_MESSAGE_BYTES
         yield b"".join(pieces) if length <= most else _TooLong(b"".join(pieces)[:_HEAD_BYTES], length)
 
 
-async def _death_of(process: Process) -> None:
-    """Returns when the process is dead and how it ended is known, or soon after if somebody else took that."""
+async def _death_of(process: Process) -> int | None:
+    """Returns when the process is dead, and how it ended; None if somebody else took that."""
     loop = asyncio.get_running_loop()
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -266,6 +267,11 @@ async def _death_of(process: Process) -> None:
         loop.add_reader(descriptor, died.set)
         try:
             await died.wait()
+            # asyncio has a thread take it, which may come too late on a busy machine: its callers want the story now.
+            with contextlib.suppress(ChildProcessError):
+                found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # noqa: ASYNC222
+                if found is not None:
+                    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
@@ -273,6 +279,7 @@ async def _death_of(process: Process) -> None:
         async with asyncio.timeout(LAST_WORDS_WITHIN_S):
             while process.returncode is None:
                 await asyncio.sleep(0.005)
+    return process.returncode
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

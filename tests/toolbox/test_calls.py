@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -146,6 +147,15 @@ async def test_a_keyed_server_that_dies_is_back_and_its_sessions_are_lost(make: 
         assert later.status == "ok"
         assert later.content.split()[0] != first.content.split()[0]
         assert hands.server().starts == 2
+
+
+@pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
+async def test_how_a_process_ended_is_known_before_its_status_is_taken(command: str, code: int) -> None:
+    """By a thread of asyncio, which may get no processor time for a while."""
+    with subprocess.Popen(["sh", "-c", command]) as process:  # noqa: ASYNC220
+        assert await pipes._death_of(process) == code  # type: ignore[arg-type]
+        assert process.returncode is None
+    assert process.returncode == code, "and whoever takes it finds it"
 
 
 async def test_bystanders_of_a_crash_are_not_to_blame(make: MakeToolbox, tmp_path: Path) -> None:
