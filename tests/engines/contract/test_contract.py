@@ -156,8 +156,13 @@ async def test_an_aborted_call_answers_with_what_it_has_and_no_other_is_touched(
 
 
 async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(subject: Subject, first: Weights) -> None:
-    long = sampling(first, LONG, temperature=0.0)
-    made = await subject.client.generate("late", PROMPT, long, deadline_s=0.05)
+    async def late() -> Generated:
+        long = sampling(first, LONG, temperature=0.0)
+        made = await subject.client.generate(f"late/c{next(NAMES)}", PROMPT, long, deadline_s=0.05)
+        assert made.finish not in ("stop", "length"), "it ended before anybody looked at the deadline"
+        return made
+
+    made = await aeventually(late)
     assert made.finish == "abort"
     assert len(made.ids) < LONG
 
@@ -165,10 +170,15 @@ async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(sub
 async def test_at_the_deadline_a_stream_is_aborted_too_and_ends_with_what_there_is(
     subject: Subject, first: Weights
 ) -> None:
-    long = sampling(first, LONG, temperature=0.0)
-    parts = [part async for part in subject.client.stream("late-stream", PROMPT, long, deadline_s=0.05)]
-    assert parts[-1].finish == "abort"
-    assert len(parts[-1].ids) < LONG
+    async def late() -> Generated:
+        long, name = sampling(first, LONG, temperature=0.0), f"late-stream/c{next(NAMES)}"
+        parts = [part async for part in subject.client.stream(name, PROMPT, long, deadline_s=0.05)]
+        assert parts[-1].finish not in ("stop", "length"), "it ended before anybody looked at the deadline"
+        return parts[-1]
+
+    made = await aeventually(late)
+    assert made.finish == "abort"
+    assert len(made.ids) < LONG
 
 
 async def updated_midway(subject: Subject, first: Weights, second: Weights, mode: PauseMode) -> Generated:
