@@ -168,19 +168,27 @@ class Run:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that carries the run's mark."""
-        if not (self.state_dir / "run.json").exists():
-            return []
-        uuid, found = self.uuid().encode(), []
-        for process in psutil.process_iter():
+        found = []
+        for pid in self._marked():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if marks(process).get(proc.MARK_RUN) == uuid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                found.append(psutil.Process(pid))
+        return found
+
+    def _marked(self) -> dict[int, str]:
+        """Incarnations by pid, "" for the keepers. Read as the product reads them: one that becomes another program at
+        this moment has its mark all the same, and one that has ended has none."""
+        if not (self.state_dir / "run.json").exists():
+            return {}
+        uuid, found = self.uuid().encode(), {}
+        for pid in proc.all_pids():
+            marks = proc.marks(pid) or {}
+            if marks.get(proc.MARK_RUN) == uuid:
+                found[pid] = marks.get(proc.MARK_INCARNATION, b"").decode()
         return found
 
     def lives_of(self, unit: str) -> set[str]:
         """Incarnations of a unit that are alive now."""
-        names = {marks(process).get(proc.MARK_INCARNATION, b"").decode() for process in self.processes()}
-        return {name for name in names if name.rpartition(".")[0] == unit}
+        return {name for name in self._marked().values() if name.rpartition(".")[0] == unit}
 
     def alive(self, pid: int) -> bool:
         try:
@@ -218,11 +226,6 @@ class Run:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         assert not left, f"left behind: {named}; down said: {said}"
-
-
-def marks(process: psutil.Process) -> dict[bytes, bytes]:
-    """As the product reads them: one that becomes another program at this moment has its marks all the same."""
-    return proc.marks(process.pid) or {}
 
 
 def running(tmp_path: Path, name: str, factor: float = 0.1) -> Iterator[Run]:
