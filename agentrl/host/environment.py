@@ -37,9 +37,6 @@ MARKS = (
 """All variables that say who a process is; a process that starts another role must not hand them on."""
 
 
-_TRIM_BYTES = 128 << 10
-
-
 @dataclass(frozen=True)
 class Home:
     """What all processes of one agent share."""
@@ -91,8 +88,6 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
     threads = str(max(1, math.ceil(spec.resources.cpus)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env.setdefault(name, threads)
-    # Freed memory goes back to the system, so that a leak is seen in the numbers and a peak is not taken for one.
-    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(_TRIM_BYTES))
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.pop("PYTHONHASHSEED", None)  # only the spec decides about determinism
     env |= {name: _value(name, value, home, spawn.unit) for name, value in spec.env.items()}

@@ -139,11 +139,17 @@ def test_a_unit_computes_with_as_many_threads_as_it_reserves(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, cpus: float, env: dict[str, str], expected: str
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     order = spawn("web-0", "true", env=env, resources=Resources(cpus=cpus))
     found = environment.of_unit(order, bench.home, heartbeat_s=1.0)
     assert found["OMP_NUM_THREADS"] == expected
-    assert found["MALLOC_TRIM_THRESHOLD_"] == "131072"
+
+
+def test_a_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A threshold that is given stays as it is, and then every larger tensor is mapped, cleared and unmapped anew."""
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    found = environment.of_unit(spawn("web-0", "true"), bench.home, heartbeat_s=1.0)
+    assert not [name for name in found if name.startswith("MALLOC_")]
 
 
 @both
