@@ -201,6 +201,14 @@ async def test_a_second_server_waits_for_the_one_that_outlived_its_unit(mongo: M
         assert known.run.tasks.count_documents({}) == 1
 
 
+async def test_it_keeps_nothing_of_the_past(mongo: MongoUnits) -> None:
+    """What left an index within the time that is kept is passed over by every search in it."""
+    await mongo.up()
+    with client(mongo.files) as known:
+        kept = known.admin.command("getParameter", minSnapshotHistoryWindowInSeconds=1)
+    assert kept["minSnapshotHistoryWindowInSeconds"] == 0
+
+
 async def test_after_the_port_was_given_up_a_new_one_is_chosen_and_the_data_stays(mongo: MongoUnits) -> None:
     unit = await mongo.up()
     files = mongo.files
