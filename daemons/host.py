@@ -53,8 +53,16 @@ async def run(args: argparse.Namespace, home: Home) -> int:
     dealer.start()
     if args.with_coordinator:
         output = folder / "coordinator.log"
-        given_up = claim.note_coordinator
-        agent.guard(Guardian(agent.processes, home.state_dir, output, home.run, on_given_up=given_up))
+        agent.guard(
+            Guardian(
+                agent.processes,
+                home.state_dir,
+                output,
+                home.run,
+                on_given_up=claim.note_coordinator,
+                on_left=agent.coordinator_left,
+            )
+        )
     log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
     try:
         await finished.wait()

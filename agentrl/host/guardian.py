@@ -68,6 +68,7 @@ class Guardian:
         run: str,
         *,
         on_given_up: Callable[[str], None],
+        on_left: Callable[[], None],
         command: tuple[str, ...] = (),
     ) -> None:
         self._processes = processes
@@ -75,6 +76,8 @@ class Guardian:
         self._log_path = log_path
         self._run = run
         self._on_given_up = on_given_up
+        self._on_left = on_left
+        """The coordinator went in order."""
         self._command = command or (sys.executable, "-m", "daemons.coordinator", "--state-dir", str(state_dir))
         self._process: Process | None = None
         self._began = 0.0
@@ -207,6 +210,7 @@ class Guardian:
         log.warning("The coordinator (process %d) ended: %s.", process.pid, status)
         if status.code == ExitCode.OK:
             self._give_up("The coordinator ended by itself.")
+            self._on_left()
         elif status.code == ExitCode.CONFIG:
             self._give_up(f"The coordinator's configuration is wrong; its reason stands in {self._log_path}.")
         elif status.code == ExitCode.CONFLICT:

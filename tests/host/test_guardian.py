@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.host import proc
+from agentrl.host.agent import Agent
 from agentrl.host.guardian import Guardian
 from agentrl.host.processes import Processes
 from agentrl.protocol.base import Message
-from agentrl.protocol.messages import CoordinatorTrouble, Welcome
+from agentrl.protocol.messages import CoordinatorTrouble, Spawned, Welcome
+from tests.host.harness import SLEEP, Bench, spawn
 from tests.waiting import aeventually, eventually
 
 # Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.
@@ -40,15 +42,22 @@ RUN = f"run-{uuid.uuid4()}"
 
 
 @contextlib.asynccontextmanager
-async def guarding(folder: Path, gave_up: list[str]) -> AsyncIterator[Guardian]:
+async def guarding(folder: Path, gave_up: list[str], agent: Agent | None = None) -> AsyncIterator[Guardian]:
     processes = Processes()
     processes.become_parent_of_orphans()
+
+    def left() -> None:
+        gave_up.append("it left")
+        if agent is not None:
+            agent.coordinator_left()
+
     guardian = Guardian(
         processes,
         folder,
         folder / "coordinator.log",
         RUN,
         on_given_up=gave_up.append,
+        on_left=left,
         command=(sys.executable, "-c", COORDINATOR, str(folder)),
     )
     guardian.start()
@@ -108,8 +117,25 @@ async def test_what_a_restart_cannot_cure_is_left(folder: Path, code: int, words
     async with guarding(folder, gave_up) as guardian:
         await aeventually(lambda: gave_up)
         assert words in gave_up[0]
+        assert gave_up[1:] == (["it left"] if code == 0 else [])
         assert not guardian.keeping
         assert (folder / "starts").read_text() == "x"
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["without units", "with a unit"])
+async def test_an_agent_whose_coordinator_left_ends_unless_it_keeps_units(
+    bench: Bench, folder: Path, keeps: bool
+) -> None:
+    (folder / "code").write_text("0")
+    gave_up: list[str] = []
+    async with bench.tidy_agent() as agent:
+        if keeps:
+            agent.receive(spawn("web-0", *SLEEP))
+            await bench.sent.one(Spawned)
+        async with guarding(folder, gave_up, agent) as guardian:
+            await aeventually(lambda: len(gave_up) == 2)
+            assert not guardian.keeping
+            assert agent.finished.is_set() == (not keeps)
 
 
 async def test_the_holder_of_the_lock_is_adopted_when_it_says_who_it_is(folder: Path) -> None:
