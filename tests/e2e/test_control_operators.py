@@ -228,8 +228,8 @@ def test_two_operators_at_one_knob_do_not_overwrite_each_other(run: Run) -> None
     tunes = [each for each in run.cli("events", "--kind", "operation") if each["command"] == "tune"]
     assert [each["state"] for each in tunes] == ["succeeded"]
     assert len([each for each in run.cli("events", "--kind", "audit") if each["command"] == "tune"]) == 1
-    onscreen.recorded(run, (), f"{knob} = 7 by ")
-    onscreen.recorded(run, ("3",), "= 7, by ")
+    onscreen.recorded(run, (), f"{knob} {seen['value']} -> 7 by ")
+    onscreen.recorded(run, ("3",), "-> 7, by ")
     run.cli("tune", knob, "--undo")
     assert run.cli("tune", knob)["knob"]["value"] == seen["value"]
 
