@@ -331,7 +331,7 @@ def the_strategy_can_be_another(run: Run, *, at_least: int) -> None:
     onscreen.live(run, ("5", "b"), "too old to train, by how long they took: ≤")
     run.cli("tune", "strategy", "wait", "--note", "long tasks are starved")
     in_force(run, "strategy", "wait")
-    onscreen.recorded(run, (), "strategy = wait by ")
+    onscreen.recorded(run, (), "strategy drop -> wait by ")
     goes_on(run)
     run.cli("tune", "strategy", "--undo")
     in_force(run, "strategy", "drop")
