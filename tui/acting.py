@@ -101,14 +101,14 @@ class Acting:
 
     async def _consented(self, intent: Intent) -> tuple[Intent | None, Accepted]:
         """The intent as it may be sent, or None; and the effect that was agreed to."""
-        client = self._console.connection.client
-        preview: Accepted = await client.preview(intent.command, intent.args)
+        connection = self._console.connection
+        preview: Accepted = await connection.client.preview(intent.command, intent.args)
         while True:
             agreed = await self._agreed(intent, preview)
             if agreed is None or not (preview.effect.scientific or preview.tier >= Tier.DISRUPTIVE):
                 return agreed, preview
             # Somebody thought about it meanwhile, and agreed to nothing that is worse by now.
-            before, preview = preview, await client.preview(agreed.command, agreed.args)
+            before, preview = preview, await connection.client.preview(agreed.command, agreed.args)
             if preview.tier <= before.tier:
                 return agreed, preview
             intent = agreed

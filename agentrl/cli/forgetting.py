@@ -81,8 +81,7 @@ def remove_state(state_dir: Path) -> None:
         _remove(going)
         place.rename(going)
         _remove(going)
-        if state_dir.is_symlink():
-            state_dir.unlink()
+        _unlink(state_dir)
     except OSError as failed:
         raise DiskError(f"{failed.filename or going} cannot be removed: {failed.strerror}.") from failed
 
@@ -96,7 +95,13 @@ def finish_removals(home: Path) -> None:
                 with contextlib.suppress(OSError):
                     _remove(going)
                     if going is not found:
-                        found.unlink()
+                        _unlink(found)
+
+
+def _unlink(name: Path) -> None:
+    """A link to what is gone. Who makes the run anew meanwhile makes the place before its name, so that stays."""
+    if name.is_symlink() and not name.exists():
+        name.unlink(missing_ok=True)
 
 
 def _going(place: Path) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.client.living import boot_id, coordinator_of, given_up, keepers_of, read_json
+from agentrl.client.living import agents_of, boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.words.sentences import ended
@@ -115,6 +115,9 @@ async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, 
                 f"The coordinator of {place.name} cannot be started: {why}{_evidence(place, '')}",
                 hint=f"Then `agentrl down --run {place.name}`, and up again.",
             )
+        if not agents_of(place.state_dir):
+            # It was on its way out when it was met.
+            said = await _start_agent(place)
         if time.monotonic() > deadline:
             late = f"The coordinator of {place.name} did not answer within {patience_s:g} s."
             if within_s is not None:

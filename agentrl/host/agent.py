@@ -296,10 +296,13 @@ class Agent:
             self.guardian.stop()
         self.check_finished()
 
-    def coordinator_left(self) -> None:
-        """It goes when the run is down, and may not have known this agent yet: nobody else says that it may end."""
-        if self._empty:
-            self._exit_when_empty()
+    def coordinator_left(self) -> bool:
+        """It goes when the run is down, and may not have known this agent yet: nobody else says that it may end.
+        Whether this agent ends."""
+        if not self._empty or self._sought:
+            return False
+        self._exit_when_empty()
+        return True
 
     def _been_lonely(self) -> None:
         """Without units to keep there is nothing to wait for, unless a coordinator is being brought back."""

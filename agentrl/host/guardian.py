@@ -68,7 +68,7 @@ class Guardian:
         run: str,
         *,
         on_given_up: Callable[[str], None],
-        on_left: Callable[[], None],
+        on_left: Callable[[], bool],
         command: tuple[str, ...] = (),
     ) -> None:
         self._processes = processes
@@ -77,7 +77,7 @@ class Guardian:
         self._run = run
         self._on_given_up = on_given_up
         self._on_left = on_left
-        """The coordinator went in order."""
+        """The coordinator went in order. Answers whether the agent ends with it."""
         self._command = command or (sys.executable, "-m", "daemons.coordinator", "--state-dir", str(state_dir))
         self._process: Process | None = None
         self._began = 0.0
@@ -209,8 +209,8 @@ class Guardian:
             return
         log.warning("The coordinator (process %d) ended: %s.", process.pid, status)
         if status.code == ExitCode.OK:
-            self._give_up("The coordinator ended by itself.")
-            self._on_left()
+            if not self._on_left():
+                self._give_up("The coordinator ended by itself.")
         elif status.code == ExitCode.CONFIG:
             self._give_up(f"The coordinator's configuration is wrong; its reason stands in {self._log_path}.")
         elif status.code == ExitCode.CONFLICT:

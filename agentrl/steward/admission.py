@@ -58,7 +58,8 @@ async def admit(database: Database, rules: Rules) -> Admitted:
         first_order=order,
     )
     room = max(rooms.values())
-    return Admitted(done, room, counted, "" if done else _why_none(hold, room < rules.n, held, queue), held)
+    why_not = "another steward admitted at the same moment" if granted else _why_none(hold, room < rules.n, held, queue)
+    return Admitted(done, room, counted, "" if done else why_not, held)
 
 
 def _why_none(hold: str, is_full: bool, held: Mapping[str, str], queue: Sequence[Task]) -> str:

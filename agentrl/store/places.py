@@ -23,7 +23,7 @@ _FIRST_PAGE = "Begin at the first page."
 
 def written(kind: str, keys: Sequence[SortKey], row: Mapping[str, Any]) -> str:
     """What a shell takes as one word, as short as the values let it be."""
-    place = msgspec.msgpack.encode([_list(kind, keys), *map(_moment, values_of(keys, row))])
+    place = msgspec.msgpack.encode([_list(kind, keys), *map(_plain, values_of(keys, row))])
     return _BEGINS + base64.urlsafe_b64encode(place).decode().rstrip("=")
 
 
@@ -54,9 +54,11 @@ def _list(kind: str, keys: Sequence[SortKey]) -> int:
     return zlib.crc32(f"{kind} by {_order(keys)}".encode())
 
 
-def _moment(value: Any) -> Any:
-    """Times are stored in UTC."""
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+def _plain(value: Any) -> Any:
+    """Times are stored in UTC; a large number comes back from the server as its own kind of whole number."""
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _order(keys: Sequence[SortKey]) -> str:
