@@ -3,8 +3,8 @@
 Invariants: at most one coordinator is started by this agent at a time, and a living one is adopted, never doubled; it
 is restarted at once after its first death and with growing pauses after that; one that says nothing for too long is
 continued if somebody stopped it, and else made to write its stacks, ended and replaced; an end that a restart cannot
-cure (a wrong configuration, a lock held by another, an orderly end) is written down and left. Whatever befell a
-coordinator is told to the one that listens next.
+cure (a wrong configuration, a lock held by another, an orderly end) is written down and left, but for an orderly end
+with which the agent ends. Whatever befell a coordinator is told to the one that listens next.
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ class Screen:
         for _ in range(QUEUES):
             await self._pilot._wait_for_screen()
 
+    async def command(self, text: str) -> None:
+        """What is typed behind `:`."""
+        await self.press("colon")
+        await self.type(text)
+        await self.press("enter")
+
     async def resize(self, width: int, height: int) -> None:
         await self._pilot.resize_terminal(width, height)
         await aeventually(lambda: len(self.lines) == height and self.app.size == (width, height))

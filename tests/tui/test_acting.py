@@ -168,9 +168,7 @@ async def test_a_scientific_change_that_was_typed_asks_for_its_note(coordinator:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
-        await screen.press("colon")
-        await screen.type("tune trainer.rate 0.2")
-        await screen.press("enter")
+        await screen.command("tune trainer.rate 0.2")
         await screen.shows("It begins a new segment on all curves. Why?")
         await screen.type("because")
         await screen.press("enter")
@@ -181,9 +179,7 @@ async def test_what_is_lost_by_a_scientific_change_wants_the_name_of_the_run_too
     populate(coordinator)
     coordinator.effects["tune"] = Effect(loses=("14 records are lost",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
-        await screen.press("colon")
-        await screen.type("tune trainer.rate 0.2")
-        await screen.press("enter")
+        await screen.command("tune trainer.rate 0.2")
         await screen.shows("Why?", "14 records are lost")
         await screen.type("because")
         await screen.press("enter")
@@ -198,9 +194,7 @@ async def test_who_agreed_before_it_became_worse_is_asked_again(coordinator: Scr
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
-        await screen.press("colon")
-        await screen.type("tune trainer.rate 0.2")
-        await screen.press("enter")
+        await screen.command("tune trainer.rate 0.2")
         await screen.shows("Why?")
         coordinator.effects["tune"] = Effect(loses=("14 records are lost",), scientific=True)
         await screen.type("because")

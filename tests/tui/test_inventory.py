@@ -189,9 +189,7 @@ async def test_a_run_file_is_applied_after_a_look_at_its_plan(
     monkeypatch.chdir(tmp_path)
     run.effects["apply"] = Effect(drains=("web-1",))
     async with opened(run.state_dir, (100, 30)) as screen:
-        await screen.press("colon")
-        await screen.type("up with")
-        await screen.press("enter")
+        await screen.command("up with")
         await screen.shows("Make this run equal to a file")
         await screen.type("r.yaml")
         await screen.shows("disruptive: 1 unit finishes its work and ends: web-1")
@@ -215,9 +213,7 @@ async def test_a_page_has_no_file_read_but_those_beside_the_runs_own(
     (run.state_dir / paths.LAST_UP).write_text(json.dumps({"file": str(own / "first.yaml"), "sets": []}))
     async with opened(run.state_dir, (120, 30), Settings(in_browser=True)) as screen:
         screen.app.mirror.name = run.state_dir.name
-        await screen.press("colon")
-        await screen.type("up with")
-        await screen.press("enter")
+        await screen.command("up with")
         await screen.shows("Make this run equal to a file")
         for name in (elsewhere / "r.yaml", own / "link.yaml", "/etc/shadow", own / ".." / "elsewhere" / "r.yaml"):
             screen.app.screen.query_one(Input).value = str(name)
@@ -230,9 +226,7 @@ async def test_a_page_has_no_file_read_but_those_beside_the_runs_own(
 
 async def test_a_page_names_no_file_for_the_steward_to_read(run: Scripted) -> None:
     async with opened(run.state_dir, (120, 30), Settings(in_browser=True)) as screen:
-        await screen.press("colon")
-        await screen.type("tasks add /etc/shadow --environment shop")
-        await screen.press("enter")
+        await screen.command("tasks add /etc/shadow --environment shop")
         await screen.shows("a page shall not have files of the steward's host read")
 
 

@@ -146,13 +146,9 @@ async def test_the_palette_does_what_is_chosen_and_what_is_typed(coordinator: Sc
         await screen.type("tuni")
         await screen.press("enter")
         await screen.shows("KNOB▲")
-        await screen.press("colon")
-        await screen.type("scale web +1")
-        await screen.press("enter")
+        await screen.command("scale web +1")
         await aeventually(lambda: coordinator.sent("scale"))
-        await screen.press("colon")
-        await screen.type("restart nobody")
-        await screen.press("enter")
+        await screen.command("restart nobody")
         await screen.shows("There is no unit named nobody.")
 
 
