@@ -14,8 +14,10 @@ from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import ConfigError, ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agentrl.client import Client
-    from agentrl.protocol.rows import AuditRow, KnobRow
+    from agentrl.protocol.rows import AuditRow, GroupRow, KnobRow
 
 
 def register(app: typer.Typer) -> None:
@@ -49,19 +51,20 @@ async def tune(
     from agentrl.cli.acts import act_with
     from agentrl.config.knob import knob_of
     from agentrl.protocol.commands import Tune, UndoTune
-    from agentrl.words.rows import knob_value
+    from agentrl.words.rows import knob_value, takes_effect
 
     _check(knob, value, preview=preview, undo=undo, history=history)
     cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)
     async with cli.connect() as client:
         if knob is None:
-            return _show_all(cli, await client.knobs())
+            return _show_all(cli, await client.knobs(), await _groups(client))
         row = await _read(client, knob)
         revision = row.revision if seen is None else seen
         if undo:
             return await act_with(cli, client, "undo_tune", UndoTune(name=row.name, seen_revision=revision))
         if value is None:
-            return _show_one(cli, row, await client.knob_history(row.name), history=history)
+            changes = await client.knob_history(row.name)
+            return _show_one(cli, row, takes_effect(row, await _groups(client)), changes, history=history)
         try:
             wanted = knob_of(row).parse(value)
         except ConfigError as wrong:
@@ -95,9 +98,14 @@ async def _read(client: Client, name: str) -> KnobRow:
     raise UnknownNameError(f"There is no knob named {name!r}.", hint=hint)
 
 
-def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
+async def _groups(client: Client) -> Iterable[GroupRow]:
+    """Who is done decides whether a new value takes effect at all."""
+    return (await client.status()).groups
+
+
+def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.words.rows import allowed, knob_value
+    from agentrl.words.rows import allowed, knob_value, takes_effect
 
     if cli.json:
         output.emit(found)
@@ -107,7 +115,7 @@ def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
             row.name,
             knob_value(row),
             allowed(row),
-            f"{row.boundary}, scientific" if row.scientific else row.boundary,
+            f"{takes_effect(row, groups)}{', scientific' if row.scientific else ''}",
             f"{output.since(row.changed_at)} ago" if row.changed_at else "",
             row.changed_by,
         )
@@ -119,7 +127,7 @@ def _show_all(cli: Cli, found: list[KnobRow]) -> ExitCode:
     return ExitCode.OK
 
 
-def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow], *, history: bool) -> ExitCode:
+def _show_one(cli: Cli, row: KnobRow, takes_effect: str, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
     from agentrl.protocol.rows import plain_value
     from agentrl.words.rows import allowed, knob_value
@@ -132,7 +140,7 @@ def _show_one(cli: Cli, row: KnobRow, changes: list[AuditRow], *, history: bool)
         output.say(row.help)
     scientific = "; scientific: a change begins a new segment and wants a note" if row.scientific else ""
     output.say(
-        f"allowed {allowed(row)}; default {plain_value(row.default)}; takes effect {row.boundary}; "
+        f"allowed {allowed(row)}; default {plain_value(row.default)}; takes effect {takes_effect}; "
         f"revision {row.revision}{scientific}"
     )
     if len(changes) > 1 and not history:

@@ -78,6 +78,11 @@ class GroupRow(Row, tag="group", frozen=True):
     paused: bool = False
     command: str = ""
 
+    @property
+    def done(self) -> bool:
+        """Each of its jobs came to its end."""
+        return not self.ready and self.other.keys() == {COMPLETED}
+
 
 class UnitRow(Row, tag="unit", frozen=True):
     """Key `unit/NAME`."""

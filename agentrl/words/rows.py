@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from agentrl.protocol import rows
@@ -9,6 +11,7 @@ from agentrl.protocol.rows import (
     AlertRow,
     AlertState,
     AnyRow,
+    GroupRow,
     KnobRow,
     RunRow,
     Severity,
@@ -157,6 +160,16 @@ def knob_change(row: KnobRow) -> str:
     """What its last change made of it; the new value alone where the one before is not told."""
     new = plain_value(row.value)
     return f"= {new}" if row.before is None else f"{plain_value(row.before)} -> {new}"
+
+
+def owner_done(row: KnobRow, groups: Iterable[GroupRow]) -> bool:
+    """Whether those who apply it came to their end, so that they reach its boundary no more."""
+    return any(group.name == row.owner and group.done for group in groups)
+
+
+def takes_effect(row: KnobRow, groups: Iterable[GroupRow]) -> str:
+    """When a new value does."""
+    return "if run again" if owner_done(row, groups) else row.boundary
 
 
 def knob_value(row: KnobRow) -> str:

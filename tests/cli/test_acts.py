@@ -330,6 +330,19 @@ def test_tune_shows_what_somebody_else_set(shell: Shell, coordinator: Scripted) 
     assert "45 by ann" in shell("tune", KNOB.name, "30", expect=ExitCode.CONFLICT).err
 
 
+def test_tune_says_of_an_owner_that_is_done_that_nothing_takes_effect_any_more(
+    shell: Shell, coordinator: Scripted
+) -> None:
+    rate = rows.KnobRow("rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer")
+    coordinator.answers["knobs"] = lambda args: [rate]
+    coordinator.rows["group/trainer"] = rows.GroupRow("trainer", "trainer", 1, ready=1)
+    assert "takes effect next version;" in shell("tune", "rate").out
+    assert "next version" in shell("tune").out
+    coordinator.rows["group/trainer"] = rows.GroupRow("trainer", "trainer", 1, other={rows.COMPLETED: 1})
+    assert "takes effect if run again;" in shell("tune", "rate").out
+    assert "if run again" in shell("tune").out
+
+
 def test_tune_without_value_shows_knob_and_history(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     coordinator.answers["knob_history"] = lambda args: [rows.AuditRow(1, time.time(), "ann", "tune", "90 → 60")]

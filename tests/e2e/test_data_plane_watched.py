@@ -59,6 +59,13 @@ def alerts(run: Run) -> dict[str, Any]:
     return {row["id"]: row for row in run.cli("status").get("alerts", [])}
 
 
+def pulse(run: Run) -> Any:
+    """There is none before two reports, nor for a moment after steps go on: what was counted before does not hold."""
+    told = run.cli("status").get("pulse")
+    assert told is not None, "no pulse yet"
+    return told
+
+
 def chain_of(run: Run, holds: Callable[[Any], bool]) -> Any:
     return next((chain for chain in run.cli("why").get("chains", []) if holds(chain)), None)
 
@@ -78,16 +85,16 @@ def test_a_healthy_run_is_silent_and_its_steps_tell_what_alarms_look_at(run: Run
 
 
 def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
-    def pulse() -> Any:
-        told = run.cli("status").get("pulse", {})
-        assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= told.get("units", {}).keys(), told
+    def busy() -> Any:
+        told = pulse(run)
+        assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= told["units"].keys(), told
         assert told["tools"], told
         # In a short interval of a busy machine an engine may have had nothing to do.
         assert told["units"]["engine-0"] > 0.0, told
         assert told["in_tools"] + told["in_model"] > 0.0, told
         return told
 
-    told = eventually(pulse, what="a pulse")
+    told = eventually(busy, what="a pulse")
     assert all(0.0 <= share <= 1.0 for share in told["units"].values())
     (lookup,) = (tool for tool in told["tools"] if tool["name"] == "shop.lookup")
     assert 0.0 < lookup["p95_s"] < 10.0
@@ -99,21 +106,18 @@ def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
 
 
 def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the_time_of_the_change(run: Run) -> None:
-    def pulse() -> Any:
-        return run.cli("status")["pulse"]
-
     def latency_of(told: Any) -> Any:
         return next(tool for tool in told["tools"] if tool["name"] == "shop.lookup")
 
     begun = time.time()
     eventually(lambda: time.time() - begun > USUAL_S or None, within_s=WITHIN_S, what="a latency that is usual")
-    before = pulse()
+    before = eventually(lambda: pulse(run), what="a pulse")
     assert before["bottleneck"] != "tools"
     slowed = time.time()
     mood(run).write_text(f"slow {SLOW_S:g}")
 
     def named() -> Any:
-        told = pulse()
+        told = pulse(run)
         assert told["bottleneck"] == "tools", told["sentence"]
         assert latency_of(told).get("changed_at", 0.0) > 0.0, told
         return told

@@ -187,12 +187,13 @@ async def test_what_nobody_takes_any_more_is_not_told_as_coming(coordinator: Scr
     coordinator.rows["knob/rate"] = rows.KnobRow(
         "rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer", in_force=0.1, changed_at=1.0
     )
-    trainer = rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY)
-    coordinator.rows["unit/trainer-0"] = trainer
+    trainer = rows.GroupRow("trainer", "trainer", 1, ready=1)
+    coordinator.rows["group/trainer"] = trainer
     async with opened(coordinator.state_dir, (140, 30)) as screen:
         await screen.press("5")
         await screen.shows("next version", "still 0.1")
-        coordinator.publish("unit/trainer-0", msgspec.structs.replace(trainer, state=rows.UnitState.STOPPED, done=True))
+        ended = msgspec.structs.replace(trainer, ready=0, other={rows.COMPLETED: 1})
+        coordinator.publish("group/trainer", ended)
         await screen.shows("if run again", "trainer is done: what is set now holds if it is run again.")
         assert "next version" not in screen.text
         await screen.press("h")

@@ -19,10 +19,9 @@ from agentrl.protocol.rows import (
 )
 from agentrl.words import folding, waits
 from agentrl.words.amounts import age, counted, duration, moment, size
-from agentrl.words.rows import allowed, kind_of, knob_change, knob_value, sentence, stands_since
+from agentrl.words.rows import allowed, kind_of, knob_change, knob_value, sentence, stands_since, takes_effect
 from tui.model import alarms, wording
 from tui.model.ink import Line, Span, Tone, folded, span, trend, wrapped
-from tui.model.knobs import takes_effect
 from tui.model.mirror import Mirror
 
 _TITLE = 14
@@ -177,7 +176,7 @@ def of_knob(row: KnobRow, history: Iterable[AuditRow], mirror: Mirror, width: in
             ("what", row.help),
             ("allowed", allowed(row)),
             ("default", plain_value(row.default)),
-            ("takes effect", takes_effect(row, mirror)),
+            ("takes effect", takes_effect(row, mirror.groups)),
             ("scientific", SCIENTIFIC if row.scientific else ""),
             ("applied by", row.owner or "the coordinator"),
             ("revision", row.revision),
@@ -197,7 +196,7 @@ def of_change(row: KnobRow, mirror: Mirror, now: float, width: int) -> list[Line
         ("who", row.changed_by),
         ("when", f"{moment(row.changed_at)}, {age(now - row.changed_at)} ago" if row.changed_at else ""),
         ("note", row.note),
-        ("takes effect", takes_effect(row, mirror)),
+        ("takes effect", takes_effect(row, mirror.groups)),
         ("in force", f"still {plain_value(row.in_force)}" if waits else ""),
         ("scientific", SCIENTIFIC if row.scientific else ""),
         ("revision", row.revision),

@@ -5,13 +5,11 @@ from __future__ import annotations
 from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError
 from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
-from agentrl.words.rows import allowed
+from agentrl.words.rows import allowed, takes_effect
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.mirror import Mirror
 from tui.model.table import Column
-
-AGAIN = "if run again"
 
 
 def columns(mirror: Mirror) -> tuple[Column[KnobRow], ...]:
@@ -54,14 +52,8 @@ def _default(row: KnobRow, now: float) -> Span:
     return span(plain_value(row.default), Tone.DIM)
 
 
-def takes_effect(row: KnobRow, mirror: Mirror) -> str:
-    """When a new value does; who came to an end reaches no boundary any more."""
-    owners = [unit for unit in mirror.units if row.owner and unit.group == row.owner and unit.desired]
-    return AGAIN if owners and all(unit.done for unit in owners) else row.boundary
-
-
 def _boundary(row: KnobRow, mirror: Mirror) -> Span:
-    text = f"{takes_effect(row, mirror)}{' ◆' if row.scientific else ''}"
+    text = f"{takes_effect(row, mirror.groups)}{' ◆' if row.scientific else ''}"
     return span(text, Tone.WARN if row.scientific else Tone.DIM)
 
 

@@ -17,6 +17,7 @@ from agentrl.errors import AgentrlError
 from agentrl.protocol.data import StalenessReport
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
 from agentrl.words.amounts import age, moment
+from agentrl.words.rows import owner_done
 from tui.model import details, intents, knobs, staleness
 from tui.model.actions import Action
 from tui.model.consequences import in_a_sentence
@@ -95,7 +96,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         if row is None:
             return []
         owner = f" It is applied by {row.owner}." if row.owner else ""
-        done = knobs.takes_effect(row, self.mirror) == knobs.AGAIN
+        done = owner_done(row, self.mirror.groups)
         ended = f"{row.owner} is done: what is set now holds if it is run again. " if done else ""
         changed = f"last changed by {row.changed_by}{f' ({row.note})' if row.note else ''}" if row.changed_at else ""
         scientific = "◆ scientific: a change begins a new segment and wants a note. " if row.scientific else ""

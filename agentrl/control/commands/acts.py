@@ -201,8 +201,8 @@ class KnobActs:
 
     def _preview(self, name: str, value: KnobValue, said: KnobPreviewed | None = None) -> Effect:
         owner = self._context.knobs.declaration(name).owner
-        slots = [slot for slot in self._context.state.of_group(owner) if slot.wanted] if owner else []
-        done = bool(slots) and all(slot.done for slot in slots)
+        group = self._context.state.groups.get(owner)
+        done = group is not None and self._context.board.group_row(group).done
         return self._context.knobs.preview(name, value, said, owner_done=done)
 
     async def _ask_owner(self, name: str, value: KnobValue) -> KnobPreviewed | None:
