@@ -1,0 +1,59 @@
+"""What a wait of the tests takes for "not yet", and what is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import AgentrlError
+from agentrl.words.amounts import seconds
+from tests.waiting import aeventually, eventually
+
+EARLY: list[Callable[[], Any]] = [
+    lambda: {"other": 1}["row"],
+    lambda: [][0],
+    lambda: next(iter(())),
+    lambda: {"pulse": None}["pulse"]["units"],  # type: ignore[index]
+    lambda: None.state,  # type: ignore[attr-defined]
+    lambda: _one_of([]),
+    lambda: Path("/no/such/file").read_text(),
+    lambda: int(""),
+]
+
+
+def _one_of(found: list[int]) -> int:
+    (one,) = found
+    return one
+
+
+def later(early: Callable[[], Any]) -> Callable[[], bool]:
+    """Too early at first, and there the second time."""
+    looks = iter((early, lambda: True))
+    return lambda: next(looks)()
+
+
+@pytest.mark.parametrize("early", EARLY)
+async def test_what_is_not_there_yet_is_waited_for(early: Callable[[], Any]) -> None:
+    assert eventually(later(early))
+    assert await aeventually(later(early))
+
+
+@pytest.mark.parametrize("early", EARLY)
+async def test_what_never_comes_is_told_with_what_was_seen_last(early: Callable[[], Any]) -> None:
+    with pytest.raises(AssertionError, match=r"the row: not within 0 s; last seen: (\w+Error|StopIteration)\(") as told:
+        eventually(early, within_s=0.0, what="the row")
+    assert told.value.__cause__ is not None
+    with pytest.raises(AssertionError, match="the row: not within 0 s"):
+        await aeventually(early, within_s=0.0, what="the row")
+
+
+async def test_what_the_product_raises_is_no_reason_to_wait() -> None:
+    with pytest.raises(AgentrlError):
+        eventually(lambda: seconds("soon"))
+    with pytest.raises(TypeError):
+        eventually(lambda: seconds(None))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        await aeventually(lambda: seconds(None))  # type: ignore[arg-type]
