@@ -26,6 +26,7 @@ from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.keys import KeyPair
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
+from tests.waiting import PATIENCE_S
 
 R = TypeVar("R", bound=rows.AnyRow)
 
@@ -66,7 +67,7 @@ class Scripted:
     def __enter__(self) -> Scripted:
         self._write_file()
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +77,7 @@ class Scripted:
         """It dies, without a word. May be said twice."""
         if self._thread.is_alive():
             self._stop()
-            self._thread.join(10)
+            self._thread.join(PATIENCE_S)
 
     def sent(self, name: str) -> list[Args]:
         """What was really asked for, previews left out."""

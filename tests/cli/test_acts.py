@@ -26,7 +26,7 @@ from agentrl.protocol.danger import Effect, Tier
 from agentrl.words.rows import allowed
 from tests.cli.conftest import PROGRAM, Said, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 @pytest.mark.parametrize(("typed", "to", "by"), [("0", 0, None), ("12", 12, None), ("+1", None, 1), ("-3", None, -3)])
@@ -109,7 +109,7 @@ def test_an_up_that_ends_before_it_is_accepted_says_that_nothing_was_started(
 
     def slow(args: Args) -> None:
         asked.set()
-        may_answer.wait(30)
+        may_answer.wait(2 * PATIENCE_S)
 
     coordinator.answers["apply"] = slow
     process = shell.start("up", str(run_file(shell, coordinator, tmp_path)))
@@ -128,7 +128,7 @@ def test_ctrl_c_means_the_same_while_a_down_is_still_on_its_way(
 
     def slow(args: Args) -> commands.Accepted:
         asked.set()
-        may_answer.wait(60)
+        may_answer.wait(2 * PATIENCE_S)
         running = rows.OperationRow("down", "down", "down", "me", rows.OperationState.RUNNING, time.time())
         coordinator._publish("op/down", running)
         return commands.Accepted("down", Effect(), Tier.NONE)

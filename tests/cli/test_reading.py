@@ -21,6 +21,7 @@ from agentrl.protocol.messages import LogChunk
 from agentrl.words.logtext import Choice, Lines, time_of
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
+from tests.waiting import PATIENCE_S
 
 HOSTILE = "\x1b]0;owned\x07[red]"
 
@@ -306,4 +307,4 @@ def test_a_pipe_that_is_closed_is_no_error(shell: Shell, coordinator: Scripted) 
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0

@@ -25,7 +25,11 @@ from tests.waiting import eventually
 
 SLEEPER = ["sleep", "1000"]
 NEVER_READY = {"ready": {"exec": "false", "interval_s": 0.2}, "start_deadline_s": 300}
-STUBBORN = ["sh", "-c", "trap '' TERM; while true; do sleep 0.1; done"]
+STUBBORN = {
+    "command": ["sh", "-c", "trap '' TERM; touch $AGENTRL_RUN_DIR/stubborn; while true; do sleep 0.1; done"],
+    # A shell that has only just begun hears a signal still.
+    "ready": {"exec": ["test", "-e", "{run_dir}/stubborn"], "interval_s": 0.2},
+}
 
 
 @pytest.fixture
@@ -150,6 +154,7 @@ def test_ctrl_c_leaves_the_run_alive_and_says_so(
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
+    _line_with(process, "slow-0 is starting")  # it has heard that it was accepted
     eventually(lambda: a_run.lives_of("slow-0"), what="the unit to run")
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
@@ -243,7 +248,7 @@ def _reaped(child: int) -> bool:
 
 
 def test_the_second_ctrl_c_kills(a_run: Run) -> None:
-    a_run.sidecar("web", STUBBORN, drain_grace_s=200, term_grace_s=200)
+    a_run.sidecar("web", **STUBBORN, drain_grace_s=200, term_grace_s=200)
     a_run.up()
     process = a_run.start("down")
     assert process.stderr is not None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.times import SupervisionTimes
 from agentrl.errors import ExitCode
 from agentrl.http.ports import free_port
 from agentrl.protocol.rows import AlertRow, AlertState
@@ -27,12 +28,16 @@ PINGS_EVERY_S = 0.2
 STEP_S = 0.05
 QUIET_STEPS = round(15 / STEP_S)
 REPEAT_S = 1.0
+PATIENT = ("suspect_after_s", "dead_after_s", "host_silent_after_s")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run whose numbers are read over HTTP and from a command; two rules watch them and two sinks hear of it."""
     for run in running(tmp_path_factory.mktemp("alerts"), f"t-{uuid.uuid4().hex[:8]}"):
+        # Hunger for processor time is no illness: nobody is given up for it sooner than people's runs give up.
+        usual = SupervisionTimes()
+        run.config["supervision"] |= {name: getattr(usual, name) for name in PATIENT}
         port = free_port()
         numbers = {"interval_s": 0.1}
         run.sidecar(
@@ -238,7 +243,7 @@ def test_the_dead_man_ping_stops_when_nobody_watches_any_more(run: Run) -> None:
     def age_s() -> float:
         return time.time() - alive.stat().st_mtime
 
-    first = alive.read_text()
+    first = eventually(alive.read_text, what="the first ping")
     eventually(lambda: alive.read_text() != first and age_s() < 1, what="pings to go on")
     run.kill_keepers()
     eventually(lambda: age_s() > 10 * PINGS_EVERY_S, what="the pings to stop")

@@ -125,7 +125,7 @@ def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
 
         row = eventually(said_why, what="the reason, between two attempts")
         goes_on(run)
-        assert str(run.dir) in run.host().disk_full
+        eventually(lambda: str(run.dir) in run.host().disk_full, what="its host's word, with the next measurement")
         told = alert(run, f"host-cannot-write:{run.host().host}")
         assert "cannot write" in told["sentence"]
         assert log.stat().st_size - size < 4096

@@ -20,7 +20,7 @@ import pytest
 
 from agentrl.protocol.rows import HostRow, UnitRow, UnitState
 from tests.e2e.running import PYTHON, Run, running
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 HERE, THERE = socket.gethostname(), "b"
 ADDRESS = "tcp://10.99.0.1:7400"
@@ -99,7 +99,7 @@ class TwoHosts:
         self._log.close()
         if self.agent is not None and self.agent.poll() is None:
             self.agent.kill()
-            self.agent.wait(30)
+            self.agent.wait(PATIENCE_S)
 
     # ---- what is ----
 
@@ -237,7 +237,7 @@ def test_a_drained_host_is_empty_until_it_is_taken_back(hosts: TwoHosts) -> None
         row = run.wait_state(unit, "pending")
         assert f"{THERE}: draining" in row.reason
         assert run.lives_of(unit) == set()
-    assert run.unit_row("fenced-0").host == HERE
+    assert run.wait_state("fenced-0", "ready").host == HERE
     run.cli("drain", "--host", THERE, "--cancel")
     after = hosts.all_ready()
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
@@ -251,5 +251,5 @@ def test_down_proves_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
     assert f" on {HERE} belongs to it" in said
     assert f"{THERE}: " in said
     assert hosts.agent is not None
-    assert hosts.agent.wait(30) == 0
+    assert hosts.agent.wait(PATIENCE_S) == 0
     assert not run.processes()

@@ -17,7 +17,7 @@ from agentrl.client import find
 from agentrl.errors import ExitCode
 from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 GROWER = str(Path(__file__).parent / "programs" / "grower.py")
 BREAKABLE = """
@@ -133,7 +133,7 @@ def test_an_error_of_a_tool_server_is_an_incident_with_its_last_lines(run: Run) 
     found = answer(run, told, "events", "--kind", "incident", what="the incident")
     (incident,) = [each for each in found if each["unit"] == "tools-0"]
     assert incident["incarnation"] == 1
-    assert abs(incident["at"] - happened) < 30
+    assert happened - 1 <= incident["at"] <= time.time() + 1
     assert incident["exit"]["code"] == 7
     assert incident["tail"] == ["searching", "IndexError: the index is corrupt"]
     assert incident["versions"] == {"agentrl": __version__}
@@ -286,5 +286,5 @@ def test_what_still_holds_the_node_after_the_end_is_named_and_removed(
         again = run.cli("down", "--yes")
         assert again["proven"]
         assert f"killed trainer-3.2 (pid {late.pid}, mark)" in again["lines"]
-        assert late.wait(10) < 0
+        assert late.wait(PATIENCE_S) < 0
     assert run.cli("down")["was_up"] is False

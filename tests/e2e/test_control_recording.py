@@ -51,8 +51,12 @@ def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run)
     run.kill(first)
     eventually(lambda: run.coordinator_pid() != first, what="another coordinator")
     run.wait_state("tick-0", "ready")
-    eventually(lambda: len(Recording.open(recordings).frames) >= 2, what="a second life's frame")
-    recording = Recording.open(recordings)
+
+    def told_again() -> Recording | None:
+        found = Recording.open(recordings)
+        return found if len(found.frames) >= 2 and "unit/tick-0" in rows_at(found, found.end) else None
+
+    recording = eventually(told_again, what="a second life's frame")
     assert not recording.damaged
 
     calm = rows_at(recording, calm_at)

@@ -20,8 +20,12 @@ from agentrl.errors import ExitCode
 from tests.e2e.running import PYTHON, Run
 from tests.waiting import eventually
 
-DEAF = ["sh", "-c", "trap '' TERM INT HUP; while :; do sleep 0.2; done"]
-"""Ends by SIGKILL only."""
+DEAF = [
+    "sh",
+    "-c",
+    "trap '' TERM INT HUP; touch $AGENTRL_RUN_DIR/deaf-$AGENTRL_INCARNATION; while :; do sleep 0.2; done",
+]
+"""Ends by SIGKILL only, once it has said that it is deaf."""
 
 
 def slow_to_be_ready(run: Run, name: str = "slow") -> Path:
@@ -29,6 +33,11 @@ def slow_to_be_ready(run: Run, name: str = "slow") -> Path:
     gate = run.file.parent / f"{name}-may-be-ready"
     run.sidecar(name, ["sleep", "1000"], ready={"exec": ["test", "-e", str(gate)], "interval_s": 0.1})
     return gate
+
+
+def deaf(run: Run, *lives: str) -> None:
+    """A program that has only just begun hears a signal still."""
+    eventually(lambda: all((run.dir / f"deaf-{life}").exists() for life in lives), what=f"{lives} to be deaf")
 
 
 def ended(process: subprocess.Popen[str], within_s: float = 60.0) -> tuple[int, str, str]:
@@ -125,7 +134,7 @@ def test_ctrl_c_during_up_ends_the_waiting_and_says_that_the_run_goes_on(run: Ru
     gate = slow_to_be_ready(run)
     run.write()
     up = run.start("up", str(run.file))
-    eventually(lambda: run.state_dir.exists() and units_of(run).get("slow-0") == "starting")
+    _line_with(up, "slow-0 is starting")  # it has heard that it was accepted
     up.send_signal(signal.SIGINT)
     code, _, err = ended(up)
     assert code == ExitCode.INTERRUPTED
@@ -197,6 +206,7 @@ def test_down_during_up_wins(run: Run) -> None:
 def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
     run.sidecar("deaf", DEAF, count=2, term_grace_s=600.0)
     run.up()
+    deaf(run, "deaf-0.1", "deaf-1.1")
     before = run.units().values()
     down = run.start("down", "--yes", "--json")
     eventually(lambda: {(row.state, row.desired) for row in run.units().values()} == {("stopping", False)})
@@ -221,6 +231,7 @@ def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
 def test_the_second_ctrl_c_on_down_kills(run: Run) -> None:
     run.sidecar("deaf", DEAF, term_grace_s=600.0)
     run.up()
+    deaf(run, "deaf-0.1")
     down = run.start("down", "--yes")
     eventually(lambda: units_of(run) == {"deaf-0": "stopping"})
     down.send_signal(signal.SIGINT)

@@ -58,6 +58,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         made.up("--no-wait")
         made.cli("stop", "engine-0", "--now")
         made.wait_state("steward-0", "ready")
+        eventually(lambda run=made: len(run.cli("tasks", "list")["rows"]) == ROWS, what="all tasks")
+        eventually(
+            lambda run=made: run.cli("records", "list", "--filter", "status=open")["rows"], what="admitted groups"
+        )
         yield made
 
 
@@ -91,7 +95,6 @@ async def stuck(database: Database) -> Claim:
 
 
 def test_which_record_is_stuck_on_which_sampler_in_which_call(run: Run) -> None:
-    eventually(lambda: run.cli("records", "list", "--filter", "status=open")["rows"], what="admitted groups")
     claim = in_store(run, stuck)
     page = run.cli("records", "list", "--filter", "status=running", "--sort", "age")
     (row,) = page["rows"]
@@ -107,7 +110,6 @@ def test_which_record_is_stuck_on_which_sampler_in_which_call(run: Run) -> None:
 
 
 def test_pages_put_together_are_the_whole_list(run: Run) -> None:
-    eventually(lambda: len(run.cli("tasks", "list")["rows"]) == ROWS, what="all tasks")
     seen: list[str] = []
     after = ""
     while True:

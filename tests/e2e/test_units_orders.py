@@ -16,6 +16,7 @@ from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
 WORKER = [PYTHON, str(Path(__file__).parent / "programs" / "worker.py")]
+DEAF = ["sh", "-c", "trap '' TERM; touch $AGENTRL_RUN_DIR/deaf; while :; do sleep 0.1; done"]
 GRACE_S = 0.6
 """How long a stop waits for work; a drain waits for as long as it takes."""
 
@@ -26,7 +27,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         graces = {"drain_grace_s": GRACE_S, "term_grace_s": GRACE_S}
         run.sidecar("one", WORKER, speaks=True, **graces)
         run.sidecar("many", WORKER, speaks=True, count=3, **graces)
-        run.sidecar("deaf", ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], term_grace_s=GRACE_S)
+        # A shell that has only just begun hears a signal still.
+        run.sidecar("deaf", DEAF, term_grace_s=GRACE_S, ready={"exec": ["test", "-e", "{run_dir}/deaf"]})
         run.unit("forker", "forker", count=2)
         run.up()
         yield run

@@ -15,6 +15,7 @@ from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually
 
 SERVER = str(Path(__file__).parent / "programs" / "server.py")
+DEAD_AFTER_S = 8.0
 OFTEN = {"interval_s": 0.1, "failures": 2}
 KINDS = ("exec", "http", "tcp")
 READY_WHEN = {"exec": "warm", "http": "warm", "tcp": "open"}
@@ -25,8 +26,9 @@ READY_WHEN = {"exec": "warm", "http": "warm", "tcp": "open"}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A server behind each kind of probe, and a unit that wants all of them."""
     for run in running(tmp_path_factory.mktemp("probes"), f"t-{uuid.uuid4().hex[:8]}"):
-        # A probe on a busy machine may be late; what is tested here is what follows from its answer.
-        run.config["supervision"] |= {"suspect_after_s": 1.0, "dead_after_s": 3.0}
+        # A probe on a busy machine may be late; what is tested here is what follows from its answer. And whoever is
+        # suspect stays so until he was looked at.
+        run.config["supervision"] |= {"suspect_after_s": 1.0, "dead_after_s": DEAD_AFTER_S}
         for kind, port in zip(KINDS, free_ports(len(KINDS)), strict=True):
             run.sidecar(kind, [PYTHON, SERVER, str(port)], **probes(kind, port))
         run.sidecar("front", ["sleep", "1000"], after=list(KINDS))
@@ -109,7 +111,7 @@ def test_a_unit_that_is_well_again_in_time_is_kept(run: Run, kind: str) -> None:
 
         assert eventually(well, what="it to be well again").incarnation == before.incarnation
     finally:
-        run.cli("tune", "supervision.dead_after_s", "3")
+        run.cli("tune", "supervision.dead_after_s", str(DEAD_AFTER_S))
 
 
 def test_liveness_is_not_held_against_a_unit_before_its_start_deadline_and_then_it_is(run: Run) -> None:

@@ -170,7 +170,8 @@ def test_what_cannot_be_placed_is_pending_with_its_reason(run: Run, unit: str, r
     alert = eventually(lambda: run.rows().get(f"alert/unit-pending:{unit}"), what="the alert that is about to fire")
     assert alert.sentence == f"{unit} is wanted and not started: {expected}."
     assert alert.suggest == "agentrl why"
-    assert run.cli("status")["run"]["state"] == "starting"
+    # Where processor time is short, another may be suspect for a moment.
+    eventually(lambda: run.cli("status")["run"]["state"] == "starting", what="a run that is not whole yet")
 
 
 def test_who_starts_after_what_cannot_be_placed_is_told_the_reason(run: Run) -> None:

@@ -19,7 +19,7 @@ from agentrl.protocol.messages import HostHello, Welcome, WhoAreYou
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.zap import Gate
 from tests.host.harness import Sent
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +94,7 @@ def agent_log(home: Home) -> str:
 
 async def end(agent: subprocess.Popen[bytes]) -> int:
     agent.send_signal(signal.SIGTERM)
-    return await asyncio.to_thread(agent.wait, 20)
+    return await asyncio.to_thread(agent.wait, PATIENCE_S)
 
 
 def kill_quietly(pid: int) -> None:

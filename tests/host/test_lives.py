@@ -22,7 +22,7 @@ from agentrl.protocol.messages import (
 )
 from agentrl.protocol.specs import Resources
 from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
 
@@ -179,7 +179,7 @@ async def test_use_is_measured_with_the_whole_tree(bench: Bench, use_cgroups: bo
         agent.receive(spawn("web-0", "sh", "-c", f'python3 -c "{busy}" & exec sleep 1000'))
 
         def seen(message: HostStats) -> bool:
-            return any(u.processes == 2 and u.cpu_percent > 10 and u.rss_bytes > 1 << 20 for u in message.units)
+            return any(u.processes == 2 and u.cpu_percent > 1 and u.rss_bytes > 1 << 20 for u in message.units)
 
         stats = await bench.sent.one(HostStats, that=seen)
         assert stats.memory_used_bytes > 0
@@ -252,4 +252,4 @@ async def test_what_has_the_mark_of_a_life_that_is_in_no_ledger_is_killed_all_th
         agent.receive(KillTree("web-0", 7))
         empty = await bench.sent.one(GroupEmpty, "web-0", 7)
         assert [(each.pid, each.why) for each in empty.swept] == [(stray.pid, "mark")]
-    assert stray.wait(20) is not None
+    assert stray.wait(PATIENCE_S) is not None

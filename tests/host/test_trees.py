@@ -15,7 +15,7 @@ from agentrl.host.trees import kill_exactly
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, GroupEmpty, HostStats, ScanReport, ScanRun, Spawned
 from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
-from tests.waiting import aeventually, eventually
+from tests.waiting import PATIENCE_S, aeventually, eventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
 
@@ -226,7 +226,7 @@ def test_the_scan_names_what_belongs_to_the_run_and_kills_only_that(
         ended = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
         assert ended.returncode == 0, ended.stderr
         assert b'"killed":[{' in ended.stdout
-        assert marked.wait(10) == -signal.SIGKILL
+        assert marked.wait(PATIENCE_S) == -signal.SIGKILL
         assert stranger.poll() is None
         assert other_run.poll() is None
     finally:
