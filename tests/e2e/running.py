@@ -27,10 +27,11 @@ from agentrl.errors import ExitCode
 from agentrl.host import proc
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow
 from tests import preloaded
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 PYTHON = sys.executable
-PATIENCE_S = 60.0
+UP_WITHIN_S = 3 * PATIENCE_S
+"""Command, host agent and coordinator begin one after the other."""
 
 
 class Run:
@@ -101,7 +102,7 @@ class Run:
     def up(self, *args: str) -> Any:
         """Units that are made to die may have done so when it ends."""
         self.write()
-        code, document = self.cli("up", str(self.file), *args, check=False)
+        code, document = self.cli("up", str(self.file), *args, check=False, within_s=UP_WITHIN_S)
         assert code in (ExitCode.OK, ExitCode.UNHEALTHY), document
         return document
 

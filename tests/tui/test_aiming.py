@@ -183,9 +183,9 @@ class Person:
         keys = VERBS[self._view]
         self.app.take_key(keys[verb % len(keys)])
         if len(self.app.screen_stack) > 1:
-            await aeventually(lambda: isinstance(self.app.focused, Input), within_s=10)
+            await aeventually(lambda: isinstance(self.app.focused, Input))
             await press(self._screen, "enter")
-            await aeventually(lambda: len(self.app.screen_stack) == 1 and self.app.taken, within_s=10)
+            await aeventually(lambda: len(self.app.screen_stack) == 1 and self.app.taken)
         for intent in self.app.taken:
             self.hit(intent)
 

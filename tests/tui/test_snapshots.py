@@ -15,7 +15,7 @@ from tests.tui import pictures, still, walking
 from tests.tui.conftest import Screen
 from tests.tui.pictures import Album
 from tests.tui.walking import PAGES, VIEWS, Stop
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 SIZES = ((80, 24), (120, 40), (200, 60))
 MOST_DIFFS = 4
@@ -42,7 +42,7 @@ class Walk:
         else:
             try:
                 # The first that differs may only be late; after that it is known how it stands.
-                await aeventually(same, within_s=2.0 if self.changed else 20.0)
+                await aeventually(same, within_s=2.0 if self.changed else PATIENCE_S)
             except AssertionError:
                 self.changed.append(album.changes(title, pictures.picture(screen)))
         self._drawn.setdefault(stop.name, {})[title] = pictures.picture(screen)
