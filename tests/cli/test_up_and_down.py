@@ -20,7 +20,7 @@ from agentrl.cli.forgetting import remove_state
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from tests.cli.conftest import Said
-from tests.e2e.running import PYTHON, Run, running
+from tests.e2e.running import PYTHON, UP_WITHIN_S, Run, running
 from tests.waiting import eventually
 
 SLEEPER = ["sleep", "1000"]
@@ -91,7 +91,7 @@ def test_what_is_left_by_an_up_that_does_not_come_to_its_end(a_run: Run) -> None
     process = a_run.start("up", str(a_run.file))
     eventually(lambda: (a_run.state_dir / "run.json").exists(), what="the beginning of up")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == ExitCode.INTERRUPTED
     assert any(said in err for said in ("Nothing was started", "No unit was started", "goes on")), err
     assert ("Nothing was started" in err) <= (not a_run.processes())
@@ -105,7 +105,7 @@ def test_two_ups_at_once_are_both_fine(a_run: Run) -> None:
     a_run.write()
     both = [a_run.start("up", str(a_run.file), "--json") for _ in range(2)]
     for process in both:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=UP_WITHIN_S)
         assert process.returncode == 0, err
         assert json.loads(out)["operation"]["state"] == "succeeded"
     assert a_run.incarnations() == {"web-0": 1, "web-1": 1}
@@ -127,7 +127,7 @@ def test_an_up_beside_one_that_comes_to_nothing_is_fine(a_run: Run, monkeypatch:
     assert (code, said["error"]["name"]) == (ExitCode.CONFLICT, "conflict")
     remove_state(a_run.state_dir)
     begins.release()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == 0, err
     assert a_run.incarnations() == {"web-0": 1}
 
@@ -169,7 +169,7 @@ def test_an_up_that_waits_says_that_the_run_was_taken_down(a_run: Run) -> None:
     process = a_run.start("up", str(a_run.file), "--json")
     eventually(lambda: a_run.lives_of("slow-0"), what="the unit to run")
     a_run.cli("down")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == ExitCode.TAKEN_DOWN, (out, err)
     told = json.loads(out)["error"]
     assert f"The run {a_run.name} is not up: " in told["message"]
@@ -209,7 +209,7 @@ def test_while_it_waits_up_shows_what_the_units_say_of_themselves(a_run: Run) ->
         else:
             raise AssertionError("".join(told))
         (folder / "go").touch()
-        process.communicate(timeout=60)
+        process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == ExitCode.OK
 
 
@@ -259,7 +259,7 @@ def test_the_second_ctrl_c_kills(a_run: Run) -> None:
     assert "once more kills" in _line_with(process, "Ctrl-C")
     process.send_signal(signal.SIGINT)
     assert "Killing what is left" in _line_with(process, "Killing")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == 0, err
     assert "Nothing of" in out
 

@@ -17,7 +17,7 @@ import psutil
 
 from agentrl.client import find
 from agentrl.errors import ExitCode
-from tests.e2e.running import PYTHON, Run
+from tests.e2e.running import PYTHON, UP_WITHIN_S, Run
 from tests.waiting import eventually
 
 DEAF = [
@@ -40,8 +40,8 @@ def deaf(run: Run, *lives: str) -> None:
     eventually(lambda: all((run.dir / f"deaf-{life}").exists() for life in lives), what=f"{lives} to be deaf")
 
 
-def ended(process: subprocess.Popen[str], within_s: float = 60.0) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=within_s)
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=UP_WITHIN_S)
     assert "Traceback" not in err, err
     return process.returncode, out, err
 

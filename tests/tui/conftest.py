@@ -44,12 +44,22 @@ class Screen:
     async def press(self, *keys: str) -> None:
         """One after the other, each when the one before has had its effect."""
         for key in keys:
+            await self._heard()
             await self._pilot.press(key)
             await self._settled()
 
     async def type(self, text: str) -> None:
         await self._pilot.press(*text)
         await self._settled()
+
+    async def _heard(self) -> None:
+        """On a view that is old nothing is done, and where nobody had processor time for so long, it is old until the
+        next sign of life is heard. Who is silent for good is not connected any more."""
+        app = self.app
+        if app.replay is None:
+            await aeventually(
+                lambda: not app.mirror.link.connected or app.mirror.fresh(app.clock()), what="a sign of life"
+            )
 
     async def _settled(self) -> None:
         """What a key sets off goes from queue to queue. The pilot waits until the process does little, and one that
