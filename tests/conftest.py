@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,17 @@ import pytest
 
 if TYPE_CHECKING:
     from agentrl.store.database import Database
+
+
+def pytest_configure() -> None:
+    """Tests that run in the background ignore what a terminal sends, and every program that they start would, too."""
+
+    def ignored(*_: object) -> None:
+        """Unlike SIG_IGN, this is not inherited."""
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, ignored)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
