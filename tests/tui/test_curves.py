@@ -185,7 +185,8 @@ async def test_a_step_that_the_table_does_not_have_yet_is_aimed_at_from_the_curv
         await screen.shows("step 599")
         await screen.press("left_square_bracket", "left_square_bracket")
         await screen.shows("tune: groups: 1 -> 2")
-        assert screen.app.view.query_one("Table").model.cursor == "t@1/000010"  # type: ignore[attr-defined]
+        table = screen.app.view.query_one("Table")
+        await aeventually(lambda: table.model.cursor == "t@1/000010")  # type: ignore[attr-defined]
 
 
 async def test_steps_without_metrics_have_no_curves_and_are_listed(coordinator: Scripted) -> None:

@@ -197,7 +197,7 @@ async def test_whoever_is_not_heard_is_not_asked_until_it_is_back(coordinator: S
         coordinator.silent = False
         await aeventually(lambda: len(asked) > before, what="a question")
         await screen.shows("▸ 2 records ", "data 0 s old")
-        assert not view.why_old()
+        await aeventually(lambda: not view.why_old(), what="an answer")
 
 
 async def test_why_rows_are_old_is_said_as_long_as_they_are(coordinator: Scripted) -> None:

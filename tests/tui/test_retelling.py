@@ -20,6 +20,7 @@ from agentrl.recording.reader import Recording
 from tests.tui.conftest import SIZES, Screen
 from tests.tui.test_replay import BEGAN, Recorder
 from tests.tui.test_screens import whole
+from tests.waiting import aeventually
 from tui import recordings
 from tui.app import Console
 from tui.model.mirror import Mirror
@@ -316,8 +317,7 @@ async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: P
         app.replay.seek(BEGAN + 100, 0.0)
         app.view.update()
         await screen.shows("3 steps", "reward_mean 0.03")
-        assert "✖" not in screen.text
-        assert "◆" not in screen.text
+        await aeventually(lambda: "✖" not in screen.text and "◆" not in screen.text)
         await screen.press("slash")
         await screen.type("metrics.loss<0.97")
         await screen.press("enter")

@@ -159,13 +159,13 @@ async def test_the_cursor_follows_the_newest_step_until_a_person_moves_it(coordi
         await screen.shows("▸ trainer-0.1/000000")
         store.train(30)
         await screen.shows("▸ trainer-0.1/000030", "step 31 ")
-        assert "↑" not in screen.text
+        await aeventually(lambda: "↑" not in screen.text)
         await screen.press("down")
         store.train(30)
         await screen.shows("▸ trainer-0.1/000029", "↑ 30")
         await screen.press("home")
         await screen.shows("▸ trainer-0.1/000060")
-        assert "↑" not in screen.text
+        await aeventually(lambda: "↑" not in screen.text)
 
 
 async def test_a_slow_answer_is_waited_for_and_not_asked_for_anew(coordinator: Scripted) -> None:

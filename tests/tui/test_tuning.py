@@ -153,7 +153,7 @@ async def test_other_knobs_have_no_mark(coordinator: Scripted) -> None:
         await screen.shows("try another bound")
         await screen.press("down", "left")
         await screen.shows("what-if is for that knob")
-        assert "under way" not in screen.text
+        await aeventually(lambda: "under way" not in screen.text)
 
 
 async def test_a_bound_that_nobody_answers_for_says_so_and_not_where_it_is(coordinator: Scripted) -> None:
@@ -195,6 +195,6 @@ async def test_what_nobody_takes_any_more_is_not_told_as_coming(coordinator: Scr
         ended = msgspec.structs.replace(trainer, ready=0, other={rows.COMPLETED: 1})
         coordinator.publish("group/trainer", ended)
         await screen.shows("if run again", "trainer is done: what is set now holds if it is run again.")
-        assert "next version" not in screen.text
+        await aeventually(lambda: "next version" not in screen.text)
         await screen.press("h")
         await screen.shows("takes effect  if run again")

@@ -81,7 +81,7 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         parse(asked[-1].filter, TOOL_CALLS)
         await screen.press("enter")
         await screen.shows(f"said {turn}")
-        assert f"turn {turn}" in screen.lines[2]
+        await aeventually(lambda: f"turn {turn}" in screen.lines[2])
         assert [args.after_turn for args in coordinator.sent("show_record")][-1] == after  # type: ignore[attr-defined]
         await screen.press("right_square_bracket")
         await aeventually(lambda: f"turn {turn + 1}" in screen.lines[2])
@@ -89,7 +89,8 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         await aeventually(lambda: f"turn {turn - 1}" in screen.lines[2])
         await screen.press("escape", "escape", "end", "enter")
         await screen.shows(f"said {turn}")
-        assert f"turn {turn}" in screen.lines[2], "what could not be read as a call leads to its turn, too"
+        # What could not be read as a call leads to its turn, too.
+        await aeventually(lambda: f"turn {turn}" in screen.lines[2])
         await screen.press("escape", "c")
         await screen.shows("1 failed call")
         assert asked[-1].filter == ""
@@ -177,7 +178,7 @@ async def test_the_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> 
         await screen.type("fine")
         await screen.press("enter", "enter")
         await screen.shows("said 1")
-        assert "turn 1" in screen.lines[2]
+        await aeventually(lambda: "turn 1" in screen.lines[2])
 
 
 async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator: Scripted) -> None:
