@@ -17,7 +17,7 @@ MERGED_SIZE = 96
 """Merges beyond bytes, control tokens and tags: enough for the words of a small task."""
 
 
-def build_tokenizer(texts: Iterable[str], *, merges: int = MERGED_SIZE) -> tokenizers.Tokenizer:
+def build_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
     """Byte-level BPE trained on `texts`. The same texts give the same tokenizer."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.Sequence(
@@ -26,7 +26,7 @@ def build_tokenizer(texts: Iterable[str], *, merges: int = MERGED_SIZE) -> token
     built.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + len(CONTROL_TOKENS) + merges,
+        vocab_size=len(alphabet) + len(CONTROL_TOKENS) + MERGED_SIZE,
         special_tokens=list(CONTROL_TOKENS),
         initial_alphabet=alphabet,
         show_progress=False,

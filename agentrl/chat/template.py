@@ -72,9 +72,9 @@ For each function call, return a json object with function name and arguments wi
 class Template:
     """The template of one tokenizer; the markup is found by the control tokens that the tokenizer has."""
 
-    def __init__(self, tokenizer: Tokenizer, markup: Markup | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.markup = markup or _markup_of(tokenizer)
+        self.markup = _markup_of(tokenizer)
         self._control = {
             token: tokenizer.control(token)
             for token in (self.markup.end, *(token for token, _ in self.markup.roles.values()))

@@ -68,9 +68,9 @@ log = logging.getLogger(__name__)
 class Coordinator:
     """One life of a run's coordinator: `await serve()` until it is over."""
 
-    def __init__(self, state_dir: Path, *, clock: Clock | None = None) -> None:
+    def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._over = asyncio.Event()
         run = read_run(state_dir)
         if run is None or run.broken:

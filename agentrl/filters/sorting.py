@@ -8,18 +8,15 @@ comes first when ascending and last when descending, as in MongoDB; pages by `af
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.filters.evaluate import as_stored, lookup, type_of
+from agentrl.filters.evaluate import as_stored, lookup
 from agentrl.filters.fields import Field, Fields
 from agentrl.filters.mongo import Query
 from agentrl.filters.parser import FilterError
-
-_RANK = {"null": 0, "number": 1, "text": 2, "other": 3, "flag": 4, "time": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +61,6 @@ def _key(text: str, place: int, name: str, fields: Fields) -> SortKey:
 
 def to_mongo_sort(keys: Sequence[SortKey]) -> list[tuple[str, int]]:
     return [(key.field.stored, -1 if key.descending else 1) for key in keys]
-
-
-def arranged(documents: Iterable[Mapping[str, Any]], keys: Sequence[SortKey]) -> list[Mapping[str, Any]]:
-    """The documents in MongoDB's order."""
-
-    def order(left: Mapping[str, Any], right: Mapping[str, Any]) -> int:
-        return compared(left, right, keys)
-
-    return sorted(documents, key=functools.cmp_to_key(order))
-
-
-def compared(left: Mapping[str, Any], right: Mapping[str, Any], keys: Sequence[SortKey]) -> int:
-    """-1, 0 or 1: whether `left` stands before, with or after `right`."""
-    for key in keys:
-        mine, theirs = (_sortable(lookup(document, key.field.name)) for document in (left, right))
-        if mine != theirs:
-            return -1 if (mine < theirs) is not key.descending else 1
-    return 0
-
-
-def _sortable(value: Any) -> tuple[Any, ...]:
-    value = as_stored(value)
-    kind = type_of(value)
-    if kind in ("null", "other"):
-        return (_RANK[kind],)
-    if isinstance(value, float) and math.isnan(value):
-        return (_RANK[kind], False)
-    return (_RANK[kind], True, value)
 
 
 def values_of(keys: Sequence[SortKey], document: Mapping[str, Any]) -> list[Any]:

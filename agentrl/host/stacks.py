@@ -16,6 +16,7 @@ from agentrl.host.processes import Process
 
 _MOST_BYTES = 256 << 10
 _MOST_THREADS = 64
+WITHIN_S = 3.0
 _POLL_S = 0.02
 _STATES = {
     "R": "running",
@@ -33,26 +34,26 @@ def stacks_file(run_dir: Path, incarnation: str) -> Path:
     return run_dir / "stacks" / f"{incarnation}.txt"
 
 
-async def of_process(process: Process, run_dir: Path, incarnation: str, *, speaks: bool, within_s: float = 3.0) -> str:
+async def of_process(process: Process, run_dir: Path, incarnation: str, *, speaks: bool) -> str:
     """The stacks of one process, in whatever form can be had."""
     path = stacks_file(run_dir, incarnation)
     if not speaks:
         why = "It does not use the unit runtime, so only the kernel was asked."
     elif not path.exists():
         why = "It has not prepared itself to write its stacks."
-    elif text := await _by_faulthandler(process, path, within_s):
+    elif text := await _by_faulthandler(process, path):
         return text
     else:
-        why = f"It did not write its stacks within {within_s:g} s."
+        why = f"It did not write its stacks within {WITHIN_S:g} s."
     return f"{why}\n{by_kernel(process.pid)}"
 
 
-async def _by_faulthandler(process: Process, path: Path, within_s: float) -> str:
+async def _by_faulthandler(process: Process, path: Path) -> str:
     before = _size(path)
     if not process.signal(signal.SIGUSR2):
         return ""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
+    deadline = loop.time() + WITHIN_S
     size, steady = before, 0
     while loop.time() < deadline and steady < 3:
         await asyncio.sleep(_POLL_S)

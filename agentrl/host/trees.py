@@ -59,14 +59,14 @@ class Snapshot:
             self.marks(pid)
         return self
 
-    def descendants(self, roots: dict[int, str], why: str = "descent") -> dict[int, str]:
+    def descendants(self, roots: dict[int, str]) -> dict[int, str]:
         """The roots and everything below them."""
         found = dict(roots)
         waiting = list(roots)
         while waiting:
             for child in self.children.get(waiting.pop(), ()):
                 if child not in found:
-                    found[child] = why
+                    found[child] = "descent"
                     waiting.append(child)
         return found
 

@@ -28,7 +28,6 @@ from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import DBRecordData, Record, Task, load_if
 from agentrl.store.owners import Lease
-from agentrl.tokens import pairs
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import versions as version_runs
 from agentrl.tokens.tree import TokenTree
@@ -47,7 +46,7 @@ def structure(
 ) -> DBRecordData:
     """What the trainer will read of a Record."""
     spans = tree.spans
-    trained = pairs.trained_spans(spans)
+    trained = span_lists.trained_spans(spans)
     versions = version_runs.trained(spans, trained, runs)
     return DBRecordData(
         id=record.id,

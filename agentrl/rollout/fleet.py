@@ -53,8 +53,6 @@ class Fleet:
         toolbox: Callable[[str], Toolbox],
         *,
         max_lag: int = 2,
-        clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
     ) -> None:
         """`toolbox` makes the client of an address; an engine is `max_lag` versions of the open lineage behind the
         newest at most."""
@@ -62,8 +60,7 @@ class Fleet:
         self._token = token
         self._make_toolbox = toolbox
         self._max_lag = max_lag
-        self._clock = clock
-        self._router = Router(chance or random.Random(), silent_after_s=SILENT_AFTER_S)
+        self._router = Router(random.Random(), silent_after_s=SILENT_AFTER_S)
         self._candidates: list[Candidate] = []
         self._first_version = 0
         """Of the open lineage: by number alone, what an abandoned one ended with would be hardly behind."""
@@ -84,7 +81,7 @@ class Fleet:
         newest = self.newest_version
         oldest = None if newest is None else max(newest - self._max_lag, self._first_version)
         return self._router.choose(
-            self._candidates, affinity, self._clock(), version=version, oldest=oldest, avoid=avoid
+            self._candidates, affinity, time.monotonic(), version=version, oldest=oldest, avoid=avoid
         )
 
     @property
@@ -111,7 +108,7 @@ class Fleet:
 
     def found_dead(self, engine: Candidate) -> None:
         log.warning("%s at %s does not answer any more", engine.name, engine.url)
-        self._router.found_dead(engine.name, self._clock())
+        self._router.found_dead(engine.name, time.monotonic())
 
     def forget(self, affinity: str) -> None:
         """That conversation is over."""
@@ -141,7 +138,7 @@ class Fleet:
     async def look_soon(self) -> None:
         """For those who found nobody: one of them looks, at a pace that the store bears."""
         async with self._looking:
-            wait_s = self._looked_at + LOOK_AGAIN_S - self._clock()
+            wait_s = self._looked_at + LOOK_AGAIN_S - time.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
                 await self.look()
@@ -150,7 +147,7 @@ class Fleet:
         engines = await services.alive(self._database, "engine")
         toolboxes = await services.alive(self._database, "toolbox")
         lineage = await lineages.current(self._database)
-        self._looked_at = now = self._clock()
+        self._looked_at = now = time.monotonic()
         self._candidates = [self._candidate(service, now) for service in engines]
         self._first_version = (lineage and lineage.first_version) or 0
         self._toolboxes = toolboxes

@@ -68,10 +68,10 @@ async def skip_unfinished(database: Database, lineage: str) -> int:
     return await database.update_many("Publication", unfinished, {"$set": {"status": S.SKIPPED}})
 
 
-async def reject_overdue(database: Database, *, after_s: float, actor: Actor = Actor.STEWARD) -> list[int]:
+async def reject_overdue(database: Database, *, after_s: float) -> list[int]:
     """Those that every engine which looked refused, until the deadline. One that no engine looked at is kept: an engine
     that starts later has nothing else."""
-    check(PUBLICATION, S.ANNOUNCED, S.REJECTED, actor)
+    check(PUBLICATION, S.ANNOUNCED, S.REJECTED, Actor.STEWARD)
     overdue = {
         "status": S.ANNOUNCED,
         "reasons.0": {"$exists": True},

@@ -40,26 +40,6 @@ TOOL_FAILURES = Metric(
     "tool_failures", "", "Share of a tool's recent calls that failed for infrastructure.", (0.0, 0.2)
 )
 
-SERVICES = {
-    metric.name: metric
-    for metric in (
-        *(
-            BUSY,
-            OFFERED,
-            IN_TOOLS,
-            IN_MODEL,
-            STEP,
-            BASE_VERSION,
-            REJECTED,
-            HELD_OUT_TRAINED,
-            WARMUP_UNUSED,
-            CANARY_LARGEST,
-            CANARY_OVER_LIMIT,
-        ),
-        *(BREAKER_OPEN, TOOL_P95, TOOL_RATE, TOOL_FAILURES),
-    )
-}
-
 
 def named(metric: Metric, name: str) -> str:
     """`tool_p95_s/shop.lookup`"""

@@ -2,12 +2,13 @@
 
 Invariants: a stored list of spans is in depth-first order, so a parent stands before its children and a subtree is one
 stretch; a span owns no tokens but points into the tokens of one call: into the output if the model generated them, into
-the whole prompt otherwise.
+the whole prompt otherwise. Each generated token trains as exactly one (record, token) pair, whatever number of branches
+show it as context, with the log-prob, version and parameters of its call at `Span.start + offset`; no prompt does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -74,23 +75,9 @@ def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
     return prompts
 
 
-def offsets(spans: Sequence[Span]) -> list[int]:
-    """Where each span begins when all are laid out one after another."""
-    found, at = [], 0
-    for span in spans:
-        found.append(at)
-        at += span.length
-    return found
-
-
-def ends(spans: Sequence[Span]) -> list[int]:
-    """Where the subtree of each span ends in that layout: key j is visible to query i iff j <= i < end of j's span."""
-    found = [start + span.length for start, span in zip(offsets(spans), spans, strict=True)]
-    for index in range(len(spans) - 1, -1, -1):
-        parent = spans[index].parent
-        if parent != ROOT:
-            found[parent] = max(found[parent], found[index])
-    return found
+def trained_spans(spans: Sequence[Span]) -> list[int]:
+    """Indices of the spans whose tokens train: a pair for each token of theirs."""
+    return [index for index, span in enumerate(spans) if span.kind == "model"]
 
 
 def branches(spans: Sequence[Span]) -> list[tuple[int, ...]]:
@@ -106,8 +93,3 @@ def _way(spans: Sequence[Span], leaf: int) -> tuple[int, ...]:
         way.append(at)
         at = spans[at].parent
     return tuple(reversed(way))
-
-
-def generated(spans: Iterable[Span]) -> int:
-    """Tokens that the model generated."""
-    return sum(span.length for span in spans if span.kind == "model")

@@ -40,10 +40,9 @@ def over_all(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class Evaluator:
-    def __init__(self, database: Database, told: Told, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, database: Database, told: Told) -> None:
         self._database = database
         self._told = told
-        self._clock = clock
         self._asked: dict[int, float] = {}
         """When each version that is still waited for was asked for."""
 
@@ -55,16 +54,16 @@ class Evaluator:
         """What a former trainer asked for."""
         open_ones = {"evaluation": {"$in": ["wanted", "queued"]}}
         for document in await self._database.find("Publication", open_ones, projection=["_id"]):
-            self._asked.setdefault(int(document["_id"]), self._clock())
+            self._asked.setdefault(int(document["_id"]), time.monotonic())
 
     async def want(self, version: int) -> None:
         if await evaluations.want(self._database, version):
-            self._asked.setdefault(version, self._clock())
+            self._asked.setdefault(version, time.monotonic())
 
     async def follow(self) -> None:
         """Tell those that came to their end."""
         for version, asked_at in list(self._asked.items()):
-            late = self._clock() - asked_at > WITHIN_S
+            late = time.monotonic() - asked_at > WITHIN_S
             if late or await evaluations.complete(self._database, version):
                 numbers = await self._tell(version)
                 await evaluations.finish(self._database, version, over_all(numbers))

@@ -86,14 +86,13 @@ class Learner:
         settings: LearnerSettings,
         *,
         dtype: torch.dtype = torch.float32,
-        accelerator: Accelerator | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_progress` is called after every micro-batch: a long step is no hang."""
         self.settings = settings
         # It goes along with every copy, also when the directory that it came from was removed long ago.
         self._companions = read_companions(directory)
-        self.accelerator = accelerator or Accelerator()
+        self.accelerator = Accelerator()
         self._on_progress = on_progress
         # Log-probs are never computed in less than float32, whatever the weights are kept in.
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32

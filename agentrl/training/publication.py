@@ -24,14 +24,14 @@ PROBE_TOKENS = 48
 _MULTIPLIER, _INCREMENT, _MODULUS = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407, 1 << 64
 
 
-def probe_set(vocabulary: int, *, probes: int = PROBES, tokens: int = PROBE_TOKENS) -> list[list[int]]:
+def probe_set(vocabulary: int) -> list[list[int]]:
     """Sequences of ids that depend on nothing but the size of the vocabulary: arbitrary text finds what typical text
     would not."""
     state, found = vocabulary, []
-    for probe in range(probes):
+    for probe in range(PROBES):
         sequence: list[int] = []
         # Of different lengths: a mistake in padding or in slots shows where lengths differ.
-        for _ in range(tokens // 2 + probe * tokens // (2 * probes)):
+        for _ in range(PROBE_TOKENS // 2 + probe * PROBE_TOKENS // (2 * PROBES)):
             state = (state * _MULTIPLIER + _INCREMENT) % _MODULUS
             sequence.append((state >> 33) % vocabulary)
         found.append(sequence)

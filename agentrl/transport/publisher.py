@@ -54,10 +54,6 @@ class Publisher:
             self._outlets.remove(outlet)
             outlet.close()
 
-    @property
-    def has_subscribers(self) -> bool:
-        return any(outlet.subscribed for outlet in self._outlets)
-
     def publish(self, frame: bytes) -> None:
         """To everyone who listens and keeps up."""
         check_size(frame)
@@ -80,7 +76,6 @@ class _Outlet:
 
     def __init__(self, address: str, gate: Gate, on_subscribed: Callable[[], None]) -> None:
         self.guarded = not address.startswith("ipc://")
-        self.subscribed = False
         self._address = address
         self._gate = gate
         self._on_subscribed = on_subscribed
@@ -135,7 +130,6 @@ class _Outlet:
         self._drain = Drain(socket, self._take)
 
     def _close_socket(self) -> None:
-        self.subscribed = False
         if self._drain and self._socket:
             self._drain.stop()
             self._socket.close(linger=0)
@@ -151,10 +145,7 @@ class _Outlet:
                 return False
             # Subscribers of ours ask for everything: the topic is empty. Anything else is noise.
             if parts == [b"\x01"]:
-                self.subscribed = True
                 self._on_subscribed()
-            elif parts == [b"\x00"]:
-                self.subscribed = False
         return True
 
 

@@ -144,10 +144,6 @@ class Unit:
         self._account.write(ready=True)
         self._report_soon()
 
-    def unready(self) -> None:
-        self._account.write(ready=False)
-        self._report_soon()
-
     def status(self, sentence: str) -> None:
         """What a person should read about this unit."""
         self._account.write(status=sentence)

@@ -23,7 +23,6 @@ CONCURRENCY = 16
 GROUPS, N = int(os.environ.get("BENCH_GROUPS", "250")), 8
 SHAPE = Shape(turns=3, prompt=60, output=20, result=5)
 LEAST = 0.5
-WITHIN_S = 600.0
 
 
 def measure() -> Outcome:

@@ -1,4 +1,4 @@
-"""A real MongoDB and the evaluation on dictionaries answer alike, and so do their orders and pages."""
+"""A real MongoDB and the evaluation on dictionaries answer alike; pages put together are the whole list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymongo.write_concern import WriteConcern
 from agentrl.filters.evaluate import matches
 from agentrl.filters.expressions import Compare, Expression
 from agentrl.filters.mongo import to_mongo
-from agentrl.filters.sorting import after, arranged, parse_sort, to_mongo_sort, values_of
+from agentrl.filters.sorting import after, parse_sort, to_mongo_sort, values_of
 from tests.filters.queries import FIELDS, NOW, TEXT, documents, expressions
 
 Documents = list[dict[str, Any]]
@@ -53,15 +53,25 @@ sorts = st.lists(
 
 @given(rows=some_documents, sort=sorts, size=st.integers(1, 4))
 @real
-def test_orders_and_pages(collection: Collection[dict[str, Any]], rows: Documents, sort: str, size: int) -> None:
+def test_pages_put_together_are_the_whole_list(
+    collection: Collection[dict[str, Any]], rows: Documents, sort: str, size: int
+) -> None:
     keep(collection, rows)
     keys = parse_sort(sort, FIELDS)
-    expected = [row["id"] for row in arranged(rows, keys)]
     order = to_mongo_sort(keys)
-    assert [row["_id"] for row in collection.find().sort(order)] == expected
+    whole = [row["_id"] for row in collection.find().sort(order)]
     paged: list[str] = []
     behind: dict[str, Any] = {}
     while page := list(collection.find(behind).sort(order).limit(size)):
         paged += [row["_id"] for row in page]
         behind = after(keys, values_of(keys, {**page[-1], "id": page[-1]["_id"]}))
-    assert paged == expected
+    assert paged == whole
+
+
+@pytest.mark.parametrize(("sort", "whole"), [("score", "badc"), ("-score,-id", "cdab"), ("-score,id", "cadb")])
+def test_what_has_no_value_is_first_when_ascending_and_last_when_descending(
+    collection: Collection[dict[str, Any]], sort: str, whole: str
+) -> None:
+    keep(collection, [{"id": "a", "score": 1.0}, {"id": "b"}, {"id": "c", "score": 2.0}, {"id": "d", "score": 1.0}])
+    order = to_mongo_sort(parse_sort(sort, FIELDS))
+    assert "".join(row["_id"] for row in collection.find().sort(order)) == whole

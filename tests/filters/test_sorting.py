@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.filters.fields import RECORDS, TASKS
 from agentrl.filters.parser import FilterError
-from agentrl.filters.sorting import arranged, parse_sort, to_mongo_sort
+from agentrl.filters.sorting import parse_sort, to_mongo_sort
 
 
 def test_every_order_ends_with_the_id() -> None:
@@ -41,9 +41,3 @@ def test_by_age_the_oldest_come_first() -> None:
 def test_lists_have_no_order() -> None:
     with pytest.raises(FilterError, match="has no order"):
         parse_sort("servers", TASKS)
-
-
-def test_what_has_no_value_is_first_when_ascending_and_last_when_descending() -> None:
-    rows = [{"id": "a", "score": 1.0}, {"id": "b"}, {"id": "c", "score": 2.0}, {"id": "d", "score": 1.0}]
-    assert "".join(row["id"] for row in arranged(rows, parse_sort("score", RECORDS))) == "badc"
-    assert "".join(row["id"] for row in arranged(rows, parse_sort("-score,-id", RECORDS))) == "cdab"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -95,8 +94,3 @@ def agent_log(home: Home) -> str:
 async def end(agent: subprocess.Popen[bytes]) -> int:
     agent.send_signal(signal.SIGTERM)
     return await asyncio.to_thread(agent.wait, PATIENCE_S)
-
-
-def kill_quietly(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

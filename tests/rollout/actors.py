@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentrl.chat.tokenizer import Tokenizer
-
-Says = Callable[["Heard"], str | Awaitable[str]]
 
 
 @dataclass

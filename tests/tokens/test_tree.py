@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.tokens import spans as span_lists
 from agentrl.tokens import versions
-from agentrl.tokens.pairs import Pair, pairs, trained_spans
-from agentrl.tokens.spans import ROOT, Span, StoredCall, full_prompts, span_ids
+from agentrl.tokens.spans import ROOT, Span, StoredCall, full_prompts, span_ids, trained_spans
 from agentrl.tokens.tree import TokenTree
 
 Call = tuple[int, list[int], list[int]]
@@ -53,6 +51,11 @@ def stored(calls: list[Call]) -> dict[int, StoredCall]:
     return kept
 
 
+def trained(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Every token that trains, as its span and its place there."""
+    return [(index, at) for index in trained_spans(spans) for at in range(spans[index].length)]
+
+
 @given(any_calls())
 @settings(max_examples=120, deadline=None)
 def test_any_sequence_of_calls_is_rebuilt_exactly(calls: list[Call]) -> None:
@@ -81,23 +84,23 @@ def test_a_prompt_adds_only_what_no_earlier_call_had(calls: list[Call]) -> None:
 def test_a_generated_token_is_trained_by_exactly_one_pair_in_its_own_context(calls: list[Call]) -> None:
     tree = TokenTree.from_calls(calls)
     spans = tree.spans
-    places = [(spans[pair.span].call, spans[pair.span].start + pair.offset) for pair in pairs(tree)]
+    places = [(spans[index].call, spans[index].start + offset) for index, offset in trained(spans)]
     assert Counter(places) == Counter((index, at) for index, _, output in calls for at in range(len(output)))
     whole = {index: (prompt, output) for index, prompt, output in calls}
     deep: list[int] = []
     for span in spans:
         deep.append(0 if span.parent == ROOT else deep[span.parent] + spans[span.parent].length)
-    for pair in pairs(tree):
-        call, at = spans[pair.span].call, spans[pair.span].start + pair.offset
+    for index, offset in trained(spans):
+        call, at = spans[index].call, spans[index].start + offset
         prompt, output = whole[call]
         # Its position is the one at which it was generated, and what stands before it is what the engine saw.
-        assert deep[pair.span] + pair.offset == len(prompt) + at
-        assert path_ids(tree, pair)[: len(prompt) + at + 1] == (prompt + output)[: len(prompt) + at + 1]
+        assert deep[index] + offset == len(prompt) + at
+        assert path_ids(tree, index)[: len(prompt) + at + 1] == (prompt + output)[: len(prompt) + at + 1]
 
 
-def path_ids(tree: TokenTree, pair: Pair) -> list[int]:
+def path_ids(tree: TokenTree, index: int) -> list[int]:
     spans = tree.spans
-    way, at = [], pair.span
+    way, at = [], index
     while at != ROOT:
         way.append(spans[at])
         at = spans[at].parent
@@ -115,17 +118,17 @@ def test_the_stored_calls_and_spans_are_enough(calls: list[Call]) -> None:
 
 @given(any_calls())
 @settings(max_examples=80, deadline=None)
-def test_depth_first_order_says_who_sees_whom(calls: list[Call]) -> None:
+def test_the_spans_are_in_depth_first_order(calls: list[Call]) -> None:
     spans = TokenTree.from_calls(calls).spans
-    starts, ends = span_lists.offsets(spans), span_lists.ends(spans)
+    below: list[list[int]] = [[] for _ in spans]
     for index in range(len(spans)):
-        ancestors = set()
         at = spans[index].parent
         while at != ROOT:
-            ancestors.add(at)
+            assert at < index
+            below[at].append(index)
             at = spans[at].parent
-        seen = {j for j in range(len(spans)) if starts[j] < starts[index] < ends[j]}
-        assert seen == ancestors
+    for index, descendants in enumerate(below):
+        assert descendants == list(range(index + 1, index + 1 + len(descendants))), "a subtree is one stretch"
 
 
 @given(any_calls())
@@ -136,7 +139,6 @@ def test_the_branches_cover_the_tree(calls: list[Call]) -> None:
     assert {index for way in tree.branches() for index in way} == set(range(len(spans)))
     for way in tree.branches():
         assert [spans[index].parent for index in way] == [ROOT, *way[:-1]]
-    assert trained_spans(tree) == [index for index, span in enumerate(spans) if span.kind == "model"]
 
 
 def test_a_conversation_is_one_chain() -> None:
@@ -148,14 +150,14 @@ def test_a_conversation_is_one_chain() -> None:
         Span(2, "model", 1, 0, 1),
     ]
     assert tree.branches() == [(0, 1, 2, 3)]
-    assert pairs(tree) == [Pair(1, 0), Pair(1, 1), Pair(3, 0)]
+    assert trained(tree.spans) == [(1, 0), (1, 1), (3, 0)]
 
 
 def test_an_edited_context_branches_where_it_differs_and_keeps_what_was_generated() -> None:
     tree = TokenTree.from_calls([(0, [1, 2], [3, 4, 5]), (1, [1, 2, 3, 9], [6])])
     assert tree.branches() == [(0, 1, 2), (0, 1, 3, 4)]
     assert [tree.ids(span) for span in tree.spans] == [[1, 2], [3], [4, 5], [9], [6]]
-    assert [tree.spans[pair.span].call for pair in pairs(tree)] == [0, 0, 0, 1]
+    assert [tree.spans[index].call for index, _ in trained(tree.spans)] == [0, 0, 0, 1]
 
 
 def test_two_calls_that_generate_the_same_are_both_kept() -> None:
@@ -174,13 +176,7 @@ def test_two_calls_that_generate_the_same_are_both_kept() -> None:
 def test_a_call_that_continues_a_partial_one_extends_it() -> None:
     tree = TokenTree.from_calls([(0, [1, 2], [3]), (1, [1, 2, 3], [4, 5]), (2, [1, 2, 3, 4, 5, 6], [])])
     assert tree.branches() == [(0, 1, 2, 3)]
-    assert len(pairs(tree)) == 3
-
-
-def test_the_trunk_of_a_fork_is_context() -> None:
-    tree = TokenTree.from_calls([(0, [1], [2]), (1, [1, 2, 3], [4])])
-    assert [tree.spans[pair.span].call for pair in pairs(tree, context={0})] == [1]
-    assert pairs(tree, context={0, 1}) == []
+    assert len(trained(tree.spans)) == 3
 
 
 def test_what_a_call_adds_is_answered() -> None:
@@ -213,7 +209,7 @@ def test_a_long_conversation_is_inserted_quickly() -> None:
         known = prompt + output
     assert len(tree.spans) == 200
     assert sum(span.length for span in tree.spans) == 100_000
-    assert span_lists.generated(tree.spans) == 10_000
+    assert len(trained(tree.spans)) == 10_000
 
 
 # ---- versions ----
@@ -247,7 +243,7 @@ def test_a_stretch_keeps_its_versions(some: list[tuple[int, int]], data: st.Data
 
 def test_versions_of_what_trains_are_counted() -> None:
     tree = TokenTree.from_calls([(0, [1], [2, 3, 4]), (1, [1, 2, 9], [5])])
-    counts = versions.trained(tree.spans, trained_spans(tree), {0: [[7, 1], [8, 2]], 1: [[8, 1]]})
+    counts = versions.trained(tree.spans, trained_spans(tree.spans), {0: [[7, 1], [8, 2]], 1: [[8, 1]]})
     assert counts == {7: 1, 8: 3}
     with pytest.raises(ValueError, match="generated -1"):
         versions.joined([(1, -1)])

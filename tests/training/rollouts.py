@@ -14,13 +14,12 @@ import pytest
 from agentrl.config.run import RunConfig
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor
-from agentrl.store import claims, documents, groups, tasks
+from agentrl.store import claims, documents, groups
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Epoch
 from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary import pack_floats, pack_ids
-from agentrl.tokens.spans import generated
 from agentrl.tokens.tree import TokenTree
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit
@@ -132,7 +131,7 @@ async def _episode(
         call.output, call.versions = pack_ids(output), [(version, len(output))]
         call.log_probs = pack_floats([log_prob - 0.1 * (token % 5) for token in output])
         await writer.answered(call)
-    tokens = generated(tree.spans)
+    tokens = sum(len(output) for _, _, output in calls)
     ending = Ending(
         outcome=Outcome.ANSWERED,
         turns=len(calls),
@@ -155,8 +154,3 @@ async def _episode(
 
 async def task_statuses(db: Database) -> list[str]:
     return [task["status"] for task in await db.find("Task", {}, sort=[("_id", 1)])]
-
-
-async def task_of(db: Database, number: int) -> documents.Task:
-    found = await db.find("Task", {}, sort=[("_id", 1)])
-    return await tasks.get(db, found[number]["_id"])

@@ -25,20 +25,6 @@ async def test_all_subscribers_hear_everything_in_order(house: House) -> None:
     assert local.got == remote.got == expected
 
 
-async def test_publisher_knows_whether_anybody_listens(house: House) -> None:
-    assert not house.publisher.has_subscribers
-    house.publisher.publish(b"to nobody")
-    first, second = house.subscribe(), house.subscribe()
-    await aeventually(lambda: house.subscriptions == 2)
-    assert house.publisher.has_subscribers
-    first.link.close()
-    house.publisher.publish(b"still one")
-    await second.hears(b"still one")
-    assert house.publisher.has_subscribers
-    second.link.close()
-    await aeventually(lambda: not house.publisher.has_subscribers)
-
-
 async def test_subscriber_finds_a_publisher_that_was_restarted(house: House) -> None:
     reader = await house.subscribe().connected()
     house.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -108,9 +108,6 @@ async def opened(
             app._round()
             await pilot.pause()
         yield screen
-
-
-Opened = Callable[..., AsyncIterator[Screen]]
 
 
 @pytest.fixture

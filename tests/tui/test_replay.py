@@ -25,7 +25,6 @@ from tui.model.notices import Notices
 from tui.model.playback import Playback
 
 BEGAN = time.mktime((2030, 1, 31, 14, 0, 0, 0, 0, -1))
-MINUTE = 60.0
 
 
 class Recorder:

@@ -153,11 +153,6 @@ def _joined(parts: Iterable[Span]) -> Line:
     return tuple(made[:-1])
 
 
-def matching(text: str) -> frozenset[str]:
-    """The words of a filter."""
-    return frozenset(text.casefold().split())
-
-
 def keeps(words: frozenset[str], row: UnitRow) -> bool:
     """Whether every word stands somewhere in what is shown of the unit."""
     shown = f"{row.unit} {row.state.value} {row.host} {row.role} {row.status} {row.reason} {row.phase}".casefold()

@@ -50,10 +50,6 @@ def span(text: object, tone: Tone = Tone.PLAIN) -> Span:
     return Span(sanitise(shown[:LONGEST]), tone)
 
 
-def line(*parts: Span | str) -> Line:
-    return tuple(part if isinstance(part, Span) else Span(part) for part in parts if part)
-
-
 def width_of(spans: Iterable[Span]) -> int:
     return sum(cell_len(part.text) for part in spans)
 

@@ -140,9 +140,6 @@ class Mirror:
             changes.note(key)
         return changes
 
-    def unwatch(self, changes: Changes) -> None:
-        self._watching.remove(changes)
-
     def sample(self, clock: float) -> None:
         """Remember what every unit uses now; call it as often as you like."""
         if clock - self._sampled < TREND_EVERY_S or not self.link.connected:

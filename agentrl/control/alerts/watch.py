@@ -7,7 +7,6 @@ configuration repeats a notification or loses one; a sink that fails never holds
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,8 +28,6 @@ from agentrl.protocol.rows import AlertRow, AlertState, HostRow, OperationState,
 from agentrl.protocol.wire import decode_as, decode_row, encode
 from agentrl.telemetry.learning import LEARNING
 from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
-
-log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 HOLD_S = 15.0
