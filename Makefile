@@ -128,4 +128,4 @@ chaos: $(STAMP)
 
 clean:
 	rm -rf $(VENV) $(BENCH) $(SGLANG) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find agentrl daemons assets tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find agentrl daemons tui assets tests -name __pycache__ -type d -prune -exec rm -rf {} +
