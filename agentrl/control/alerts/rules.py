@@ -23,6 +23,22 @@ Check = Callable[[World, Collection[str], float], Iterable[Finding]]
 GIB = 1 << 30
 MIB = 1 << 20
 
+RESTARTING_DEATHS = 3
+RESTARTING_CLEAR = 1
+NEVER_READY_STARTS = 3
+DISK_LOW_BYTES = 2 * GIB
+DISK_CLEAR_BYTES = 3 * GIB
+DISK_FILLS_S = 86_400.0
+DISK_FILLS_CLEAR_S = 108_000.0
+DISK_FILLS_PAGE_S = 7200.0
+GROWTH_MIN_BYTES = 64 * MIB
+"""Growth over the window that is worth a person's time ..."""
+GROWTH_MIN_SHARE = 0.1
+"""... and which share of what was there it has to be."""
+GROWTH_FIT = 0.8
+GROWTH_RECENT_SHARE = 0.75
+"""The last third must still grow at this share of the whole window's pace: warm-ups and caches level off."""
+
 
 @dataclass(frozen=True)
 class BuiltIn:
@@ -38,46 +54,22 @@ class BuiltIn:
         return self._check(world, alerting, now)
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Numbers of the default rules."""
-
-    restarting_deaths: int = 3
-    restarting_clear: int = 1
-    never_ready_starts: int = 3
-    disk_low_bytes: int = 2 * GIB
-    disk_clear_bytes: int = 3 * GIB
-    disk_fills_s: float = 86_400.0
-    disk_fills_clear_s: float = 108_000.0
-    disk_fills_page_s: float = 7200.0
-    growth_min_bytes: int = 64 * MIB
-    """Growth over the window that is worth a person's time ..."""
-    growth_min_share: float = 0.1
-    """... and which share of what was there it has to be."""
-    growth_fit: float = 0.8
-    growth_recent_share: float = 0.75
-    """The last third must still grow at this share of the whole window's pace: warm-ups and caches level off."""
-
-
-def default_rules(
-    disable: Iterable[str] = (), limits: Thresholds | None = None, *, memory_window_s: float = 3600.0
-) -> list[Rule]:
+def default_rules(disable: Iterable[str] = (), *, memory_window_s: float = 3600.0) -> list[Rule]:
     """All built-in rules but the disabled ones. Their names are those that the configuration knows."""
-    limits = limits or Thresholds()
     off = set(disable)
     rules: tuple[Rule, ...] = (
         BuiltIn("unit-fatal", Severity.PAGE, 0.0, _fatal, certain=True),
-        BuiltIn("unit-restarting", Severity.WARNING, 0.0, _Restarting(limits)),
-        BuiltIn("unit-never-ready", Severity.WARNING, 20.0, _NeverReady(limits)),
+        BuiltIn("unit-restarting", Severity.WARNING, 0.0, _restarting),
+        BuiltIn("unit-never-ready", Severity.WARNING, 20.0, _never_ready),
         BuiltIn("unit-lost", Severity.WARNING, 5.0, _lost),
         BuiltIn("unit-hung", Severity.WARNING, 30.0, _hung),
         BuiltIn("unit-pending", Severity.WARNING, 60.0, _pending),
         # Half a window (half an hour): the end of a warm-up looks like a leak for some minutes.
-        BuiltIn("unit-memory-grows", Severity.WARNING, memory_window_s / 2, _MemoryGrows(limits)),
+        BuiltIn("unit-memory-grows", Severity.WARNING, memory_window_s / 2, _memory_grows),
         BuiltIn("host-silent", Severity.WARNING, 10.0, _host_silent),
         BuiltIn("host-lost", Severity.PAGE, 0.0, _host_lost),
-        BuiltIn("host-disk-low", Severity.WARNING, 10.0, _DiskLow(limits)),
-        BuiltIn("host-disk-fills", Severity.WARNING, 0.0, _DiskFills(limits)),
+        BuiltIn("host-disk-low", Severity.WARNING, 10.0, _disk_low),
+        BuiltIn("host-disk-fills", Severity.WARNING, 0.0, _disk_fills),
         BuiltIn("host-cannot-write", Severity.PAGE, 0.0, _cannot_write),
         BuiltIn("host-strays", Severity.WARNING, 30.0, _strays),
         BuiltIn("journal-full", Severity.PAGE, 0.0, _JOURNAL_FULL),
@@ -113,37 +105,29 @@ def _fatal(world: World, alerting: Collection[str], now: float) -> Iterator[Find
             )
 
 
-@dataclass(frozen=True)
-class _Restarting:
-    limits: Thresholds
-
-    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-        for name, unit in world.units.items():
-            least = self.limits.restarting_clear if name in alerting else self.limits.restarting_deaths - 1
-            if unit.desired and unit.deaths_in_window > least and unit.state is not UnitState.FATAL:
-                yield Finding(
-                    name,
-                    f"{name} keeps dying: {counted(unit.deaths_in_window, 'times')} lately.",
-                    (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
-                    _log_of_the_end(unit),
-                )
+def _restarting(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in world.units.items():
+        least = RESTARTING_CLEAR if name in alerting else RESTARTING_DEATHS - 1
+        if unit.desired and unit.deaths_in_window > least and unit.state is not UnitState.FATAL:
+            yield Finding(
+                name,
+                f"{name} keeps dying: {counted(unit.deaths_in_window, 'times')} lately.",
+                (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
+                _log_of_the_end(unit),
+            )
 
 
-@dataclass(frozen=True)
-class _NeverReady:
-    limits: Thresholds
-
-    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-        trying = (UnitState.STARTING, UnitState.STOPPING, UnitState.BACKOFF)
-        for name, unit in world.units.items():
-            in_vain = unit.desired and unit.state in trying and unit.attempts >= self.limits.never_ready_starts
-            if in_vain and unit.deaths_in_window == 0:
-                yield Finding(
-                    name,
-                    f"{name} was started {counted(unit.attempts, 'times')} and never became ready.",
-                    (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
-                    _log_of_the_end(unit),
-                )
+def _never_ready(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    trying = (UnitState.STARTING, UnitState.STOPPING, UnitState.BACKOFF)
+    for name, unit in world.units.items():
+        in_vain = unit.desired and unit.state in trying and unit.attempts >= NEVER_READY_STARTS
+        if in_vain and unit.deaths_in_window == 0:
+            yield Finding(
+                name,
+                f"{name} was started {counted(unit.attempts, 'times')} and never became ready.",
+                (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
+                _log_of_the_end(unit),
+            )
 
 
 def _lost(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
@@ -183,42 +167,40 @@ def _pending(world: World, alerting: Collection[str], now: float) -> Iterator[Fi
             )
 
 
-@dataclass(frozen=True)
-class _MemoryGrows:
-    limits: Thresholds
+def _memory_grows(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in world.units.items():
+        trend = world.metrics.memory_trend(name)
+        if trend is not None and _grows(trend, standing=name in alerting):
+            yield Finding(
+                name,
+                f"The memory of {name} grows by {_size(trend.slope_per_h)} per hour.",
+                tuple(_growth(trend, unit, world.hosts.get(unit.host))),
+                f"agentrl restart {name}",
+            )
 
-    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-        for name, unit in world.units.items():
-            trend = world.metrics.memory_trend(name)
-            if trend is not None and self._grows(trend, standing=name in alerting):
-                yield Finding(
-                    name,
-                    f"The memory of {name} grows by {_size(trend.slope_per_h)} per hour.",
-                    tuple(self._evidence(trend, unit, world.hosts.get(unit.host))),
-                    f"agentrl restart {name}",
-                )
 
-    def _grows(self, trend: Trend, *, standing: bool) -> bool:
-        grown = trend.slope_per_h * trend.window_s / 3600
-        needed = max(self.limits.growth_min_bytes, self.limits.growth_min_share * trend.first)
-        # A standing alert ends only when growth has clearly stopped, not when it wavers around the threshold.
-        ease = 0.5 if standing else 1.0
-        return (
-            grown >= needed * ease
-            and trend.fit >= self.limits.growth_fit * ease
-            and trend.recent_slope_per_h >= self.limits.growth_recent_share * ease * trend.slope_per_h
-        )
+def _grows(trend: Trend, *, standing: bool) -> bool:
+    grown = trend.slope_per_h * trend.window_s / 3600
+    needed = max(GROWTH_MIN_BYTES, GROWTH_MIN_SHARE * trend.first)
+    # A standing alert ends only when growth has clearly stopped, not when it wavers around the threshold.
+    ease = 0.5 if standing else 1.0
+    return (
+        grown >= needed * ease
+        and trend.fit >= GROWTH_FIT * ease
+        and trend.recent_slope_per_h >= GROWTH_RECENT_SHARE * ease * trend.slope_per_h
+    )
 
-    def _evidence(self, trend: Trend, unit: UnitRow, host: HostRow | None) -> Iterator[str]:
-        yield (
-            f"{_size(trend.first)} -> {_size(trend.last)} in {_span(trend.window_s)}, "
-            f"a straight line explains {trend.fit:.0%} of it"
-        )
-        yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {counted(unit.processes, 'processes')}"
-        if host is not None and host.facts.memory_bytes:
-            left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
-            enough_s = 3600 * left / trend.slope_per_h
-            yield f"{host.host} has {_size(left)} left: enough for {_span(enough_s)} at this pace"
+
+def _growth(trend: Trend, unit: UnitRow, host: HostRow | None) -> Iterator[str]:
+    yield (
+        f"{_size(trend.first)} -> {_size(trend.last)} in {_span(trend.window_s)}, "
+        f"a straight line explains {trend.fit:.0%} of it"
+    )
+    yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {counted(unit.processes, 'processes')}"
+    if host is not None and host.facts.memory_bytes:
+        left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
+        enough_s = 3600 * left / trend.slope_per_h
+        yield f"{host.host} has {_size(left)} left: enough for {_span(enough_s)} at this pace"
 
 
 # ---- hosts ----
@@ -252,41 +234,33 @@ def _host_lost(world: World, alerting: Collection[str], now: float) -> Iterator[
             )
 
 
-@dataclass(frozen=True)
-class _DiskLow:
-    limits: Thresholds
-
-    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-        for name, host in world.hosts.items():
-            least = self.limits.disk_clear_bytes if name in alerting else self.limits.disk_low_bytes
-            # 0 means that the agent has not reported yet; a disk that is really full is another rule's.
-            if 0 < host.disk_free_bytes < least:
-                yield Finding(
-                    name,
-                    f"The disk of {name} is nearly full: {_size(host.disk_free_bytes)} left.",
-                    (f"alert below {_size(self.limits.disk_low_bytes)}, over {_size(self.limits.disk_clear_bytes)}",),
-                    "agentrl doctor",
-                )
-
-
-@dataclass(frozen=True)
-class _DiskFills:
-    limits: Thresholds
-
-    def __call__(self, world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
-        for name, host in world.hosts.items():
-            left_s = host.disk_full_in_s
-            most_s = self.limits.disk_fills_clear_s if name in alerting else self.limits.disk_fills_s
-            if left_s is None or left_s > most_s:
-                continue
-            full_at = time.strftime("%H:%M", time.localtime(now + left_s))
+def _disk_low(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in world.hosts.items():
+        least = DISK_CLEAR_BYTES if name in alerting else DISK_LOW_BYTES
+        # 0 means that the agent has not reported yet; a disk that is really full is another rule's.
+        if 0 < host.disk_free_bytes < least:
             yield Finding(
                 name,
-                f"The disk of {name} will be full at {full_at}, in {_span(left_s)}, if it goes on like this.",
-                (f"{_size(host.disk_free_bytes)} free", f"alert below {_span(self.limits.disk_fills_s)}"),
+                f"The disk of {name} is nearly full: {_size(host.disk_free_bytes)} left.",
+                (f"alert below {_size(DISK_LOW_BYTES)}, over {_size(DISK_CLEAR_BYTES)}",),
                 "agentrl doctor",
-                Severity.PAGE if left_s < self.limits.disk_fills_page_s else None,
             )
+
+
+def _disk_fills(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in world.hosts.items():
+        left_s = host.disk_full_in_s
+        most_s = DISK_FILLS_CLEAR_S if name in alerting else DISK_FILLS_S
+        if left_s is None or left_s > most_s:
+            continue
+        full_at = time.strftime("%H:%M", time.localtime(now + left_s))
+        yield Finding(
+            name,
+            f"The disk of {name} will be full at {full_at}, in {_span(left_s)}, if it goes on like this.",
+            (f"{_size(host.disk_free_bytes)} free", f"alert below {_span(DISK_FILLS_S)}"),
+            "agentrl doctor",
+            Severity.PAGE if left_s < DISK_FILLS_PAGE_S else None,
+        )
 
 
 def _cannot_write(world: World, alerting: Collection[str], now: float) -> Iterator[Finding]:
