@@ -61,11 +61,6 @@ def boot_id() -> str:
     return _boot_id
 
 
-def identity(pid: int) -> Identity | None:
-    stat = read_stat(pid)
-    return Identity(pid, stat.start_ticks, boot_id()) if stat else None
-
-
 def read_stat(pid: int) -> Stat | None:
     text = read_bytes(f"/proc/{pid}/stat")
     # The name stands in parentheses and may itself contain spaces and parentheses: count from the last one.

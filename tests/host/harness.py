@@ -115,6 +115,13 @@ def python(code: str) -> tuple[str, ...]:
 SLEEP = ("sleep", "1000")
 
 
+def identity_of(pid: int) -> proc.Identity:
+    """Of a process that lives."""
+    stat = proc.read_stat(pid)
+    assert stat
+    return proc.Identity(pid, stat.start_ticks, proc.boot_id())
+
+
 def marked_sleeper(home: Home, incarnation: str, *, host: str = "h1") -> subprocess.Popen[bytes]:
     """A process that carries the marks of a unit without having been started by an agent."""
     marks = {"AGENTRL_RUN": home.run, "AGENTRL_INCARNATION": incarnation, "AGENTRL_HOST": host}

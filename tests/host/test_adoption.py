@@ -15,7 +15,7 @@ from agentrl.host import proc, scan
 from agentrl.host.ledger import Entry, Ledger
 from agentrl.protocol.messages import AgentExit, Exited, ExitStatus, GroupEmpty, KillTree, Spawned
 from tests.host.coordinator import Listener, agent_log, end, kill9, listening, start_agent
-from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
+from tests.host.harness import SLEEP, Bench, identity_of, marked_sleeper, python, spawn
 from tests.waiting import aeventually
 
 
@@ -144,19 +144,10 @@ def write_ledger(bench: Bench, *entries: Entry) -> None:
         ledger.intend(entry)
 
 
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(SLEEP, start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
-
-
 async def test_a_pid_that_belongs_to_a_stranger_now_is_left_alone(
     bench: Bench, stranger: subprocess.Popen[bytes]
 ) -> None:
-    identity = proc.identity(stranger.pid)
-    assert identity
+    identity = identity_of(stranger.pid)
     wrong_start = entry_of(
         bench, "web-0", pid=stranger.pid, start_ticks=identity.start_ticks - 5, boot_id=identity.boot_id
     )
@@ -190,8 +181,7 @@ async def test_an_intent_without_a_pid_is_resolved_by_the_mark(bench: Bench) -> 
 
 async def test_an_exit_that_was_recorded_before_the_sweep_is_swept_by_the_next_agent(bench: Bench) -> None:
     leftover = marked_sleeper(bench.home, "web-0.1")
-    identity = proc.identity(leftover.pid)
-    assert identity
+    identity = identity_of(leftover.pid)
     try:
         entry = entry_of(bench, "web-0", pid=1, start_ticks=1, boot_id=proc.boot_id())
         write_ledger(bench, msgspec.structs.replace(entry, exit=ExitStatus(code=1)))

@@ -21,7 +21,7 @@ from agentrl.host.guardian import Guardian
 from agentrl.host.processes import Processes
 from agentrl.protocol.base import Message
 from agentrl.protocol.messages import CoordinatorTrouble, Spawned, Welcome
-from tests.host.harness import SLEEP, Bench, spawn
+from tests.host.harness import SLEEP, Bench, identity_of, spawn
 from tests.waiting import aeventually, eventually
 
 # Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.
@@ -144,8 +144,7 @@ async def test_the_holder_of_the_lock_is_adopted_when_it_says_who_it_is(folder: 
         await aeventually(lambda: (folder / "starts").exists() and guardian.pid == 0)
         holder = sleeper()
         try:
-            identity = proc.identity(holder.pid)
-            assert identity
+            identity = identity_of(holder.pid)
             file = {"pid": identity.pid, "start_ticks": identity.start_ticks, "boot_id": identity.boot_id}
             (folder / "coordinator.json").write_text(json.dumps(file))
             await aeventually(lambda: guardian.pid == holder.pid)

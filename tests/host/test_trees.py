@@ -14,7 +14,7 @@ from agentrl.host import proc, scan
 from agentrl.host.trees import kill_exactly
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, GroupEmpty, HostStats, ScanReport, ScanRun, Spawned
-from tests.host.harness import SLEEP, Bench, marked_sleeper, python, spawn
+from tests.host.harness import SLEEP, Bench, identity_of, marked_sleeper, python, spawn
 from tests.waiting import PATIENCE_S, aeventually, eventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
@@ -44,8 +44,7 @@ def hider(stay: bool, *, times: int = 1) -> tuple[str, ...]:
 async def hidden(bench: Bench, number: int = 0) -> proc.Identity:
     path = bench.home.run_dir / f"hidden.{number}"
     text = await aeventually(lambda: path.exists() and path.read_text())
-    found = proc.identity(int(str(text)))
-    assert found
+    found = identity_of(int(str(text)))
     await aeventually(lambda: proc.command(found.pid).startswith("sleep"))
     # It belongs to nobody else any more once the one between has ended, too.
     await aeventually(lambda: (stat := proc.read_stat(found.pid)) is not None and stat.ppid == os.getpid())
@@ -142,17 +141,8 @@ async def test_many_deaths_at_once_are_swept_together(bench: Bench) -> None:
         assert until_all_waited[0] == 1, "one pass over /proc serves all that wait for one"
 
 
-@pytest.fixture
-def stranger() -> object:
-    process = subprocess.Popen(SLEEP, start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
-
-
 def test_a_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[bytes]) -> None:
-    identity = proc.identity(stranger.pid)
-    assert identity
+    identity = identity_of(stranger.pid)
     assert not kill_exactly(stranger.pid, identity.start_ticks + 1)
     assert identity.alive()
     assert kill_exactly(stranger.pid, identity.start_ticks)
