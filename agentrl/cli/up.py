@@ -185,7 +185,10 @@ def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, t
         )
     loaded = load_config(chosen, sets=chosen_sets)
     if cli.run and loaded.config.name != cli.run:
-        raise ConfigError(f"{chosen} is the file of the run {loaded.config.name}, not of {cli.run}.")
+        raise ConfigError(
+            f"{chosen} is the file of the run {loaded.config.name}, not of {cli.run}.",
+            hint="Leave --run out, or name the other file.",
+        )
     return loaded, chosen_sets
 
 

@@ -94,6 +94,7 @@ class LocalPlacement:
             raise DiskError(f"The host agent of {host} cannot be started: {failed.strerror}.") from failed
 
     def _await(self, host: str, process: subprocess.Popen[bytes], deadline: float) -> Placed:
+        log = self._state_dir / "hosts" / host / "agent.log"
         while time.monotonic() < deadline:
             placed = self._placed(host)
             if placed.alive:
@@ -102,10 +103,11 @@ class LocalPlacement:
             if code == ExitCode.CONFLICT:
                 raise ConflictError(f"Another host agent of {host} was started at the same moment.")
             if code is not None:
-                log = self._state_dir / "hosts" / host / "agent.log"
                 raise AgentrlError(f"The host agent of {host} ended with {code}; its reason stands in {log}.")
             time.sleep(_POLL_S)
-        raise AgentrlError(f"The host agent of {host} did not come up within {_START_WITHIN_S:g} s.")
+        raise AgentrlError(
+            f"The host agent of {host} did not come up within {_START_WITHIN_S:g} s; what it is at stands in {log}."
+        )
 
 
 def main() -> int:
