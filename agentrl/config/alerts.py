@@ -89,7 +89,8 @@ class WebhookSink(Section):
 
 class ExecSink(Section):
     command: Annotated[Command, Field(min_length=1)]
-    """Started for each notification, which it finds as JSON on its standard input."""
+    """Started for each notification, which it finds as JSON on its standard input, and its words as
+    AGENTRL_ALERT_SENTENCE, _SUGGEST, _SEVERITY and their like in its environment."""
 
 
 class MailSink(Section):

@@ -119,7 +119,7 @@ class Rounds:
         for life in living:
             used = usage[life.name]
             life.observe(used)
-            rows.append(stats.on_wire(life.entry.unit, life.entry.incarnation, used, self._log_bytes(life)))
+            rows.append(stats.on_wire(life.entry.unit, life.entry.incarnation, used))
         await self._cut_logs(living)
         await self._look_for_strays()
         services.send(
@@ -135,14 +135,11 @@ class Rounds:
         if not self._heard and self._loop.time() - self._lonely_since > self._times.lonely_s:
             self._on_lonely()
 
-    def _log_bytes(self, life: Life) -> int:
-        return self._services.logs.size(life.entry.unit, life.entry.incarnation)
-
     async def _cut_logs(self, living: list[Life]) -> None:
         logs = self._services.logs
         for life in living:
             most = life.entry.spec.log_max_bytes
-            if 0 < most < self._log_bytes(life):
+            if 0 < most < logs.size(life.entry.unit, life.entry.incarnation):
                 await asyncio.to_thread(logs.cut_if_large, life.entry.unit, life.entry.incarnation, most)
         for path in self._own_logs:
             await asyncio.to_thread(cut_if_large, path, self._times.own_log_max_bytes)

@@ -95,7 +95,7 @@ def _same(snapshot: Snapshot, pid: int, start_ticks: int) -> bool:
     return stat is not None and stat.start_ticks == start_ticks
 
 
-def on_wire(unit: str, incarnation: int, usage: Usage, log_bytes: int) -> UnitStats:
+def on_wire(unit: str, incarnation: int, usage: Usage) -> UnitStats:
     return UnitStats(
         unit=unit,
         incarnation=incarnation,
@@ -103,7 +103,6 @@ def on_wire(unit: str, incarnation: int, usage: Usage, log_bytes: int) -> UnitSt
         rss_bytes=usage.rss_bytes,
         processes=usage.processes,
         state=usage.state or "X",
-        log_bytes=log_bytes,
     )
 
 

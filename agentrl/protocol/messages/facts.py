@@ -75,7 +75,6 @@ class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):
     processes: int = 1
     state: str = "S"
     """The leader's state letter in /proc; T is a stopped process."""
-    log_bytes: int = 0
 
 
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
