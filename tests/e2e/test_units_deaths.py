@@ -242,7 +242,9 @@ def test_a_unit_that_never_comes_up_is_counted_apart(run: Run) -> None:
     assert "never came up, 6 times in a row" in row.reason
     assert row.deaths_in_window == 0
     assert run.lives_of("never-0") == set()
-    assert all("never came up" in told.what for told in incidents(run, "never-0"))
+    told = incidents(run, "never-0")
+    assert told
+    assert all("never came up" in each.what for each in told)
 
 
 def _daemons(run: Run) -> list[int]:
