@@ -7,10 +7,15 @@ capacity; it is granted in whole groups and in order, so a large group is never 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
+
+TRIED = 16
+"""Records that are admitted at a time while most of them fail: as many as tell whether they still do."""
+TRIED_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,14 @@ def granted(waiting: Iterable[tuple[int, int]]) -> int:
         taken += size
         number += 1
     return number
+
+
+def groups_on_trial(size: int, counts: Counts, waited_s: float) -> int:
+    """How many groups of this size are admitted while most attempts fail: a few, once those before them are through.
+    `waited_s`: since the last admission."""
+    if counts.in_flight or waited_s < TRIED_EVERY_S:
+        return 0
+    return math.ceil(TRIED / size)
 
 
 def refuse_impossible(plan: Plan, sizes: Iterable[int]) -> None:

@@ -3,7 +3,7 @@
 Invariants: the place in the order is read before anything is counted, and each is given once, so of two stewards that
 counted the same capacity only one admits into it; evaluation and probes are outside of it; the mix depends on the place
 in the order of admission and on nothing else. An environment of which a tool server cannot be used waits with
-everything that it has queued: what would be admitted could only fail.
+everything that it has queued: what would be admitted could only fail. While most attempts fail, a few are tried.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Admitted(NamedTuple):
     why_not: str = ""
     held: Mapping[str, str] = MappingProxyType({})
     """Environments of which nothing is admitted, and why."""
+    trial: str = ""
+    """Why only a few are tried, one after another."""
 
 
 async def admit(database: Database, rules: Rules) -> Admitted:
@@ -41,12 +43,17 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     told = await plan_told(database)
     held = await held_environments(database, rules)
     hold = rules.hold or str(told.get("hold", ""))
+    tries = bool(told.get("trial")) and not rules.hold
     order = await tasks.last_order(database) + 1
-    queue = [] if hold else await _queue(database, rules, held, order)
+    queue = [] if hold and not tries else await _queue(database, rules, held, order)
     # Behind the place: what another steward has admitted by now counts, or has taken the place.
     counted = await counts.of_admission(database)
     rooms = _rooms(rules, told, counted)
     granted = admission.granted((rooms[task.environment], rules.n) for task in queue)
+    if tries:
+        granted = min(
+            granted, admission.groups_on_trial(rules.n, counted, await tasks.since_last_admission_s(database))
+        )
     # It ends where somebody else is at it: what was counted is out of date by then.
     done = await tasks.admit(
         database,
@@ -59,7 +66,7 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     )
     room = max(rooms.values())
     why_not = "another steward admitted at the same moment" if granted else _why_none(hold, room < rules.n, held, queue)
-    return Admitted(done, room, counted, "" if done else why_not, held)
+    return Admitted(done, room, counted, "" if done else why_not, held, hold if tries else "")
 
 
 def _why_none(hold: str, is_full: bool, held: Mapping[str, str], queue: Sequence[Task]) -> str:

@@ -22,6 +22,8 @@ from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task
 from agentrl.words.amounts import counted
 
 ADMITS_WITHIN_S = 600.0
+TRIES_WITHIN_S = 1.0
+"""Most attempts fail: that is amiss at once."""
 _OPEN_TOOL_CALLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
 
 
@@ -50,10 +52,10 @@ async def look(database: Database, rules: Rules, admitted: Admitted) -> list[Wai
     now = await database.now()
     training = await _oldest(database, {"$in": list(TRAINS)})
     evaluation = await _oldest(database, {"$in": ["eval"]})
-    if training is not None:
+    if training is not None and not admitted.trial:
         told = list(of_group("batch", training, rules, now))
     else:
-        told = [of_admission(admitted, _since(await tasks.last_admission(database), now))]
+        told = [of_admission(admitted, await tasks.since_last_admission_s(database))]
     return told + (list(of_group("evaluation", evaluation, rules, now)) if evaluation else [])
 
 
@@ -134,8 +136,10 @@ def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterato
 
 
 def of_admission(admitted: Admitted, since_s: float) -> Wait:
-    """No group is under way that a batch could come from."""
+    """No group is under way that a batch could come from, or none is taken while most fail."""
     numbers = admitted.counts.sentence()
+    if admitted.trial:
+        return Wait("admission", f"tries only a few: {admitted.trial} ({numbers})", since_s, TRIES_WITHIN_S, "batch")
     why = admitted.why_not or "it has just admitted a group"
     return Wait("admission", f"admits nothing: {why} ({numbers})", since_s, ADMITS_WITHIN_S, "batch")
 

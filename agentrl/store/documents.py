@@ -271,7 +271,8 @@ class Lineage(Named):
     opened_at: datetime | None = None
     closed: bool = False
     plan: dict[str, Any] = {}
-    """What admission must know of the trainer: bound, groups, publish_every, and hold, a reason not to admit."""
+    """What admission must know of the trainer: bound, groups, publish_every, hold (a reason not to admit), trial (but
+    for a few)."""
 
 
 class CheckpointFile(msgspec.Struct):

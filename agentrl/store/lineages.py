@@ -33,6 +33,8 @@ async def begin(
         first_version=first_version,
         first_step=after_step + 1,
         opened_at=now,
+        # Until the trainer tells its own: nobody trains what is sampled for a run that came to its end.
+        plan={name: known.plan[name] for name in ("hold", "trial") if name in known.plan} if known else {},
     )
     await database.insert_new("Lineage", [to_bson(lineage)])
     older = {"_id": {"$ne": lineage.id}, "closed": False, "opened_at": {"$not": {"$gt": now}}}
@@ -61,8 +63,8 @@ async def current(database: Database) -> Lineage | None:
 
 
 async def tell_plan(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
-    """What admission must know of the trainer: bound, groups, publish_every; and hold, why nothing is to be admitted.
-    False if the lineage was closed."""
+    """What admission must know of the trainer: bound, groups, publish_every; hold, why nothing is to be admitted, and
+    trial, whether a few are tried meanwhile. False if the lineage was closed."""
     return await database.update_one("Lineage", {"_id": lineage, "closed": False}, {"$set": {"plan": dict(plan)}})
 
 

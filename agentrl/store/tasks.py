@@ -87,11 +87,13 @@ async def last_order(database: Database) -> int:
     return int(newest["admitted_order"]) if newest else 0
 
 
-async def last_admission(database: Database) -> datetime | None:
+async def since_last_admission_s(database: Database) -> float:
+    """How long ago the last Task was admitted by order; 0 if none was."""
     newest = await database.find_one(
         "Task", {"admitted_order": {"$gt": 0}}, sort=[("admitted_order", -1)], projection=["admitted_at"]
     )
-    return newest["admitted_at"] if newest else None
+    then = newest["admitted_at"] if newest else None
+    return max(0.0, (await database.now() - then).total_seconds()) if then else 0.0
 
 
 async def seat(database: Database, admitted: Sequence[Task]) -> None:

@@ -58,11 +58,11 @@ class Plan:
             optimizer_steps=self.optimizer_steps,
         )
 
-    def told(self, hold: str) -> dict[str, object]:
-        """What admission must know."""
+    def told(self, hold: str, *, trial: bool = False) -> dict[str, object]:
+        """What admission must know: why it holds, and whether a few are tried meanwhile."""
         bounds = {name: own.oldest for name, own in self.freshness.of_environments.items()}
         numbers = {"bound": self.freshness.oldest, "groups": self.groups, "publish_every": self.publish_every}
-        return {**numbers, "bounds": bounds, "hold": hold}
+        return {**numbers, "bounds": bounds, "hold": hold, "trial": trial}
 
 
 class Kept(NamedTuple):

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from agentrl.policies import batches, outcomes
+from agentrl.policies.admission import TRIED
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted
 from agentrl.policies.outcomes import OutcomeClass
@@ -28,6 +29,8 @@ RECENT_S = 600.0
 JUDGED_FROM = 50
 """Fewer recent records say nothing."""
 LEAST_VALID_SHARE = 0.5
+WELL_SHARE = 0.75
+"""So many of the newest that were valid tell that what failed is over."""
 LONGEST_ERROR = 160
 
 
@@ -96,8 +99,9 @@ class Validity(NamedTuple):
 async def validity(database: Database) -> Validity:
     """When most episodes fail, those that are left are a selection and no sample.
 
-    What is older than a while counts no more: a hold stops admission, so nothing else would ever end it. What failed
-    on an open breaker says nothing that the breaker does not say, and what trains nothing is no part of the selection.
+    What is older than a while counts no more, nor what failed before the newest succeed again: those are tried for
+    that, while nothing else is admitted. What failed on an open breaker says nothing that the breaker does not say, and
+    what trains nothing is no part of the selection.
     """
     ended = await database.find(
         "Record",
@@ -112,13 +116,16 @@ async def validity(database: Database) -> Validity:
     if counted.total() < JUDGED_FROM:
         return Validity(None)
     share = outcomes.valid_share(counted)
+    newest = [OutcomeClass(one["outcome_class"]) for one in recent if one.get("outcome_class")][:TRIED]
+    if (outcomes.valid_share(Counter(newest)) or 0.0) >= WELL_SHARE:
+        return Validity(share)
     if not outcomes.must_hold(counted, threshold=LEAST_VALID_SHARE, least=JUDGED_FROM):
         return Validity(share)
     failed = [one for one in recent if one.get("outcome_class") == OutcomeClass.INFRASTRUCTURE]
     return Validity(
         share,
         f"{len(failed)} of the last {counted.total()} records failed for infrastructure{_mostly(failed)}; "
-        f"each counts for {RECENT_S / 60:.0f} minutes",
+        "a few are tried every minute, and it goes on once those succeed",
     )
 
 

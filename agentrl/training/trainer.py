@@ -89,6 +89,8 @@ class Trainer:
         self._lasting = Patience(unit, self._lease, at_most_s=AWAY_AT_MOST_S).lasting
         self._told: dict[str, object] = {}
         self._hold, self._hold_looked_at = "", float("-inf")
+        self._trial = False
+        """It holds because most attempts fail, so a few are tried meanwhile."""
         self._held_since: float | None = None
         """Since when a Step has been held back for records under way."""
         self._evaluation: dict[str, float] = {}
@@ -145,11 +147,12 @@ class Trainer:
         plan = self._knobs.take()
         for name, value in self._meter.read(time.monotonic()).items():
             self._unit.metric(name, value)
+        if wanted := self._config.training.steps:
+            self._unit.metric(STEPS_WANTED.name, wanted)
+            if self.standing.committed >= wanted:
+                # Before admission is told anything: of a run that goes on after its end nothing is to be sampled.
+                return f"all {wanted} steps are done"
         await self._do_what_is_due(plan)
-        if self._config.training.steps:
-            self._unit.metric(STEPS_WANTED.name, self._config.training.steps)
-        if self._config.training.steps and self.standing.committed >= self._config.training.steps:
-            return f"all {self._config.training.steps} steps are done"
         if self._unit.paused:
             # Behind what is due, so that what was trained is served and saved meanwhile.
             await self._park()
@@ -296,7 +299,7 @@ class Trainer:
 
     async def _do_what_is_due(self, plan: Plan, *, last: bool = False) -> None:
         now = self.standing
-        told = plan.told(self._hold)
+        told = plan.told(self._hold, trial=self._trial)
         if told != self._told:
             if not await lineages.tell_plan(self._database, self._lineage, told):
                 raise steps.closed(self._lineage)
@@ -419,7 +422,7 @@ class Trainer:
         if why:
             why = ending(why, self.standing)
             # What would be admitted from here on, nobody would train.
-            self._hold = f"complete: {why}"
+            self._hold, self._trial = f"complete: {why}", False
         await self._lasting(lambda: self._do_what_is_due(plan, last=True))
         if why and not self._unit.draining:
             log.info("complete: %s", why)
@@ -450,7 +453,7 @@ class Trainer:
         if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:
             self._hold_looked_at = time.monotonic()
             found = await selection.validity(self._database)
-            self._hold = found.hold
+            self._hold, self._trial = found.hold, bool(found.hold)
             self._unit.metric(VALID.name, math.nan if found.share is None else found.share)
 
     async def _computed(self, phase: str, work: Callable[..., T], *arguments: object) -> T:

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.policies.admission import Counts, Plan, batch_records, capacity, granted, refuse_impossible
+from agentrl.policies.admission import (
+    TRIED,
+    TRIED_EVERY_S,
+    Counts,
+    Plan,
+    batch_records,
+    capacity,
+    granted,
+    groups_on_trial,
+    refuse_impossible,
+)
 
 
 def test_the_formula() -> None:
@@ -54,6 +64,15 @@ def test_a_batch_that_lacks_a_group_leaves_room_for_any(
     number = data.draw(st.integers(0, groups - 1))
     ready = sum(data.draw(st.sampled_from(sizes)) for _ in range(number))
     assert granted([(capacity(plan, Counts(ready=ready)), max(sizes))]) == 1
+
+
+@given(st.integers(1, 100))
+def test_while_most_fail_a_few_are_tried_once_those_before_are_through(size: int) -> None:
+    number = groups_on_trial(size, Counts(ready=100, leased=7), TRIED_EVERY_S)
+    assert TRIED <= number * size < TRIED + size, "as many as tell whether they still fail"
+    assert groups_on_trial(size, Counts(), TRIED_EVERY_S - 1) == 0
+    for under_way in (Counts(open=1), Counts(running=1), Counts(finished=1), Counts(unscored=1)):
+        assert groups_on_trial(size, under_way, 10 * TRIED_EVERY_S) == 0
 
 
 def test_a_configuration_that_could_never_admit_is_refused() -> None:

@@ -108,6 +108,34 @@ async def test_what_the_trainer_tells_counts_more_than_the_file(db: Database) ->
     assert (held.groups, held.why_not) == (0, "the trainer holds")
 
 
+async def test_while_most_fail_a_few_are_tried_every_minute(db: Database) -> None:
+    made = steward(db, groups=8)
+    await made.start()
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    holds = {"bound": 1, "groups": 8, "hold": "most fail", "trial": True}
+    assert await lineages.tell_plan(db, lineage.id, holds)
+    assert (await made.round()).admitted.groups == 0, "as if one had been admitted this moment"
+    assert await lineages.tell_plan(db, lineage.id, holds | {"groups": 1, "hold": "", "trial": False})
+    assert (await made.round()).admitted.groups == 2
+    assert await lineages.tell_plan(db, lineage.id, holds)
+    an_hour_ago = await db.now() - timedelta(hours=1)
+    await db.update_many("Task", {"status": "admitted"}, {"$set": {"admitted_at": an_hour_ago}})
+    held = (await made.round()).admitted
+    assert (held.groups, held.why_not, held.trial) == (0, "most fail", "most fail"), "some are under way"
+    owner = await sampler(db)
+    for _ in range(2):
+        assert await run_group(db, [1.0, 0.0, 0.0, 0.0], owner=owner) == "ready"
+    made.paused = True
+    assert (await made.round()).admitted.groups == 0
+    made.paused = False
+    tried = (await made.round()).admitted
+    assert (tried.groups, tried.trial) == (4, "most fail"), "16 records"
+    for _ in range(4):
+        assert await run_group(db, [1.0, 0.0, 0.0, 0.0], owner=owner) == "ready"
+    assert (await made.round()).admitted.groups == 0, "it is no minute ago"
+    assert (await accounting.account(db)).problems == ()
+
+
 async def test_two_stewards_at_once_admit_no_more_than_one(db: Database) -> None:
     both = [steward(db, 1), steward(db, 2)]
     for made in both:

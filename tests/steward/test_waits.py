@@ -20,6 +20,9 @@ from tests.store.flow import admit, claim_one, end, queue, run_group, sampler
 NOTHING = Admitted(0, 0, Counts(), "there is no room")
 
 
+FAILING = NOTHING._replace(why_not="60 of the last 100 failed", trial="60 of the last 100 failed")
+
+
 def named(told: list[Wait]) -> list[tuple[str, str]]:
     return [(wait.who, wait.on) for wait in told]
 
@@ -115,6 +118,16 @@ async def test_without_a_group_under_way_admission_says_why(db: Database) -> Non
     assert (wait.who, wait.on) == ("batch", "admission")
     assert wait.what == "admits nothing: there is no room (0 records under way, 0 ready, 0 leased)"
     assert wait.age_s >= 90.0
+
+
+async def test_while_most_fail_it_is_told_at_once_that_only_a_few_are_tried(db: Database) -> None:
+    task = await admitted(db)
+    await older(db, "Task", task, "admitted_at", 5.0)
+    [wait] = await waits.look(db, rules(), FAILING)
+    assert (wait.who, wait.on) == ("batch", "admission"), "whatever is under way, no batch comes of it"
+    assert wait.what.startswith("tries only a few: 60 of the last 100 failed (0 records under way")
+    assert wait.at_most_s is not None
+    assert wait.age_s > wait.at_most_s, "what is amiss"
 
 
 async def test_an_evaluation_has_a_chain_of_its_own(db: Database) -> None:

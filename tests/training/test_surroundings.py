@@ -95,16 +95,17 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
     found = await selection.validity(db)
-    silent = "60 of the last 100 records failed for infrastructure; each counts for 10 minutes"
+    tried = "a few are tried every minute, and it goes on once those succeed"
+    silent = f"60 of the last 100 records failed for infrastructure; {tried}"
     assert (found.share, found.hold) == (0.4, silent)
     failed = await db.find("Record", {"outcome_class": "infrastructure"})
     for at, one in enumerate(failed):
         error = f"Lost: line {at}" if at % 3 == 0 else "AttributeError: no\nattribute"
         await db.update_many("Record", {"_id": one["_id"]}, {"$set": {"error": error}})
     told = (await selection.validity(db)).hold
-    assert "failed for infrastructure, most often: AttributeError: no attribute; each" in told, "what to mend"
+    assert "failed for infrastructure, most often: AttributeError: no attribute; a few" in told, "what to mend"
     await db.update_many("Record", {}, {"$set": {"finished_at": datetime.now(UTC) - timedelta(seconds=700)}})
-    assert await selection.validity(db) == (None, ""), "a hold stops admission, so only time can end it"
+    assert await selection.validity(db) == (None, ""), "what is long ago says nothing"
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
     await db.update_many("Record", {"outcome_class": "infrastructure"}, {"$set": {"free": True}})
@@ -112,6 +113,20 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await db.delete_many("Record", {})
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 150)
     assert await selection.validity(db) == (0.75, ""), "only recent ones count"
+
+
+async def test_what_failed_is_over_once_the_newest_succeed(db: Database) -> None:
+    await ended(db, ["infrastructure"] * 100 + ["policy"] * 11 + ["infrastructure"] * 5)
+    assert (await selection.validity(db)).hold
+    await db.delete_many("Record", {})
+    await ended(db, ["infrastructure"] * 100 + ["policy"] * 12 + ["infrastructure"] * 4)
+    found = await selection.validity(db)
+    assert found.share is not None
+    assert found.share < 0.2, "the share is told as it is"
+    assert found.hold == ""
+    await db.delete_many("Record", {})
+    await ended(db, ["policy"] * 16 + ["infrastructure"] * 34)
+    assert (await selection.validity(db)).hold, "it is the newest that count"
 
 
 async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from agentrl.steward.rules import from_config
 from agentrl.store import accounting, lineages, publications
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.documents import Lineage
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import checkpoints, patience, publication
 from agentrl.training import trainer as training
@@ -335,6 +338,33 @@ async def test_groups_without_signal_are_consumed_by_an_empty_step(db: Database,
     assert told.take_metrics()["steps_without_training"] == 1
     assert await task_statuses(db) == ["filtered"] * 4
     assert await publications.parents(db) == {1: None}, "nothing was trained, so nothing is published"
+    await balanced(db)
+
+
+async def test_nothing_is_sampled_for_a_run_that_goes_on_after_its_end(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await closed_groups(db, 6)
+    await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path).run()
+    holds = []
+    begun, told = lineages.begin, lineages.tell_plan
+
+    async def begin(*arguments: Any, **named: Any) -> Lineage:
+        lineage = await begun(*arguments, **named)
+        holds.append(lineage.plan["hold"])
+        return lineage
+
+    async def tell(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
+        holds.append(plan["hold"])
+        return await told(database, lineage, plan)
+
+    monkeypatch.setattr(lineages, "begin", begin)
+    monkeypatch.setattr(lineages, "tell_plan", tell)
+    await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path, life=2).run()
+    assert set(holds) == {"complete: all 2 steps are done"}
+    holds.clear()
+    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path, life=3).run()
+    assert holds[:2] == ["complete: all 2 steps are done", ""], "with more steps to take it goes on"
     await balanced(db)
 
 
