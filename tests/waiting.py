@@ -17,8 +17,9 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE_S = 60.0
 """How long hunger for processor time may last on a busy machine. A wait that ends early costs nothing."""
-_NOT_THERE = (LookupError, AttributeError, TypeError, ValueError, StopIteration, FileNotFoundError)
-"""What looking for something raises before it is there."""
+_NOT_THERE = (LookupError, AttributeError, TypeError, ValueError, StopIteration, RuntimeError, FileNotFoundError)
+"""What looking for something raises before it is there; the RuntimeError is what Python makes of a StopIteration in a
+coroutine."""
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tuple(f"{_ROOT / room}/" for room in ("agentrl", "assets", "daemons", "tui"))
 
@@ -86,7 +87,9 @@ def _too_late(predicate: object, what: str, within_s: float, seen: object) -> st
 
 def _is_a_fault(error: Exception) -> bool:
     """Raised by the product, or on its way through it. No assertion is."""
+    if isinstance(error, AssertionError):
+        return False
+    if isinstance(error, RuntimeError) and not isinstance(error.__cause__, StopIteration):
+        return True
     frames = traceback.walk_tb(error.__traceback__)
-    return not isinstance(error, AssertionError) and any(
-        frame.f_code.co_filename.startswith(_PRODUCT) for frame, _ in frames
-    )
+    return any(frame.f_code.co_filename.startswith(_PRODUCT) for frame, _ in frames)

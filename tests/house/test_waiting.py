@@ -50,10 +50,22 @@ async def test_what_never_comes_is_told_with_what_was_seen_last(early: Callable[
         await aeventually(early, within_s=0.0, what="the row")
 
 
-async def test_what_the_product_raises_is_no_reason_to_wait() -> None:
+async def test_an_answer_of_a_coroutine_that_is_not_there_yet_is_waited_for() -> None:
+    answers = iter(([], [7]))
+
+    async def first() -> bool:
+        return next(iter(next(answers))) == 7
+
+    await aeventually(first)
+
+
+async def test_what_the_product_raises_and_what_is_broken_is_no_reason_to_wait() -> None:
+    numbers = {1}
     with pytest.raises(AgentrlError):
         eventually(lambda: seconds("soon"))
     with pytest.raises(TypeError):
         eventually(lambda: seconds(None))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="changed size"):
+        eventually(lambda: [numbers.update({number + 1}) for number in numbers])  # type: ignore[func-returns-value]
     with pytest.raises(TypeError):
         await aeventually(lambda: seconds(None))  # type: ignore[arg-type]

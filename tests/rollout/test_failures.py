@@ -212,10 +212,14 @@ async def test_a_store_that_is_slow_for_seconds_delays_episodes_and_fails_none(
         async with stage.sampler(concurrency=8, db=samplers) as sampler:
             await aeventually(lambda: says.asked >= 10)
             async with standing_still(server):
-                await asyncio.sleep(1)  # what it had answered is heard, also by several episodes at once
-                before = sampler.ended
-                await asyncio.sleep(1)  # it answers nobody
-                assert sampler.ended == before
+
+                async def stands() -> bool:
+                    before = sampler.ended
+                    await asyncio.sleep(1)
+                    return sampler.ended == before
+
+                # What it had answered is heard, also by several episodes at once; then it answers nobody.
+                await aeventually(stands, what="episodes to stand still")
             records = await stage.ended(count=32)
         assert {(record.status, record.outcome) for record in records} == {("scored", "answered")}
         assert not await stage.open_ends()

@@ -19,7 +19,7 @@ from agentrl.protocol.messages import FromCoordinator
 from agentrl.protocol.rows import KnobValue
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.zap import Gate
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 M = TypeVar("M")
 ROOT = Path(__file__).parents[2]
@@ -143,4 +143,4 @@ class Process:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)

@@ -23,10 +23,16 @@ async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpa
 async def test_a_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
     start("-m", "assets.units.blocker", "--for", "2", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
-    announced = counterpart.times_of(messages.UnitReport)[-1]
-    await aeventually(lambda: counterpart.heard[-1][0] > announced + 1.0)
-    after = next(at for at in counterpart.times_of(messages.Beat) if at > announced + HEARTBEAT_S)
-    assert after - announced > 1.0, "the GIL was held, so this silence was to be expected"
+
+    def silent_after_it_said_so() -> bool:
+        """It blocks again and again: whoever heard one announcement and its end late together finds another one."""
+        reports = ((at, each) for at, each in counterpart.heard if isinstance(each, messages.UnitReport))
+        said = [at for at, report in reports if report.phase == "native"]
+        beats = counterpart.times_of(messages.Beat)
+        ends = ([beat for beat in beats if beat > at + HEARTBEAT_S][:1] for at in said)
+        return any(end - at > 1.0 for at, first in zip(said, ends, strict=True) for end in first)
+
+    await aeventually(silent_after_it_said_so, what="the silence of a GIL that is held")
 
 
 async def test_announcements_are_rare_when_a_long_phase_is_entered_again_and_again(
@@ -147,12 +153,12 @@ async def test_a_preview_is_computed_by_the_unit(counterpart: Counterpart, start
 async def test_a_stopped_process_does_not_count_its_sleep_against_the_lease(
     counterpart: Counterpart, start: Start
 ) -> None:
-    counterpart.orphan_lease_s = 2.0
+    counterpart.orphan_lease_s = 5.0
     unit = start("-m", "assets.units.ticker")
     await aeventually(lambda: counterpart.report.ready)
     unit.signal(signal.SIGSTOP)
     began = time.monotonic()
-    await aeventually(lambda: time.monotonic() - began > 2.5)
+    await aeventually(lambda: time.monotonic() - began > 6.0)
     counterpart.heard.clear()
     unit.signal(signal.SIGCONT)
     await aeventually(lambda: len(counterpart.of(messages.Beat)) > 3)
