@@ -51,9 +51,8 @@ async def admit(database: Database, rules: Rules) -> Admitted:
     rooms = _rooms(rules, told, counted)
     granted = admission.granted((rooms[task.environment], rules.n) for task in queue)
     if tries:
-        granted = min(
-            granted, admission.groups_on_trial(rules.n, counted, await tasks.since_last_admission_s(database))
-        )
+        waited_s = await tasks.since_last_admission_s(database)
+        granted = min(granted, admission.groups_on_trial(rules.n, counted, waited_s))
     # It ends where somebody else is at it: what was counted is out of date by then.
     done = await tasks.admit(
         database,

@@ -34,7 +34,9 @@ def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny
     plan = knobs.take()
     assert plan.loss.decay is not None
     assert plan.freshness.oldest == 3
-    assert plan.told("") == {"bound": 3, "groups": 2, "publish_every": 1, "bounds": {}, "hold": ""}
+    numbers = {"bound": 3, "groups": 2, "publish_every": 1, "bounds": {}}
+    assert plan.told("") == numbers | {"hold": "", "trial": False}
+    assert plan.told("most fail", trial=True) == numbers | {"hold": "most fail", "trial": True}
 
 
 def test_a_value_that_contradicts_the_others_is_refused_and_changes_nothing(
