@@ -51,7 +51,10 @@ def train(
     ] = None,
     as_configured: Annotated[
         bool,
-        typer.Option("--as-configured", help="With --from-dump: loss and learning rate of the file, not the recorded."),
+        typer.Option(
+            "--as-configured",
+            help="With --from-dump: loss, learning rate and optimizer steps of the file, not the recorded.",
+        ),
     ] = False,
 ) -> ExitCode:
     """Train recorded batches or demonstrations, without a run."""

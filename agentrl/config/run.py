@@ -61,7 +61,7 @@ class Mongo(Section):
 
 
 class Coordinator(Section):
-    """The coordinator."""
+    """Who reaches the coordinator, and what it keeps where."""
 
     listen: Annotated[str, AfterValidator(_listen)] = ""
     """`tcp://host:port` makes the run reachable from other hosts; the next two ports are used as well. Connections

@@ -206,8 +206,8 @@ def test_a_meter_adds_up_what_was_set_before() -> None:
 # ---- disks ----
 
 
-def forecast(free: Callable[[float], float], seconds: float, window_s: float = 600.0) -> float | None:
-    disks = Disks(window_s)
+def forecast(free: Callable[[float], float], seconds: float) -> float | None:
+    disks = Disks(600.0)
     for at in range(0, int(seconds), 5):
         disks.add("a", int(free(at)), float(at))
     return disks.full_in_s("a", seconds)

@@ -28,10 +28,10 @@ DEAF = [
 """Ends by SIGKILL only, once it has said that it is deaf."""
 
 
-def slow_to_be_ready(run: Run, name: str = "slow") -> Path:
+def slow_to_be_ready(run: Run) -> Path:
     """A group that is ready once the file exists."""
-    gate = run.file.parent / f"{name}-may-be-ready"
-    run.sidecar(name, ["sleep", "1000"], ready={"exec": ["test", "-e", str(gate)], "interval_s": 0.1})
+    gate = run.file.parent / "slow-may-be-ready"
+    run.sidecar("slow", ["sleep", "1000"], ready={"exec": ["test", "-e", str(gate)], "interval_s": 0.1})
     return gate
 
 

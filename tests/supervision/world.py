@@ -216,12 +216,12 @@ class World:
             self.handle(events.TimerFired(unit=unit, at=at))
         self.now = end
 
-    def quiesce(self, rounds: int = 400) -> None:
+    def quiesce(self) -> None:
         """Everything reachable behaves from now on; the world must come to rest."""
         for host in self.hosts.values():
             if not host.linked:
                 self.connect(host)
-        for _ in range(rounds):
+        for _ in range(400):
             busy = False
             for host in self.hosts.values():
                 while host.orders:

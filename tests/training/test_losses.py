@@ -38,15 +38,13 @@ def facts_of(count: int, *, generator: int = 0, bounds: tuple[float, float] | No
     return PairFacts(behaviour, advantage, weight, proximal, limits, reference)  # type: ignore[arg-type]
 
 
-def near(facts: PairFacts, *, generator: int = 1, spread: float = 0.6) -> torch.Tensor:
-    chance = torch.Generator().manual_seed(generator)
-    return facts.behaviour + torch.randn(len(facts.behaviour), generator=chance, dtype=torch.float64) * spread
+def near(facts: PairFacts) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(1)
+    return facts.behaviour + torch.randn(len(facts.behaviour), generator=chance, dtype=torch.float64) * 0.6
 
 
-def finite_difference(
-    value: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, step: float = 1e-6
-) -> torch.Tensor:
-    found = torch.zeros_like(at)
+def finite_difference(value: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+    step, found = 1e-6, torch.zeros_like(at)
     for index in range(len(at)):
         up, down = at.clone(), at.clone()
         up[index] += step
