@@ -15,7 +15,7 @@ from agentrl.control.alerts.book import Finding, Rule, World
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND, nothing_trained
 from agentrl.control.books.metrics import Trend
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
-from agentrl.words.amounts import counted
+from agentrl.words.amounts import age, counted, size
 from agentrl.words.sentences import ended
 
 Check = Callable[[World, Collection[str], float], Iterable[Finding]]
@@ -173,7 +173,7 @@ def _memory_grows(world: World, alerting: Collection[str], now: float) -> Iterat
         if trend is not None and _grows(trend, standing=name in alerting):
             yield Finding(
                 name,
-                f"The memory of {name} grows by {_size(trend.slope_per_h)} per hour.",
+                f"The memory of {name} grows by {size(trend.slope_per_h)} per hour.",
                 tuple(_growth(trend, unit, world.hosts.get(unit.host))),
                 f"agentrl restart {name}",
             )
@@ -193,14 +193,14 @@ def _grows(trend: Trend, *, standing: bool) -> bool:
 
 def _growth(trend: Trend, unit: UnitRow, host: HostRow | None) -> Iterator[str]:
     yield (
-        f"{_size(trend.first)} -> {_size(trend.last)} in {_span(trend.window_s)}, "
+        f"{size(trend.first)} -> {size(trend.last)} in {age(trend.window_s)}, "
         f"a straight line explains {trend.fit:.0%} of it"
     )
-    yield f"in the last third: {_size(trend.recent_slope_per_h)} per hour; {counted(unit.processes, 'processes')}"
+    yield f"in the last third: {size(trend.recent_slope_per_h)} per hour; {counted(unit.processes, 'processes')}"
     if host is not None and host.facts.memory_bytes:
         left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
         enough_s = 3600 * left / trend.slope_per_h
-        yield f"{host.host} has {_size(left)} left: enough for {_span(enough_s)} at this pace"
+        yield f"{host.host} has {size(left)} left: enough for {age(enough_s)} at this pace"
 
 
 # ---- hosts ----
@@ -241,8 +241,8 @@ def _disk_low(world: World, alerting: Collection[str], now: float) -> Iterator[F
         if 0 < host.disk_free_bytes < least:
             yield Finding(
                 name,
-                f"The disk of {name} is nearly full: {_size(host.disk_free_bytes)} left.",
-                (f"alert below {_size(DISK_LOW_BYTES)}, over {_size(DISK_CLEAR_BYTES)}",),
+                f"The disk of {name} is nearly full: {size(host.disk_free_bytes)} left.",
+                (f"alert below {size(DISK_LOW_BYTES)}, over {size(DISK_CLEAR_BYTES)}",),
                 "agentrl doctor",
             )
 
@@ -256,8 +256,8 @@ def _disk_fills(world: World, alerting: Collection[str], now: float) -> Iterator
         full_at = time.strftime("%H:%M", time.localtime(now + left_s))
         yield Finding(
             name,
-            f"The disk of {name} will be full at {full_at}, in {_span(left_s)}, if it goes on like this.",
-            (f"{_size(host.disk_free_bytes)} free", f"alert below {_span(DISK_FILLS_S)}"),
+            f"The disk of {name} will be full at {full_at}, in {age(left_s)}, if it goes on like this.",
+            (f"{size(host.disk_free_bytes)} free", f"alert below {age(DISK_FILLS_S)}"),
             "agentrl doctor",
             Severity.PAGE if left_s < DISK_FILLS_PAGE_S else None,
         )
@@ -269,7 +269,7 @@ def _cannot_write(world: World, alerting: Collection[str], now: float) -> Iterat
             yield Finding(
                 name,
                 f"The host agent of {name} cannot write: nothing new is started there.",
-                (host.disk_full, f"{_size(host.disk_free_bytes)} free"),
+                (host.disk_full, f"{size(host.disk_free_bytes)} free"),
                 "agentrl doctor",
             )
 
@@ -345,14 +345,3 @@ def _ends(unit: UnitRow) -> Iterator[str]:
     if unit.last_exit is not None:
         yield f"last end: {unit.last_exit}"
     yield f"{counted(unit.restarts, 'unplanned deaths')} since it was last wanted anew, {unit.deaths_in_window} lately"
-
-
-def _size(count: float) -> str:
-    return f"{count / GIB:.1f} GiB" if abs(count) >= GIB else f"{count / MIB:.0f} MiB"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
