@@ -296,7 +296,7 @@ def trained(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: Path, size: tuple[int, int]) -> None:
-    app = Console(recordings.link(str(trained), "", 0.1))  # slow: it is stopped before the first step, however late
+    app = Console(recordings.link(str(trained), "", 0.25))  # slow: it is stopped before the first step, however late
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.press("P", "8")
