@@ -38,6 +38,7 @@ from agentrl.store import datasets
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.datasets import Row
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet, why_not_free
+from agentrl.words.amounts import size
 from agentrl.words.sentences import ended
 
 PYTHON_AT_LEAST = (3, 11)
@@ -135,7 +136,7 @@ def check_state_dir(directory: Path) -> Check:
 
 def check_disk(directory: Path) -> Check:
     free = shutil.disk_usage(_existing(directory)).free
-    sentence = f"{free / (1 << 30):.1f} GiB are free for {directory}."
+    sentence = f"{size(free)} are free for {directory}."
     if free >= DISK_COMFORTABLE_BYTES:
         return Check("disk", "ok", sentence)
     verdict: Verdict = "warn" if free >= DISK_AT_LEAST_BYTES else "fail"
