@@ -1,4 +1,4 @@
-"""Ports in a row, for what listens at several."""
+"""Ports in a row, for what listens at several, and a plain line to whatever listens."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ def free_triplet() -> int:
         except (OSError, OverflowError):
             continue
         return port
+
+
+def plain_socket(address: str) -> socket.socket:
+    """Connected to `ipc://` or `tcp://`, without a word of ZeroMQ's."""
+    if address.startswith("ipc://"):
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(address.removeprefix("ipc://"))
+        return line
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5)

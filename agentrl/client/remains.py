@@ -42,7 +42,7 @@ class Remains:
     @property
     def has_store(self) -> bool:
         """Whether there are records of it; they can be read while its store is up."""
-        environments = read_json(self.run_dir / "config.json").get("environments")
+        environments = read_json(self.run_dir / paths.IN_FORCE).get("environments")
         return bool(environments)
 
     async def read_logs(self, unit: str, *, incarnation: int = 0, offset: int = -65536, limit: int = 65536) -> LogChunk:

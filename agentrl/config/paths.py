@@ -24,6 +24,8 @@ RUN_NAME_RULE = "a name of 1 to 40 small letters, digits and dashes that does no
 RUN_FILE = "run.json"
 LAST_UP = "last_up.json"
 """Which run file, with which settings, a run was last started with."""
+IN_FORCE = "config.json"
+"""In the run's directory: its configuration in force, which the coordinator writes and units read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.store.database import Database, connect
 
-CONFIG_FILE = "config.json"
-
 
 def configuration(run_dir: Path) -> RunConfig:
     """The configuration in force, which the coordinator wrote."""
-    path = run_dir / CONFIG_FILE
+    path = run_dir / IN_FORCE
     try:
         return RunConfig.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as broken:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
 from agentrl.store import access, wipe
@@ -65,7 +66,7 @@ async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
 
 def _in_force(state_dir: Path, run_dir: Path) -> RunConfig:
     """That of a run of programs alone was never written, and such a run has neither database nor model."""
-    if not (run_dir / access.CONFIG_FILE).exists() and not (state_dir / "mongo").exists():
+    if not (run_dir / IN_FORCE).exists() and not (state_dir / "mongo").exists():
         return RunConfig(name=state_dir.name)
     return access.configuration(run_dir)
 

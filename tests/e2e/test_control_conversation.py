@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +26,7 @@ from agentrl.transport.dealer import Dealer
 from agentrl.transport.keys import ClientKey
 from agentrl.transport.publisher import Subscriber
 from tests.e2e.running import Run, running
-from tests.ports import free_triplet
+from tests.ports import free_triplet, plain_socket
 from tests.waiting import PATIENCE_S, aeventually, eventually
 
 
@@ -203,22 +202,13 @@ def _throw_bytes(address: str) -> None:
     dice = random.Random(3)
     greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
     for each in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 65536, *(greeting + dice.randbytes(n) for n in (1, 50, 5000))):
-        with _plain_socket(address) as line:
+        with plain_socket(address) as line:
             try:
                 line.sendall(each)
                 line.settimeout(0.02)
                 line.recv(65536)
             except OSError:
                 continue
-
-
-def _plain_socket(address: str) -> socket.socket:
-    if address.startswith("ipc://"):
-        line = socket.socket(socket.AF_UNIX)
-        line.connect(address.removeprefix("ipc://"))
-        return line
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
 
 
 def _throw_messages(addresses: list[str], key: ClientKey | None) -> None:

@@ -18,7 +18,7 @@ from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.hub import Hub
 from agentrl.transport.keys import new_keypair
 from agentrl.transport.zap import DOMAIN, Gate
-from tests.ports import free_triplet
+from tests.ports import free_triplet, plain_socket
 from tests.transport.conftest import House
 from tests.waiting import aeventually
 
@@ -192,7 +192,7 @@ def _throw_garbage(address: str) -> None:
         *(greeting + dice.randbytes(dice.randrange(1, 3000)) for _ in range(20)),
     ]
     for each in thrown:
-        line = _raw_socket(address)
+        line = plain_socket(address)
         try:
             line.sendall(each)
             line.settimeout(0.02)
@@ -201,15 +201,6 @@ def _throw_garbage(address: str) -> None:
             pass
         finally:
             line.close()
-
-
-def _raw_socket(address: str) -> socket.socket:
-    if address.startswith("ipc://"):
-        line = socket.socket(socket.AF_UNIX)
-        line.connect(address.removeprefix("ipc://"))
-        return line
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -273,7 +264,7 @@ async def test_hub_that_sends_giants_or_parts_is_not_listened_to(short_dir: Path
 
 async def test_connections_that_never_say_a_word_leave_no_descriptor_open(house: House) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    lines = [_raw_socket(house.hub_tcp) for _ in range(50)]
+    lines = [plain_socket(house.hub_tcp) for _ in range(50)]
     for line in lines:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         line.close()

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from agentrl.config.knobs import supervision_knobs, times_with
+from agentrl.config.paths import IN_FORCE
 from agentrl.config.plain import config_from_plain, config_to_plain
 from agentrl.config.run import RunConfig
 from agentrl.config.times import SupervisionTimes
@@ -31,8 +32,6 @@ from agentrl.protocol.wire import decode_as
 log = logging.getLogger(__name__)
 
 PREFIX = "supervision."
-CONFIG_FILE = "config.json"
-"""In the run directory: the configuration that is in force."""
 
 
 class StoredConfig(msgspec.Struct):
@@ -114,7 +113,7 @@ class Settings:
 
     def _show_units(self, config: RunConfig) -> None:
         """Units of the data plane read the whole configuration at their start. Secrets are references in it."""
-        path = Path(self._context.run.run_dir) / CONFIG_FILE
+        path = Path(self._context.run.run_dir) / IN_FORCE
         body = json.dumps(config_to_plain(config), indent=1, sort_keys=True).encode()
         try:
             if not path.exists() or path.read_bytes() != body:
