@@ -15,12 +15,12 @@ from agentrl.client.discovery import state_of
 from agentrl.config import paths
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.recording.reader import Recording
+from agentrl.recording.shelf import DIRECTORY
 from agentrl.words.amounts import seconds
 from tui.model.mirror import Mirror
 from tui.model.playback import SPEEDS
 from tui.replaying import Replay
 
-DIRECTORY = "recordings"
 _NAMED = 8
 SHIPPED = "demo.rec"
 """Part of a real run, which comes with the programs."""

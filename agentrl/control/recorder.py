@@ -17,10 +17,9 @@ import msgspec
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, IncidentRow, OperationRow
-from agentrl.recording.shelf import Limits
+from agentrl.recording.shelf import DIRECTORY, Limits
 from agentrl.recording.writer import FRAME_S, Writer
 
-DIRECTORY = "recordings"
 _DAY_S = 86_400.0
 _MOST_WAITING = 600
 _CLOSE_WITHIN_S = 3.0

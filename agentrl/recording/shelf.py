@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 from agentrl.recording.blocks import MAGIC
 
+DIRECTORY = "recordings"
+"""Of a run, in its state directory."""
 SUFFIX = ".rec"
 log = logging.getLogger(__name__)
 

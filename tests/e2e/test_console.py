@@ -12,10 +12,10 @@ import pytest
 
 from agentrl.errors import ExitCode
 from agentrl.recording.reader import Recording
+from agentrl.recording.shelf import DIRECTORY
 from tests.e2e.running import PYTHON, Run, running
 from tests.e2e.terminal import Terminal, console, sane
 from tests.waiting import eventually
-from tui.recordings import DIRECTORY
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from agentrl.config import paths
 from agentrl.errors import ConfigError
 from agentrl.recording.reader import Recording
+from agentrl.recording.shelf import DIRECTORY
 from tests.tui.conftest import Screen
 from tests.tui.walking import comes_to_be_sound
 from tui import recordings
@@ -66,7 +67,7 @@ def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run
     with pytest.raises(ConfigError, match="Nothing was recorded of demo") as bare:
         _played(recordings.DEMO)
     assert recordings.ALWAYS in bare.value.hint
-    own = paths.state_dir(recordings.DEMO) / recordings.DIRECTORY
+    own = paths.state_dir(recordings.DEMO) / DIRECTORY
     own.mkdir()
     (own / "1.rec").write_bytes(shipped.read_bytes()[: frames[0].end])
     assert _played(recordings.DEMO) == (1, recordings.OF_A_RUN)
@@ -92,7 +93,7 @@ async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_term
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
     paths.create_run("shop", tmp_path / "runs")
-    own = paths.state_dir("shop") / recordings.DIRECTORY
+    own = paths.state_dir("shop") / DIRECTORY
     own.mkdir()
     shipped = Path(recordings.__file__).parents[1] / "assets" / recordings.SHIPPED
     (own / "1.rec").write_bytes(shipped.read_bytes())

@@ -15,6 +15,7 @@ from agentrl.errors import AgentrlError, ConfigError, UsageError
 from agentrl.protocol import rows, wire
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from agentrl.recording.reader import Recording
+from agentrl.recording.shelf import DIRECTORY
 from agentrl.recording.writer import Writer
 from tests.tui.conftest import Screen
 from tests.waiting import aeventually
@@ -312,7 +313,7 @@ def test_what_can_be_played_is_told_to_whom_names_something_else(
     )
     for name in ("shop", "math"):
         paths.create_run(name, tmp_path / "runs" / name)
-        (tmp_path / name / recordings.DIRECTORY).mkdir()
+        (tmp_path / name / DIRECTORY).mkdir()
     paths.create_run("bare", tmp_path / "runs" / "bare")
     with pytest.raises(AgentrlError) as near:
         recordings.link("shpo", "", 1.0)
