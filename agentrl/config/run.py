@@ -140,10 +140,7 @@ def nearest(name: str, known: tuple[str, ...], below: str = "") -> str:
     return f"known are: {', '.join(known)}." if known else "there are none."
 
 
-Problem = tuple[tuple[str, ...], str]
-
-
-def _problems_between_sections(config: RunConfig) -> Iterator[Problem]:
+def _problems_between_sections(config: RunConfig) -> Iterator[data.Problem]:
     for name in config.sidecars:
         yield from _problems_of_name(name)
     yield from _problems_of_after(config)
@@ -152,7 +149,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[Problem]:
     yield from learning.problems_of(config)
 
 
-def _problems_of_alerts(config: RunConfig) -> Iterator[Problem]:
+def _problems_of_alerts(config: RunConfig) -> Iterator[data.Problem]:
     disabled = config.alerts.disable
     for name in disabled:
         if name not in BUILT_IN_RULES:
@@ -166,7 +163,7 @@ def _problems_of_alerts(config: RunConfig) -> Iterator[Problem]:
             yield (*path, "name"), f"is that of a built-in rule, {rule.name!r}; take another, or disable that one"
 
 
-def _problems_of_name(name: str) -> Iterator[Problem]:
+def _problems_of_name(name: str) -> Iterator[data.Problem]:
     path = ("sidecars", name)
     if not GROUP_NAME.fullmatch(name):
         yield path, "is no name of a group: it must begin with a small letter, and have only a-z, 0-9 and dashes (40)"
@@ -176,7 +173,7 @@ def _problems_of_name(name: str) -> Iterator[Problem]:
         yield path, "is no name of a group: a dash and a number at the end make the name of a unit"
 
 
-def _problems_of_after(config: RunConfig) -> Iterator[Problem]:
+def _problems_of_after(config: RunConfig) -> Iterator[data.Problem]:
     known = config.groups
     edges: dict[str, tuple[str, ...]] = {}
     for name, sidecar in config.sidecars.items():
