@@ -42,7 +42,8 @@ def test_a_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers
 ) -> None:
     found = [point(number, value) for number, value in enumerate(values)]
     ats = data.draw(st.lists(st.floats(0, 500), max_size=20))
-    chart = Chart(found, [incident(at) for at in ats], width)
+    whole = data.draw(st.booleans())
+    chart = Chart(found, [incident(at) for at in ats], width, from_the_first=whole)
     place = data.draw(st.integers(0, len(found) - 1))
     cursor = chart.column_of(f"s{place}")
     assert cursor is not None
@@ -54,18 +55,48 @@ def test_a_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers
     assert last is not None
     assert place <= last.step
     shown = sum(len(each) for each in chart.ticks.values())
-    assert shown == sum(at >= 100.0 for at in ats), "what happened since the first step has a tick, and nothing else"
+    since = 0.0 if whole else 100.0
+    assert shown == sum(at >= since for at in ats), "what happened since the steps before has a tick, and nothing else"
 
 
 def test_a_tick_stands_at_the_first_step_after_it_and_a_gap_is_no_zero() -> None:
     found = [point(0, 1.0), point(1, None), point(2, 3.0)]
-    chart = Chart(found, [incident(100.5), incident(99.0), incident(500.0)], 7)
+    chart = Chart(found, [incident(100.5), incident(99.0), incident(500.0)], 7, from_the_first=False)
     assert {column: len(each) for column, each in chart.ticks.items()} == {1: 1, 2: 1}
     assert chart.values("loss") == [1.0, None, 3.0]
     assert chart.neighbour(0, 1) == 1
     assert chart.neighbour(1, -1) is None
     assert "".join(part.text for part in chart.curve("loss", 1, None)[1]) == "▁▁  ███"
     assert "".join(part.text for part in chart.curve("loss", 1, 0)[2]) == "▲─✖─✖──"
+
+
+def operation(command: str, summary: str, state: OperationState, at: float = 2.0) -> OperationRow:
+    return OperationRow(summary, command, summary, "ann", state, at - 1.0, at)
+
+
+def test_what_came_before_the_first_step_stands_there_and_no_tick_hides_another() -> None:
+    done = OperationState.SUCCEEDED
+    before = curves.ticks(
+        [
+            operation("tune", "tune: bound: 2 -> 1", done, 20.0),
+            operation("scale", "scale: starts web-1", done, 10.0),
+            operation("undo_tune", "tune --undo: bound: 1 -> 2", done, 30.0),
+        ],
+        frozenset(),
+    )
+    ticks, found = [*before, incident(99.0)], [point(0, 1.0), point(1, 2.0)]
+
+    def drawn(width: int, cursor: int | None = None) -> str:
+        return "".join(part.text for part in Chart(found, ticks, width).curve("loss", 1, cursor)[2])
+
+    assert [drawn(width) for width in (2, 4, 6, 10)] == ["≡─", "≡───", "✖◆○───", "✖◆○───────"]
+    assert drawn(10, 1) == "✖◆○──▲────"
+    chart = Chart(found, ticks, 10)
+    assert chart.neighbour(1, -1) == 0, "one goes there"
+    told = "".join(part.text for part in chart.told(0))
+    assert "1 more before these, e lists all" in told
+    assert "tune: bound: 2 -> 1" in told
+    assert "starts web-1" not in told
 
 
 def test_what_was_rolled_back_is_in_no_curve() -> None:
@@ -78,9 +109,6 @@ def test_what_was_rolled_back_is_in_no_curve() -> None:
 
 
 def test_what_failed_or_changes_nothing_has_no_tick_and_science_draws_a_line() -> None:
-    def operation(command: str, summary: str, state: OperationState) -> OperationRow:
-        return OperationRow(summary, command, summary, "ann", state, 1.0, 2.0)
-
     done, failed = OperationState.SUCCEEDED, OperationState.FAILED
     found = curves.ticks(
         [
@@ -88,7 +116,7 @@ def test_what_failed_or_changes_nothing_has_no_tick_and_science_draws_a_line() -
             operation("tune", "tune: bound: 1 -> 2", done),
             operation("scale", "scale web to 3", failed),
             operation("acknowledge", "acknowledge x", done),
-            operation("restart", "restart web-0", done),
+            operation("restart", "restart web-0", done, 3.0),
         ],
         frozenset({"groups"}),
     )

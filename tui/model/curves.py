@@ -2,8 +2,8 @@
 
 Invariants: every curve of a screen has the same Steps in the same columns, the newest on the right, and takes the width
 that there is: a column is several cells wide where Steps are few, and of several Steps, whose mean it shows, where they
-are many; a tick stands at the first Step that was committed after what it tells of, and one that is older than all
-Steps is not shown; a Step without a number leaves a gap, never a 0.
+are many; a tick stands at the first Step that was committed after what it tells of, so what came before the run's first
+Step stands there, and no tick hides another one of its column; a Step without a number leaves a gap, never a 0.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ CHOSEN = (
 """What is drawn first, in this order; any other metric of the Steps follows."""
 LEAST_LINES = 4
 """Of a curve with its title and ticks."""
+SEVERAL = "≡"
+"""In place of signs of several kinds that share a cell."""
+_GRAVITY = "✖◆○"
+_MOST_TOLD = 3
 _MARGIN = 1.96
 
 
@@ -100,7 +104,10 @@ _SAYS_NOTHING = ("acknowledge", "silence", "test_alert", "stacks", "add_key", "r
 class Chart:
     """Steps and ticks in the columns of a width."""
 
-    def __init__(self, found: Sequence[Point], happened: Sequence[Tick], width: int) -> None:
+    def __init__(
+        self, found: Sequence[Point], happened: Sequence[Tick], width: int, *, from_the_first: bool = True
+    ) -> None:
+        """`from_the_first`: there are no Steps before these. Else what is older than them belongs to those."""
         self.points = found
         self.width = max(1, width)
         self.columns = min(len(found), self.width)
@@ -108,7 +115,7 @@ class Chart:
         starts = [point.at for point in found]
         for tick in happened:
             place = _first_after(starts, tick.at)
-            if place is not None and starts and tick.at >= starts[0]:
+            if place is not None and (from_the_first or tick.at >= starts[0]):
                 self.ticks.setdefault(self._column(place), []).append(tick)
 
     def column_of(self, id: str) -> int | None:
@@ -166,12 +173,19 @@ class Chart:
         return lines
 
     def _tick(self, column: int, cursor: int | None) -> Line:
-        """Its sign stands at the begin of the column."""
-        found, rest = self.ticks.get(column), Span("─" * (self._cells(column) - 1), Tone.DIM)
-        if found:
-            worst = min(found, key=lambda tick: "✖◆○".index(tick.sign))
-            return Span(worst.sign, Tone.STRONG if column == cursor else worst.tone), rest
-        return Span("▲" if column == cursor else "─", Tone.STRONG if column == cursor else Tone.DIM), rest
+        """From the begin of the column a sign of every kind that happened, the gravest first; one for all of them where
+        they have no room beside each other."""
+        found, cells, here = self.ticks.get(column), self._cells(column), column == cursor
+        if not found:
+            return self._signs([("▲", Tone.STRONG) if here else ("─", Tone.DIM)], cells)
+        kinds = sorted({(_GRAVITY.index(tick.sign), tick.tone) for tick in found})
+        signs = [(_GRAVITY[place], Tone.STRONG if here else tone) for place, tone in kinds]
+        return self._signs(signs if len(signs) <= cells else [(SEVERAL, signs[0][1])], cells)
+
+    @staticmethod
+    def _signs(signs: Sequence[tuple[str, Tone]], cells: int) -> Line:
+        rest = Span("─" * (cells - len(signs)), Tone.DIM)
+        return (*(Span(sign, tone) for sign, tone in signs), rest)
 
     def _title(self, metric: str, low: float, high: float, cursor: int | None) -> Line:
         part = self._part(self.columns - 1 if cursor is None else cursor)
@@ -193,7 +207,10 @@ class Chart:
         if cursor is None or point is None:
             return (Span("no Step of the curves is under the cursor", Tone.DIM),)
         parts = [Span(f"step {point.step}", Tone.STRONG), Span(f" · {moment(point.at)[-8:]}", Tone.DIM)]
-        for tick in self.ticks.get(cursor, [])[-3:]:
+        found = self.ticks.get(cursor, [])
+        if (earlier := len(found) - _MOST_TOLD) > 0:
+            parts.append(Span(f"  {earlier} more before these, e lists all", Tone.ACCENT))
+        for tick in found[-_MOST_TOLD:]:
             parts += [
                 Span(f"  {tick.sign} ", tick.tone),
                 span(f"{moment(tick.at)[-8:]} {tick.what}"),

@@ -152,7 +152,7 @@ class Training(AskedList):
     # ---- the curves ----
 
     def _chart(self, width: int) -> Chart:
-        return Chart(self._points, self._ticks, width)
+        return Chart(self._points, self._ticks, width, from_the_first=not self.console_app.steps.more)
 
     def _column(self, chart: Chart) -> int | None:
         target = self.table.model.target
