@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agentrl.errors import UsageError
+from agentrl.errors import UnavailableError, UsageError
 from agentrl.protocol import rows
 from agentrl.protocol.data import ListRows, Page
 from agentrl.telemetry import learning
 from tests.cli.scripted import Scripted
+from tests.tui import still, walking
 from tests.tui.conftest import opened, populate
 from tests.tui.test_curves import trained
 from tests.tui.test_screens import whole
+from tests.tui.walking import Stop
+from tests.waiting import aeventually
 from tui.model import outlook, overview
 from tui.model.actions import ACTIONS
 from tui.model.curves import Point
@@ -234,6 +238,57 @@ async def test_a_steward_that_was_started_before_it_kept_evaluations_tells_every
     coordinator.answers["list_records"] = lambda _: Page()
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.shows("step 39 of 50", "3 steps since checkpoint 36")
+
+
+async def test_what_was_told_before_one_looked_elsewhere_is_not_shown_as_what_is(coordinator: Scripted) -> None:
+    trained(coordinator)
+    for name in ("list_checkpoints", "list_versions", "list_records"):
+        coordinator.answers[name] = lambda _: Page()
+    told = coordinator.answers["list_steps"]
+
+    def nobody(_: Any) -> None:
+        raise UnavailableError("The steward is busy.")
+
+    async with still.standing(coordinator, (80, 24)) as screen:
+        await walking.walk_to(screen, Stop("overview", ("1",)))
+        await aeventually(lambda: "last step" in screen.text, what="a first answer")
+        assert "told" not in screen.text
+        await walking.walk_to(screen, Stop("tuning", ("5",)))
+        coordinator.answers["list_steps"] = nobody
+        still.let_pass(screen.app, 780.0)
+        await walking.walk_to(screen, Stop("overview", ("1",)))
+        assert "told 13 min ago: last step" in screen.text
+        coordinator.answers["list_steps"] = told
+
+        def asked_again() -> bool:
+            screen.app.view._ask()  # type: ignore[attr-defined]
+            screen.app._round()
+            return "last step" in screen.text and "told" not in screen.text
+
+        await aeventually(asked_again, what="the next answer")
+
+
+def test_what_is_old_is_counted_from_when_it_was_told() -> None:
+    points = steps(30, reward_mean=0.9, stale_records=1.0)
+    seen, trainer = Outlook(points, NOW - 5, NOW, 20, NOW - 60), reported(step=29, steps_wanted=59, reward_mean=0.5)
+    later, old = NOW + 800, replace(seen, old_s=800.0)
+    found = outlook.report([trainer], old)
+    assert "one in 60s  time left 30m" in text(outlook.learned(found, old, later)), "the pace of then"
+    assert "reward 0.5 " in text(outlook.learned(found, old, later)), "the trainer's own is newer"
+    assert text([outlook.moved(old, later)]).startswith("told 13 min ago: last step 10s before  last publication 5s before")
+    assert outlook.at_risk(found, old, later).text == "9 steps since checkpoint 20 (14m ago, told 13 min ago)"
+    assert text(outlook.data(found, old, None)) == "dropped in 10 steps 10 too old, told 13 min ago"
+    assert "told" not in text(overview.blocks(Mirror(), None, NOW, 78, 20, seen))
+
+
+def test_valid_and_infrastructure_are_shares_of_the_same_attempts() -> None:
+    both = reported(valid_share=0.44, infrastructure_share=0.09)
+    assert text(outlook.data(outlook.report([both], Outlook()), Outlook(), None)).split("  ")[:2] == [
+        "valid 44% ! ≥0.5",
+        "infrastructure 56%",
+    ]
+    one = reported(infrastructure_share=0.09)
+    assert "infrastructure 9%" in text(outlook.data(outlook.report([one], Outlook()), Outlook(), None))
 
 
 def test_where_the_bottleneck_does_not_fit_and_no_row_is_free_its_culprit_is_seen_all_the_same() -> None:

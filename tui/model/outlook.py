@@ -1,7 +1,8 @@
 """What the first screen says of learning: where it stands, how it changed, how long it goes on, what would be lost.
 
 Invariants: it is read from committed Steps, and from what their trainer reports where those were not asked; a number
-that nobody told is left out, never 0; a mean of few Steps is not called a trend.
+that nobody told is left out, never 0; a mean of few Steps is not called a trend; what was told a while ago says so, and
+is counted from then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from agentrl.protocol.rows import UnitRow
 from agentrl.telemetry import learning
 from agentrl.telemetry.metrics import Metric
 from agentrl.telemetry.services import STEP
-from agentrl.words.amounts import counted
+from agentrl.words.amounts import age, counted
 from tui.model import wording
 from tui.model.curves import LATELY, Point
 from tui.model.ink import Line, Span, Tone, span
@@ -39,6 +40,12 @@ class Outlook:
     checkpoint_at: float = 0.0
     evaluated: Mapping[str, float] = field(default_factory=dict)
     """What the newest version came to that was evaluated: no Step tells what followed the last one."""
+    old_s: float = 0.0
+    """How long ago all of this was told, where that is too long to be taken for what is; else 0."""
+
+    @property
+    def told(self) -> str:
+        return f"told {age(self.old_s)} ago" if self.old_s else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,8 @@ def learned(found: Report, outlook: Outlook, now: float) -> list[Line]:
         if value is None:
             continue
         margin, many = found.get(f"{metric.name}_margin"), 1
-        if metric is learning.REWARD and len(lately := _numbers(outlook.points[-LATELY:], metric.name)) > 1:
+        # Of old Steps the trainer's own newest number is the better one.
+        if metric is learning.REWARD and not outlook.old_s and len(lately := _numbers(outlook.points[-LATELY:], metric.name)) > 1:
             value, margin, many = _mean(lately), _interval(lately), LATELY
         scores += [Span(f"{title} ", Tone.DIM), Span(f"{value:.3g}", Tone.STRONG)]
         scores.append(Span(f" ± {margin:.2g}" if margin is not None else "", Tone.PLAIN))
@@ -127,7 +135,7 @@ def _progress(found: Report, outlook: Outlook, now: float) -> list[Span]:
         return []
     of = f" of {wanted:.0f}" if wanted else ""
     parts = [Span("step ", Tone.DIM), Span(f"{step:.0f}{of}", Tone.STRONG)]
-    pace = 0.0 if found.complete else _pace(outlook.points, now)
+    pace = 0.0 if found.complete else _pace(outlook.points, now - outlook.old_s)
     if pace:
         shown = f"{pace * 60:.3g} a minute" if pace * 60 >= 2 else f"one in {wording.brief(1 / pace)}"
         parts.append(Span(f"  {shown}", Tone.DIM))
@@ -156,14 +164,15 @@ def _pace(points: Sequence[Point], now: float) -> float:
 
 
 def moved(outlook: Outlook, now: float) -> Line:
-    parts = list[Span]()
+    parts, then = list[Span](), now - outlook.old_s
     newest = outlook.points[-1].at if outlook.points else 0.0
     for title, at in (("step", newest), ("publication", outlook.published_at), ("record", outlook.finished_at)):
         if at:
-            late = now - at > 600.0
-            parts += [Span(f"last {title} ", Tone.DIM), Span(f"{wording.ago(at, now)} ago", _well(not late))]
+            late = then - at > 600.0
+            ago = f"{wording.ago(at, then)} {'before' if outlook.old_s else 'ago'}"
+            parts += [Span(f"last {title} ", Tone.DIM), Span(ago, _well(not late))]
             parts.append(Span("  "))
-    return tuple(parts)
+    return (Span(f"{outlook.told}: ", Tone.WARN), *parts) if parts and outlook.old_s else tuple(parts)
 
 
 def at_risk(found: Report, outlook: Outlook, now: float) -> Span:
@@ -172,8 +181,10 @@ def at_risk(found: Report, outlook: Outlook, now: float) -> Span:
     if step is None or outlook.checkpoint_step is None:
         return Span("")
     lost = max(0, round(step) - outlook.checkpoint_step)
-    since = f" ({wording.ago(outlook.checkpoint_at, now)} ago)" if outlook.checkpoint_at else ""
-    return Span(f"{counted(lost, 'steps')} since checkpoint {outlook.checkpoint_step}{since}", Tone.PLAIN)
+    since = [f"{wording.ago(outlook.checkpoint_at, now)} ago"] if outlook.checkpoint_at else []
+    said = ", ".join([*since, *([outlook.told] if outlook.old_s else [])])
+    lost_since = f"{counted(lost, 'steps')} since checkpoint {outlook.checkpoint_step}"
+    return Span(f"{lost_since} ({said})" if said else lost_since, Tone.WARN if outlook.old_s else Tone.PLAIN)
 
 
 # ---- data ----
@@ -187,22 +198,27 @@ def data(found: Report, outlook: Outlook, bound: float | None) -> list[Line]:
         (learning.ZERO_VARIANCE_LATELY, "zero variance"),
     )
     first = list[Span]()
+    valid = found.get(learning.VALID.name)
     for metric, title in shares:
-        if (value := found.get(metric.name)) is not None:
+        value = found.get(metric.name)
+        if metric is learning.INFRASTRUCTURE and valid is not None:
+            # Of the attempts that `valid` is of: beside it the share since the last step would contradict it.
+            value = 1.0 - valid
+        if value is not None:
             first += _measured(metric, title, f"{value:.0%}", value)
     second = list[Span]()
-    age = found.get("staleness")
-    age = found.get("age_mean") if age is None else age
-    if age is not None:
+    behind = found.get("staleness")
+    behind = found.get("age_mean") if behind is None else behind
+    if behind is not None:
         against = f" of {bound:g}" if bound is not None else ""
-        second += [Span("age ", Tone.DIM), Span(f"{age:.2g}{against}  ", _well(bound is None or age <= bound))]
-    second += _dropped(outlook.points[-LATELY:])
+        second += [Span("age ", Tone.DIM), Span(f"{behind:.2g}{against}  ", _well(bound is None or behind <= bound))]
+    second += _dropped(outlook)
     return [tuple(line) for line in (first, second) if line]
 
 
-def _dropped(points: Sequence[Point]) -> list[Span]:
+def _dropped(outlook: Outlook) -> list[Span]:
     """Records that the last Steps took and did not train, by reason; groups that taught nothing."""
-    points = [point for point in points if learning.STALE.name in point.metrics]
+    points = [point for point in outlook.points[-LATELY:] if learning.STALE.name in point.metrics]
     if not points:
         return []
     reasons = ((learning.STALE.name, "too old"), (learning.BROKEN.name, "broken"))
@@ -211,7 +227,8 @@ def _dropped(points: Sequence[Point]) -> list[Span]:
     silent = round(max(0.0, min(sum(_numbers(points, learning.WITHOUT_SIGNAL.name)), _MOST_GROUPS)))
     told += f"{', ' if told else ''}{counted(silent, 'groups without signal')}" if silent else ""
     tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
-    return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(told or "none", tone)]
+    old = [Span(f", {outlook.told}", Tone.WARN)] if outlook.old_s else []
+    return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(told or "none", tone), *old]
 
 
 # ---- the policy ----

@@ -1,8 +1,13 @@
-"""The first screen."""
+"""The first screen.
+
+Invariant: what was asked for is shown as of when it was told: nobody asks while another view is looked at, so what stands
+there when one comes back says how old it is until the next answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from textual.app import ComposeResult
 
@@ -21,6 +26,7 @@ from tui.views.lists import ANSWER_S, catch_up
 from tui.widgets.lines import Lines
 
 ASK_EVERY_S = 5.0
+OLD_S = 2 * ASK_EVERY_S
 
 
 class Overview(View):
@@ -32,6 +38,8 @@ class Overview(View):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._outlook = Outlook()
+        self._told_at: float | None = None
+        """Clock at which it was told; None in a recording, where it is of the moment that is shown."""
 
     def compose(self) -> ComposeResult:
         yield Lines(self._lines)
@@ -58,6 +66,7 @@ class Overview(View):
         """What the feed does not carry. Where nobody answers, what was told stands with its age."""
         try:
             client = await self.console_app.connection.to_ask()
+            asked_at = self.console_app.clock()
             await catch_up(self.console_app.steps, client)
             saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
             published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)
@@ -74,7 +83,12 @@ class Overview(View):
             _newest(saved, "at"),
             evaluated,
         )
+        self._told_at = asked_at
         self.repaint()
+
+    def _seen(self) -> Outlook:
+        old_s = 0.0 if self._told_at is None else self.console_app.clock() - self._told_at
+        return replace(self._outlook, old_s=old_s) if old_s > OLD_S else self._outlook
 
     async def _evaluated(self, client: Client) -> Mapping[str, float]:
         """What the last evaluation came to. A steward that was started before it kept that refuses the question, and
@@ -88,7 +102,7 @@ class Overview(View):
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
         made = overview.blocks(
-            self.mirror, self.console_app.why, self.now(), inner, height, self._outlook, self._after()
+            self.mirror, self.console_app.why, self.now(), inner, height, self._seen(), self._after()
         )
         made += self._lately(inner, height - len(made))
         return [(Span(" "), *line) for line in made]
