@@ -42,8 +42,8 @@ class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     breaker_open: bool = False
     """It failed, and its server is left alone by now: such a failure costs no attempt."""
-    tried_again: AnswerStatus | Literal[""] = ""
-    """How the same call ended in a fresh session; empty if it was made once."""
+    tried_again: str = ""
+    """How the same call ended in a fresh session, or why it was not made there; empty where nobody thought of it."""
 
 
 class ToolRefusedError(AgentrlError):

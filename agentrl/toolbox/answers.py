@@ -76,6 +76,14 @@ class CallTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """0 takes the server's own limit; a longer one is cut down to it."""
 
 
+NotAgain = Literal[
+    "no: fails for others", "no: not alone", "no: told by the tool", "no: no session", "no: breaker", "no: hurried"
+]
+"""Why a failed call was not made once more. The tool failed for others within a minute, so it is an outage; others were
+lost with it, and any of them may be to blame; the tool itself said whose fault it is; no fresh session was to be had;
+the server's breaker was not closed; the caller gave it less time than the server has."""
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended."""
 
@@ -93,8 +101,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Characters that were cut out of the middle."""
     breaker_open: bool = False
     """It failed for infrastructure, and the server is left alone by now: that it failed says nothing about the call."""
-    tried_again: AnswerStatus | Literal[""] = ""
-    """How the same call ended in a fresh session; empty if it was made once."""
+    tried_again: AnswerStatus | NotAgain | Literal[""] = ""
+    """How the same call ended in a fresh session, or why a call that failed was not made there; empty where that is not
+    wanted (`try_again`) or nothing failed."""
 
 
 class ToolboxError(AgentrlError):

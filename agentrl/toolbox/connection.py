@@ -107,7 +107,7 @@ class Connection:
     """`open`, then `call`, then `close`; `gone` is set at its end, `why` says what ended it."""
 
     def __init__(self, name: str, peer: ServerProcess | HttpPeer) -> None:
-        self._name = name
+        self.name = name
         self._peer: Peer = peer
         self._stop = asyncio.Event()
         self._client: Client | None = None
@@ -126,14 +126,14 @@ class Connection:
     async def open(self, within_s: float = START_WITHIN_S) -> None:
         """Start, shake hands, list the tools. Raises ConnectionFailedError."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(ready), name=f"connection to {self._name}")
+        self._task = asyncio.create_task(self._live(ready), name=f"connection to {self.name}")
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.shield(ready)
         except TimeoutError:
             story = self._peer.story
             await self.close()
-            raise ConnectionFailedError(f"{self._name} did not answer within {within_s:g} s ({story}).") from None
+            raise ConnectionFailedError(f"{self.name} did not answer within {within_s:g} s ({story}).") from None
         except BaseException:
             await self.close()
             raise
@@ -177,7 +177,7 @@ class Connection:
     def doubt(self) -> None:
         """Something went wrong: ask for a sign of life, and end the connection if none comes."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask(), name=f"sign of life of {self._name}")
+            self._asking = asyncio.create_task(self._ask(), name=f"sign of life of {self.name}")
 
     async def close(self, why: str = "it was closed") -> None:
         """Leave, and end the process. Returns when it is gone, or cannot be."""
@@ -206,7 +206,7 @@ class Connection:
             raise
         except Exception as broken:  # the boundary: a dead server surfaces as anything, nested
             self._say(self._peer.story if self._peer.ended.is_set() else _innermost(broken))
-            log.debug("%s ended", self._name, exc_info=broken)
+            log.debug("%s ended", self.name, exc_info=broken)
         finally:
             self._client = None
             self._say("it ended")
@@ -216,7 +216,7 @@ class Connection:
 
     async def _until_the_end(self) -> None:
         waits = [
-            asyncio.create_task(event.wait(), name=f"{what} of {self._name}")
+            asyncio.create_task(event.wait(), name=f"{what} of {self.name}")
             for what, event in (("stop", self._stop), ("end", self._peer.ended))
         ]
         try:
@@ -234,9 +234,7 @@ class Connection:
         while len(found) < _MOST_TOOLS:
             page = await client.list_tools(cursor=cursor)
             found += [
-                ToolInfo(
-                    server=self._name, name=tool.name, description=tool.description or "", schema=tool.input_schema
-                )
+                ToolInfo(server=self.name, name=tool.name, description=tool.description or "", schema=tool.input_schema)
                 for tool in page.tools
             ]
             cursor = page.next_cursor
@@ -254,8 +252,10 @@ class Connection:
         except asyncio.CancelledError:
             raise
         except Exception as broken:  # the boundary: whatever it is, it is no sign of life
-            self._say(f"it gave no sign of life ({_innermost(broken) or 'no answer'})")
-            log.warning("%s: %s; it is given up", self._name, self.why, exc_info=broken)
+            late = f"no answer within {ANSWER_WITHIN_S:g} s"
+            self._say(f"it gave no sign of life ({late if isinstance(broken, TimeoutError) else _innermost(broken)})")
+            # Whoever keeps the connection says in the log that it has ended, and why.
+            log.debug("%s is given up", self.name, exc_info=broken)
             self.gone.set()
             self._stop.set()
 
@@ -277,7 +277,7 @@ class Connection:
 
     def _gone_sentence(self) -> str:
         what = "is gone" if self.opened_at else "did not come up"
-        return f"{self._name} {what}: {(self.why or self._peer.story).rstrip('.')}."
+        return f"{self.name} {what}: {(self.why or self._peer.story).rstrip('.')}."
 
     def _say(self, why: str) -> None:
         """The first reason stands."""

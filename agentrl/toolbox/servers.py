@@ -111,9 +111,9 @@ class Starter:
         if time.monotonic() - connection.opened_at >= LIVED_S:
             self._failures = 0
             self.why = f"it died and is being started again: {connection.why}"
-            log.warning("it died: %s", connection.why)
+            log.warning("%s died and is being started again: %s", connection.name, connection.why)
         else:
-            self.failed(f"it died: {connection.why}")
+            self.failed(f"{connection.name} died: {connection.why}")
 
     async def wait(self) -> None:
         if self._failures:

@@ -309,7 +309,11 @@ class Toolbox:
             latency_s = time.monotonic() - began
             # The caller's hurry says nothing about the server.
             hurried = answer.status == "timeout" and timeout_s < limit_s
-            if not hurried and server.breaker.state(time.monotonic()) is BreakerStatus.CLOSED:
+            if hurried:
+                answer = server.trials.left(answer, "no: hurried")
+            elif server.breaker.state(time.monotonic()) is not BreakerStatus.CLOSED:
+                answer = server.trials.left(answer, "no: breaker")
+            else:
                 answer = await server.trials.judged(call, tool, answer, timeout_s)
         except BaseException:
             server.breaker.abandoned(permit)

@@ -20,7 +20,7 @@ import msgspec
 from agentrl.config.data import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import fault_on_fresh_session
-from agentrl.toolbox.answers import Answer, ToolInfo
+from agentrl.toolbox.answers import Answer, NotAgain, ToolInfo
 from agentrl.toolbox.asking import ask
 from agentrl.toolbox.memory import Call
 from agentrl.toolbox.servers import Connect
@@ -62,13 +62,11 @@ class Trials:
         ended.setdefault(tool.name, deque(maxlen=MOST_REMEMBERED)).append(mine)
         if answer.error_class != "infrastructure":
             return answer
-        # What a tool says itself of its failure needs no proof.
-        unexplained = answer.status in ("timeout", "lost") and answer.alone
-        if not unexplained or self._fails_others(tool, mine):
-            return answer
+        if why := self._why_not(tool, answer, mine):
+            return self.left(answer, why)
         second = await self._fresh(call, tool, timeout_s)
         if second is None:
-            return answer
+            return self.left(answer, "no: no session")
         answer = msgspec.structs.replace(answer, tried_again=second.status)
         works = _of_others(self._worked, tool, mine, since=mine.at) and not self._fails_others(tool, mine)
         fault = fault_on_fresh_session(
@@ -81,6 +79,19 @@ class Trials:
         return msgspec.structs.replace(
             answer, error_class=fault, content=f"{answer.content} It failed alike in a fresh session."
         )
+
+    def left(self, answer: Answer, why: NotAgain) -> Answer:
+        """An answer that is not put to the test; a failure says why, where it could have been."""
+        wanted = self._config.try_again and answer.error_class == "infrastructure"
+        return msgspec.structs.replace(answer, tried_again=why) if wanted else answer
+
+    def _why_not(self, tool: ToolInfo, answer: Answer, mine: _Ended) -> NotAgain | None:
+        if answer.status not in ("timeout", "lost"):
+            # What a tool says itself of its failure needs no proof.
+            return "no: told by the tool"
+        if not answer.alone:
+            return "no: not alone"
+        return "no: fails for others" if self._fails_others(tool, mine) else None
 
     def _fails_others(self, tool: ToolInfo, mine: _Ended) -> bool:
         return _of_others(self._failed, tool, mine, since=time.monotonic() - RECENT_S)

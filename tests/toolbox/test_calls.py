@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import time
@@ -178,8 +179,8 @@ async def test_a_shared_server_that_dies_goes_on_under_the_same_session(make: Ma
         assert (answer.status, answer.content.split()[1:]) == ("ok", ["1"])
 
 
-async def test_a_server_that_hangs_is_given_up_and_started_again(
-    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_that_hangs_is_given_up_and_started_again_and_the_log_has_a_line_of_it(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.5)
     async with make({"unruly": unruly(session="shared")}) as hands:
@@ -189,6 +190,9 @@ async def test_a_server_that_hangs_is_given_up_and_started_again(
         await aeventually(lambda: not psutil.pid_exists(pid), what="the one that hangs is gone")
         await aeventually(lambda: hands.server().state == "serving" and hands.server().starts == 2)
         assert (await hands.call("s", "c", "echo", text="on")).content == "on"
+    told = [record for record in caplog.records if record.name == "toolbox" and record.levelno > logging.DEBUG]
+    sentence = "unruly died: it gave no sign of life (no answer within 1.5 s)"
+    assert [(record.getMessage(), record.exc_info) for record in told] == [(sentence, None)]
 
 
 async def test_closing_a_session_cancels_what_is_under_way(make: MakeToolbox, tmp_path: Path) -> None:

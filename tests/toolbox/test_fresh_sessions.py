@@ -111,6 +111,7 @@ async def test_in_an_outage_nothing_is_proven_against_anybody(make: MakeToolbox,
         async with others_use(hands, "search", while_down=f"{down}/."):
             answers = [await hands.call("s", f"c{number}", "search", while_down=str(down)) for number in range(3)]
         assert {answer.error_class for answer in answers} == {"infrastructure"}
+        assert "no: fails for others" in {answer.tried_again for answer in answers}, "and it is said why not"
 
 
 async def test_without_others_nothing_is_proven_either(make: MakeToolbox, tmp_path: Path) -> None:
@@ -191,7 +192,37 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
                 await full.enter_async_context(hands.toolbox._gate)
             async with asyncio.timeout(PATIENCE_S):
                 answer = await hands.call("s", "c", "stumble", path=str(tmp_path / "asked"))
-        assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "")
+        assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "no: no session")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer(status="lost", error_class="infrastructure", alone=False), "no: not alone"),
+        (Answer(status="tool_error", error_class="infrastructure"), "no: told by the tool"),
+        (Answer(status="timeout", error_class="policy"), ""),
+        (Answer(status="ok"), ""),
+    ],
+)
+async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: Answer, why: str) -> None:
+    tool, call = ToolInfo(server="unruly", name="search"), Call("a", "s", "unruly.search", {})
+    trials = Trials(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    assert (await trials.judged(call, tool, answer, 1.0)).tried_again == why
+    never = Trials(unruly(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    assert (await never.judged(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
+
+
+async def test_a_caller_in_a_hurry_and_an_open_breaker_are_reasons_too(make: MakeToolbox, tmp_path: Path) -> None:
+    (tmp_path / "down").touch()
+    rule = BreakerRule(least=1, open_s=0.0)
+    async with make({"unruly": twice()}, breaker=rule) as hands:
+        await hands.open("s")
+        note = await hands.call("s", "a", "note", timeout_s=0.5, path="/dev/null", seconds=60.0)
+        assert (note.status, note.tried_again) == ("timeout", "no: hurried")
+        first = await hands.call("s", "b", "search", while_down=str(tmp_path / "down"))
+        assert first.breaker_open
+        probe = await hands.call("s", "c", "search", while_down=str(tmp_path / "down"))
+        assert (probe.status, probe.tried_again) == ("lost", "no: breaker")
 
 
 def test_whoever_asks_waits_for_all_that_comes_to_the_two_calls() -> None:

@@ -275,7 +275,9 @@ def test_what_is_old_is_counted_from_when_it_was_told() -> None:
     found = outlook.report([trainer], old)
     assert "one in 60s  time left 30m" in text(outlook.learned(found, old, later)), "the pace of then"
     assert "reward 0.5 " in text(outlook.learned(found, old, later)), "the trainer's own is newer"
-    assert text([outlook.moved(old, later)]).startswith("told 13 min ago: last step 10s before  last publication 5s before")
+    assert text([outlook.moved(old, later)]).startswith(
+        "told 13 min ago: last step 10s before  last publication 5s before"
+    )
     assert outlook.at_risk(found, old, later).text == "9 steps since checkpoint 20 (14m ago, told 13 min ago)"
     assert text(outlook.data(found, old, None)) == "dropped in 10 steps 10 too old, told 13 min ago"
     assert "told" not in text(overview.blocks(Mirror(), None, NOW, 78, 20, seen))

@@ -111,7 +111,11 @@ def learned(found: Report, outlook: Outlook, now: float) -> list[Line]:
             continue
         margin, many = found.get(f"{metric.name}_margin"), 1
         # Of old Steps the trainer's own newest number is the better one.
-        if metric is learning.REWARD and not outlook.old_s and len(lately := _numbers(outlook.points[-LATELY:], metric.name)) > 1:
+        if (
+            metric is learning.REWARD
+            and not outlook.old_s
+            and len(lately := _numbers(outlook.points[-LATELY:], metric.name)) > 1
+        ):
             value, margin, many = _mean(lately), _interval(lately), LATELY
         scores += [Span(f"{title} ", Tone.DIM), Span(f"{value:.3g}", Tone.STRONG)]
         scores.append(Span(f" ± {margin:.2g}" if margin is not None else "", Tone.PLAIN))

@@ -1,7 +1,7 @@
 """The first screen.
 
-Invariant: what was asked for is shown as of when it was told: nobody asks while another view is looked at, so what stands
-there when one comes back says how old it is until the next answer.
+Invariant: what was asked for is shown as of when it was told: nobody asks while another view is looked at, so what
+stands there when one comes back says how old it is until the next answer.
 """
 
 from __future__ import annotations
