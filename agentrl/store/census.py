@@ -54,6 +54,7 @@ async def since(database: Database, then: datetime | None) -> dict[str, float]:
     return {
         "attempts": float(len(found)),
         "infrastructure_share": failed / len(found),
+        "cut_off_share": sum(outcomes[outcome.value] for outcome in CUT_OFF) / len(found),
         **{f"ended/{name or 'unknown'}": float(count) for name, count in sorted(outcomes.items())},
         **{f"tools/{name}/calls": float(tool.calls) for name, tool in tools.items()},
         **{f"tools/{name}/infrastructure_share": tool.share for name, tool in tools.items()},

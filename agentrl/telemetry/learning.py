@@ -77,6 +77,7 @@ NOTHING_TRAINED = Metric(
 )
 VALID = Metric("valid_share", "", "Recent attempts that did not fail for infrastructure.", (0.5, float("inf")))
 INFRASTRUCTURE = Metric("infrastructure_share", "", "Attempts since the last step that failed for infrastructure.")
+CUT_OFF = Metric("cut_off_share", "", "Attempts since the last step that were cut off: by tokens, context or turns.")
 
 OF_STEPS = (
     *(REWARD, EVALUATION, EVALUATION_MARGIN, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
@@ -93,7 +94,7 @@ OF_STEPS = (
         TOOL_CALLS,
         TOOL_CALLS_KEPT,
     ),
-    *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE),
+    *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE, CUT_OFF),
 )
 """In Step documents; the trainer reports the newest as unit metrics. They stand in its row, so recordings have them."""
 OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED)

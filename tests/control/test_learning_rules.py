@@ -125,6 +125,16 @@ def test_a_short_run_that_trains_nothing_is_told_of_before_ten_steps_and_after_i
     assert plant.pass_time(60.0) == []
 
 
+def test_where_most_attempts_are_cut_off_that_is_told_as_the_reason() -> None:
+    plant = Plant()
+    plant.report(**WELL, steps_without_training=3.0, cut_off_share=1.0)
+    assert plant.pass_time(5.0) == [FOR_NOTHING]
+    (row,) = plant.fired
+    assert row.sentence.endswith("none of them trained anything. 100% of the newest attempts were cut off at a limit.")
+    assert row.suggest == "agentrl tune max_tokens"
+    assert any(line.startswith("cut_off_share = 1") for line in row.evidence)
+
+
 def test_a_run_that_has_ended_for_nothing_says_so_for_as_long_as_it_is_there() -> None:
     plant = Plant()
     plant.report(**WELL, steps_without_training=1.0)

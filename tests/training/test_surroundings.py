@@ -137,6 +137,12 @@ async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:
     assert (told["attempts"], told["infrastructure_share"]) == (60, 0)
 
 
+async def test_attempts_that_were_cut_off_are_counted_whether_a_step_trains_them_or_not(db: Database) -> None:
+    await ended(db, ["policy"] * 30 + ["limit"] * 30)
+    await db.update_many("Record", {"outcome_class": "limit"}, {"$set": {"outcome": "token_limit"}})
+    assert (await census.since(db, None))["cut_off_share"] == 0.5
+
+
 async def test_tools_that_a_policy_invented_are_told_under_one_name(db: Database) -> None:
     names = [("shop", "lookup"), ("", "lookuplookup"), ("", "no\0name"), ("", "a.b")]
     calls = [

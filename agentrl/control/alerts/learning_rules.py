@@ -71,7 +71,12 @@ def nothing_trained(world: World, alerting: Collection[str], now: float) -> Iter
             continue
         numbers = world.metrics.values(name)
         steps = numbers.get(of.NOTHING_TRAINED.name)
-        told = (*((f"{of.NOTHING_TRAINED.name} = {steps:.0f}",) if steps else ()), _WHY_NOTHING)
+        cut_off = numbers.get(of.CUT_OFF.name, 0.0) > _MOST
+        told = (
+            *((f"{of.NOTHING_TRAINED.name} = {steps:.0f}",) if steps else ()),
+            *((evidence(of.CUT_OFF, numbers),) if cut_off else ()),
+            _WHY_NOTHING,
+        )
         stands = name in alerting and steps != 0
         begins = (
             name in at_work
@@ -82,9 +87,15 @@ def nothing_trained(world: World, alerting: Collection[str], now: float) -> Iter
             yield Finding(name, f"{name} has ended, and no step trained anything.", told, "agentrl steps list")
         elif begins or stands:
             made = f"has made {counted(round(steps), 'steps')}, and none of them" if steps else "has made no step that"
-            yield Finding(name, f"{name} {made} trained anything.", told, "agentrl tune temperature")
+            sentence, cure = f"{name} {made} trained anything.", "agentrl tune temperature"
+            if cut_off:
+                sentence += f" {numbers[of.CUT_OFF.name]:.0%} of the newest attempts were cut off at a limit."
+                cure = "agentrl tune max_tokens"
+            yield Finding(name, sentence, told, cure)
 
 
+_MOST = 0.5
+"""With more attempts than this cut off, that is what to look at first."""
 _WHY_NOTHING = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or misjudged."
 
 
