@@ -27,6 +27,7 @@ import msgspec
 
 from agentrl import __version__
 from agentrl.client.living import coordinator_of
+from agentrl.config import files
 from agentrl.config.data import Environment
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
@@ -78,6 +79,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None:
+        yield from check_files(config)
         yield from check_datasets(config)
     if config is not None and config.coordinator.listen:
         running = coordinator_of(state)
@@ -231,6 +233,12 @@ def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
     return Check("terminal", "ok", f"{kind if is_terminal else 'No terminal'}, {encoding}.")
 
 
+def check_files(config: RunConfig) -> Iterator[Check]:
+    """What else the run file names; only what is wrong with it."""
+    for problem in files.problems_of(config):
+        yield Check("files", "fail", problem.message, problem.hint)
+
+
 def check_datasets(config: RunConfig) -> Iterator[Check]:
     """What the steward will read; of large files the first rows."""
     for name, environment in config.environments.items():
@@ -249,8 +257,8 @@ def check_datasets(config: RunConfig) -> Iterator[Check]:
 
 
 def _cure(environment: Environment, wrong: ConfigError | OSError) -> str:
-    files = (environment.dataset, environment.evaluation)
-    if environment.made_by and not all(Path(file).exists() for file in files if file):
+    named = (environment.dataset, environment.evaluation)
+    if environment.made_by and not all(Path(file).exists() for file in named if file):
         return f"It is made by `{environment.made_by}`."
     return getattr(wrong, "hint", "") or "The steward reads it when it starts, and would refuse it."
 

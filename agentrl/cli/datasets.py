@@ -1,6 +1,6 @@
-"""What is known of a run's datasets before anything is started, for `config check` and `up`.
+"""What is known of a run's datasets and files before anything is started, for `config check` and `up`.
 
-Invariant: what the steward would refuse when it starts is refused here; what it would only warn of is told.
+Invariant: what a unit would refuse when it starts is refused here; what it would only warn of is told.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ def look(loaded: Loaded, sets: Sequence[str]) -> list[str]:
     """What is to be told of them. Raises ConfigError for one that cannot be trained on."""
     import msgspec
 
+    from agentrl.config import files
+
+    if problem := next(files.problems_of(loaded.config), None):
+        raise problem
     if not loaded.config.environments:
         return []
     # Rows are read by a room that the command line does not know, so a program that does looks at them.

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.forgetting import forget
-from agentrl.cli.settings import RunFile, usual_file
+from agentrl.cli.settings import RunFile, meant
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.cli.wiping import wipe
-from agentrl.errors import ExitCode, UnknownNameError
+from agentrl.errors import ExitCode, UsageError
 
 DAEMONS = ("host", "coordinator", "mongo")
 
@@ -75,9 +75,11 @@ def doctor(cli: Cli, file: RunFile = None) -> ExitCode:
     """Check the environment; each line says what to do."""
     import subprocess
 
-    chosen = file or usual_file()
+    if cli.run and file is not None:
+        raise UsageError("The run file is named twice, by itself and by --run.", hint="Leave out one of them.")
+    chosen, sets = meant(cli, file, None)
     command = [sys.executable, "-m", "agentrl.doctor", *(["--json"] if cli.json else [])]
-    command += ["--", str(chosen)] if chosen else []
+    command += [*(f"--set={one}" for one in sets), "--", str(chosen)] if chosen else []
     sys.stdout.flush()
     code = subprocess.run(command, check=False).returncode
     try:
@@ -102,7 +104,7 @@ def daemon(
 
         near = difflib.get_close_matches(role, DAEMONS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DAEMONS)}."
-        raise UnknownNameError(f"There is no daemon {role!r}.", hint=hint)
+        raise UsageError(f"There is no daemon {role!r}.", hint=hint)
     command = [sys.executable, "-m", f"daemons.{role}", *(arguments or ())]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.progress import Progress
-from agentrl.cli.settings import RunFile, Sets, usual_file
+from agentrl.cli.settings import RunFile, Sets, meant
 from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.words.amounts import counted
@@ -58,12 +58,12 @@ def train(
     ] = False,
 ) -> ExitCode:
     """Train recorded batches or demonstrations, without a run."""
-    chosen = file or usual_file()
+    chosen, chosen_sets = meant(cli, file, sets)
     if chosen is None:
         raise ConfigError("There is no run file here.", hint="Name one: RUN.yaml.")
     if from_dump is None and (start is not None or as_configured):
         raise UsageError("--start and --as-configured belong to --from-dump.")
-    arguments = [str(chosen), *(f"--set={each}" for each in sets or ())]
+    arguments = [str(chosen), *(f"--set={each}" for each in chosen_sets)]
     for option, place in (("--from-dump", from_dump), ("--start", start), ("--out", out)):
         arguments += [option, str(place.absolute())] if place is not None else []
     return _show(cli, [*arguments, *(["--as-configured"] if as_configured else [])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ConfigError, ExitCode
+from agentrl.words.amounts import counted
 
 if TYPE_CHECKING:
     from agentrl.config.load import Loaded
@@ -37,16 +39,37 @@ def usual_file() -> Path | None:
     return next((Path(name) for name in USUAL_FILES if Path(name).is_file()), None)
 
 
-def load(file: Path | None, sets: list[str] | None) -> Loaded:
-    """The configuration that is meant. Raises ConfigError."""
+def meant(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | None, tuple[str, ...]]:
+    """The run file that is named, the one of the named run's last `up`, or the one here; and what is set."""
+    from agentrl.cli.beginning import remembered
+
+    chosen_sets = tuple(sets or ())
+    if file is not None or not cli.run:
+        return file or usual_file(), chosen_sets
+    from agentrl.client.discovery import state_of
+
+    before = remembered(state_of(cli.run))
+    if before is None:
+        raise ConfigError(f"It is not known which file {cli.run} was started with.", hint="Name it: RUN.yaml.")
+    return before[0], (*before[1], *chosen_sets)
+
+
+def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
+    """The configuration that is meant, and what was set in it by hand. Raises ConfigError."""
     from agentrl.config.load import load_config
 
-    chosen = file or usual_file()
+    chosen, chosen_sets = meant(cli, file, sets)
     if chosen is None:
         raise ConfigError(
             f"There is no run file: neither {' nor '.join(USUAL_FILES)} is here.", hint="Name one: RUN.yaml."
         )
-    return load_config(chosen, sets=tuple(sets or ()))
+    loaded = load_config(chosen, sets=chosen_sets)
+    if cli.run and loaded.config.name != cli.run:
+        raise ConfigError(
+            f"{chosen} is the file of the run {loaded.config.name}, not of {cli.run}.",
+            hint="Leave --run out, or name the other file.",
+        )
+    return loaded, chosen_sets
 
 
 def show(
@@ -60,7 +83,7 @@ def show(
     from agentrl.cli import output
     from agentrl.config.show import document, rows
 
-    loaded = load(file, sets)
+    loaded, _ = load(cli, file, sets)
     if cli.json:
         shown = rows(loaded, only_given=given)
         if sources or given:
@@ -86,8 +109,8 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     from agentrl.cli import datasets, output
     from agentrl.config.show import advice
 
-    loaded = load(file, sets)
-    advised = [*advice(loaded), *datasets.look(loaded, sets or ())]
+    loaded, chosen_sets = load(cli, file, sets)
+    advised = [*advice(loaded), *datasets.look(loaded, chosen_sets)]
     units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
@@ -95,8 +118,16 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     else:
         for line in advised:
             output.note(line)
-        output.say(f"{loaded.path}: the run {loaded.config.name} with {units} units is valid.")
+        more = "" if loaded.config.groups else f" {nothing_to_bring_up(loaded)}"
+        output.say(f"{loaded.path}: the run {loaded.config.name} with {counted(units, 'units')} is valid.{more}")
     return ExitCode.OK
+
+
+def nothing_to_bring_up(loaded: Loaded) -> str:
+    """Of a run without groups: what becomes of it instead."""
+    if loaded.config.is_job:
+        return f"Nothing of it is brought up: `agentrl train {shlex.quote(str(loaded.path))}` trains it."
+    return "Nothing of it is brought up: it has neither `environments` nor `sidecars`."
 
 
 def schema(cli: Cli) -> ExitCode:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from agentrl.cli.settings import RunFile, Sets, usual_file
+from agentrl.cli.settings import RunFile, Sets, load, nothing_to_bring_up
 from agentrl.cli.verbs import Cli, verb
 from agentrl.errors import (
     AgentrlError,
@@ -63,6 +63,7 @@ async def up(
     """Start the run, or make it equal to its file."""
     from agentrl.cli import launch
     from agentrl.cli.beginning import Beginning
+    from agentrl.client.living import left_up
     from agentrl.config import paths
 
     if read_only:
@@ -76,6 +77,9 @@ async def up(
             return await _apply(cli, Beginning(place), _arguments(loaded), follow=follow, terminal=terminal)
     if launch.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
+    if not config.groups and not left_up(place.state_dir):
+        # Where it is up, what it was is stopped.
+        raise ConfigError(f"{loaded.path}: {nothing_to_bring_up(loaded)}")
     launch.refuse_if_in_use(place)
     _tell_of_datasets(loaded, chosen_sets, place)
     _tell_of_left_out(loaded, chosen_sets, place)
@@ -161,35 +165,6 @@ async def _begun(cli: Cli, place: Place, make: Callable[[], Beginning], silent_s
         yield dataclasses.replace(begun, started=started)
     finally:
         begun.let_go()
-
-
-def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
-    """The configuration that is meant: the file named, the one here, or the one of the run's last `up`."""
-    from agentrl.cli.beginning import remembered
-    from agentrl.config.load import load_config
-
-    chosen, chosen_sets = file, tuple(sets or ())
-    if chosen is None and cli.run:
-        from agentrl.client.discovery import state_of
-
-        before = remembered(state_of(cli.run))
-        if before is None:
-            raise ConfigError(
-                f"It is not known which file {cli.run} was started with.", hint="Name it: agentrl up RUN.yaml."
-            )
-        chosen, chosen_sets = before[0], (*before[1], *chosen_sets)
-    chosen = chosen or usual_file()
-    if chosen is None:
-        raise ConfigError(
-            "There is no run file: neither run.yaml nor agentrl.yaml is here.", hint="Name one: agentrl up RUN.yaml."
-        )
-    loaded = load_config(chosen, sets=chosen_sets)
-    if cli.run and loaded.config.name != cli.run:
-        raise ConfigError(
-            f"{chosen} is the file of the run {loaded.config.name}, not of {cli.run}.",
-            hint="Leave --run out, or name the other file.",
-        )
-    return loaded, chosen_sets
 
 
 def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:

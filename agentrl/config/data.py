@@ -29,6 +29,11 @@ _Rate = Annotated[Number, Field(gt=0, le=10)]
 _Least = Annotated[Number, Field(ge=0, le=1_000)]
 
 
+SHIPPED_AGENTS = ("single_turn_agent", "tool_agent")
+SHIPPED_SCORERS = ("exact", "math")
+"""What is registered without any code of a run's own."""
+
+
 class Model(Section):
     """The model that is trained."""
 

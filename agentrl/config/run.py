@@ -120,6 +120,11 @@ class RunConfig(data.DataPlane):
         }
 
     @property
+    def is_job(self) -> bool:
+        """Whether there is nothing to bring up, and `agentrl train` learns from its demonstrations."""
+        return not self.groups and self.training.loss == "sft"
+
+    @property
     def has_mongo(self) -> bool:
         """Whether the run starts a MongoDB server of its own."""
         return self.mongo.embedded or (bool(self.environments) and self.mongo.url is None)
@@ -146,6 +151,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data.Problem]:
     yield from _problems_of_after(config)
     yield from _problems_of_alerts(config)
     yield from data.problems_of(config)
+    yield from _problems_of_registered_names(config)
     yield from learning.problems_of(config)
 
 
@@ -161,6 +167,24 @@ def _problems_of_alerts(config: RunConfig) -> Iterator[data.Problem]:
             yield (*path, "of"), f"names no group or unit of the run, {rule.of!r}; {nearest(rule.of, config.groups)}"
         if rule.name in BUILT_IN_RULES and rule.name not in disabled:
             yield (*path, "name"), f"is that of a built-in rule, {rule.name!r}; take another, or disable that one"
+
+
+def _problems_of_registered_names(config: RunConfig) -> Iterator[data.Problem]:
+    """Who else is registered is known only to the run's own code, where it has some."""
+    if config.rollout.code:
+        return
+    for name, environment in config.environments.items():
+        for key, named, shipped in (
+            ("agent", environment.agent, data.SHIPPED_AGENTS),
+            ("scorer", environment.scorer, data.SHIPPED_SCORERS),
+        ):
+            if named not in shipped:
+                # A name that is near is still told with the way to one of one's own.
+                yield (
+                    ("environments", name, key),
+                    f"names {named!r}, which nobody registers: rollout.code names no file that would; "
+                    f"{nearest(named, shipped)}",
+                )
 
 
 def _problems_of_name(name: str) -> Iterator[data.Problem]:

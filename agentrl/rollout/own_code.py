@@ -11,6 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from agentrl.config.files import problem_of_code
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.rollout import loops, scorers
@@ -42,9 +43,10 @@ def _see(config: RunConfig, where: str, agent: str, scorer: str) -> None:
 
 
 def _run(path: Path, module: str) -> None:
+    if problem := problem_of_code(path):
+        raise problem
     spec = importlib.util.spec_from_file_location(module, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"rollout.code: {path} is no Python file.", hint="Name files that end in .py.")
+    assert spec is not None and spec.loader is not None, "that of a .py file is always there"
     made = importlib.util.module_from_spec(spec)
     sys.modules[module] = made  # what it pickles or introspects is found by name
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_check_advises_a_reference_and_does_not_refuse(shell: Shell) -> None:
     said = shell("config", "check")
     assert "run.yaml:6: sidecars.web.env.API_KEY looks like a secret" in said.err
     assert "env:NAME or file:PATH" in said.err
-    assert "with 1 units is valid" in said.out
+    assert "with 1 unit is valid" in said.out
     (advice,) = shell("config", "check", "--json").json["advice"]
     assert "API_KEY" in advice
     assert "HF_TOKEN" not in advice
@@ -127,3 +128,86 @@ def test_who_starts_without_the_data_is_told_what_makes_them(shell: Shell) -> No
     error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
     assert error["message"].startswith("environments.shop: There is no dataset ")
     assert error["hint"] == "It is made by `python -m assets.shopdata rows.jsonl`."
+
+
+IS_A_JOB = """
+name: shown
+model: {build: tiny}
+training: {loss: sft, demonstrations: shown.jsonl, steps: 2}
+"""
+
+
+def test_a_job_is_not_brought_up_and_whoever_tries_is_told_what_trains_it(shell: Shell) -> None:
+    folder = shell.home.parent
+    file = folder / "shown.yaml"
+    file.write_text(IS_A_JOB)
+    (folder / "shown.jsonl").touch()
+    trains_it = f"`agentrl train {file}` trains it."
+    for options in ((), ("--dry-run",)):
+        assert trains_it in shell("up", "shown.yaml", *options, expect=ExitCode.CONFIG).err
+    assert not list(shell.home.iterdir()), "no coordinator without units"
+    checked = shell("config", "check", "shown.yaml").out
+    assert "with 0 units is valid. " in checked
+    assert trains_it in checked
+    (folder / "shown.jsonl").unlink()
+    said = shell("config", "check", "shown.yaml", expect=ExitCode.CONFIG).err
+    assert f"training.demonstrations: there is no file {folder}/shown.jsonl." in said
+
+
+def test_a_file_of_neither_units_nor_a_job_says_what_it_lacks(shell: Shell) -> None:
+    (shell.home.parent / "bare.yaml").write_text("name: bare\n")
+    assert "neither `environments` nor `sidecars`" in shell("up", "bare.yaml", expect=ExitCode.CONFIG).err
+    assert "neither `environments` nor `sidecars`" in shell("config", "check", "bare.yaml").out
+
+
+def test_a_run_that_is_left_without_units_is_not_refused(shell: Shell) -> None:
+    (shell.home.parent / "bare.yaml").write_text("name: bare\n")
+    state = shell.home / "bare"
+    state.mkdir(parents=True)
+    (state / "coordinator.json").write_text("{}")
+    shell("up", "bare.yaml", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("gone.py", "rollout.code: there is no file {folder}/gone.py."),
+        ("agents.txt", "rollout.code: {folder}/agents.txt is no Python file."),
+        (".", "rollout.code: {folder} is no Python file."),
+    ],
+)
+def test_code_that_cannot_be_read_is_a_mistake_before_anything_is_started(
+    shell: Shell, named: str, sentence: str
+) -> None:
+    folder = shell.home.parent
+    (folder / "rows.jsonl").write_text(FINE)
+    (folder / "agents.txt").touch()
+    (folder / "agents.py").write_text("this is looked at by the samplers only\n")
+    file = folder / "learns.yaml"
+    file.write_text(f"{TRAINS}rollout: {{code: [agents.py]}}\n")
+    shell("config", "check", "learns.yaml")
+    file.write_text(f"{TRAINS}rollout: {{code: [agents.py, {named}]}}\n")
+    for verb in (("config", "check"), ("up",)):
+        assert sentence.format(folder=folder) in shell(*verb, "learns.yaml", expect=ExitCode.CONFIG).err
+    checks = {each["name"]: each for each in shell("doctor", "learns.yaml", "--json", expect=None).json}
+    assert checks["files"]["sentence"] == sentence.format(folder=folder)
+    assert not list(shell.home.iterdir())
+
+
+def test_a_run_that_is_named_is_the_one_whose_file_is_looked_at(shell: Shell) -> None:
+    """With what was set when it was brought up."""
+    state = shell.home / "other"
+    state.mkdir(parents=True)
+    other = shell.home.parent / "elsewhere" / "other.yaml"
+    other.parent.mkdir()
+    other.write_text("name: other\nsidecars: {web: {command: sleep 1000}}\n")
+    (state / "run.json").write_text(json.dumps({"name": "other", "uuid": "u", "run_dir": "/r", "created_at": 1.0}))
+    (state / "last_up.json").write_text(json.dumps({"file": str(other), "sets": ["sidecars.web.count=3"]}))
+    checks = {each["name"]: each["sentence"] for each in shell("--run", "other", "doctor", "--json", expect=None).json}
+    assert checks["run file"] == f"{other} describes the run other."
+    assert "the run other with 3 units" in shell("config", "check", "--run", "other").out
+    assert "named twice" in shell("doctor", str(other), "--run", "other", expect=ExitCode.USAGE).err
+    assert "There is no run named nobody" in shell("doctor", "--run", "nobody", expect=ExitCode.UNKNOWN).err
+    (state / "last_up.json").unlink()
+    said = shell("doctor", "--run", "other", expect=ExitCode.CONFIG).err
+    assert "not known which file other was started with" in said

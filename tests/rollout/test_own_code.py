@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from agentrl.config import data
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
@@ -91,5 +94,34 @@ def test_a_name_in_a_row_that_nobody_registered_is_said_with_its_line(
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     config = configured(tmp_path, "")
     (tmp_path / "agents.py").unlink()
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/agents\.py is no Python file"):
+    with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/agents\.py"):
         own_code.load(config)
+
+
+def test_the_configuration_knows_what_is_shipped() -> None:
+    """In a process of its own: here other tests registered theirs."""
+    program = (
+        "import json\nfrom agentrl.rollout import loops, own_code, sampler, scorers\n"
+        "print(json.dumps([sorted(loops.known()), sorted(scorers._registry)]))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=120).stdout
+    assert json.loads(told) == [sorted(data.SHIPPED_AGENTS), sorted(data.SHIPPED_SCORERS)]
+
+
+@pytest.mark.parametrize(
+    ("key", "named", "sentence"),
+    [
+        ("agent", "tol_agent", r"environments\.shop\.agent names 'tol_agent', .*did you mean tool_agent\?"),
+        ("scorer", "judge", r"environments\.shop\.scorer names 'judge', .*known are: exact, math\."),
+    ],
+)
+def test_without_code_a_name_that_is_not_shipped_is_a_mistake_of_the_file(
+    tmp_path: Path, key: str, named: str, sentence: str
+) -> None:
+    plain = {"name": "a", "model": {"build": "tiny"}, "environments": {"shop": {"dataset": "x.jsonl", key: named}}}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(file, environ={})
+    file.write_text(yaml.safe_dump({**plain, "rollout": {"code": ["mine.py"]}}))
+    load_config(file, environ={})
