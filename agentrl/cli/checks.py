@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli import lists
-from agentrl.cli.lists import After, Filter, Limit, Sort
+from agentrl.cli.lists import After, Limit
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 async def tool_errors(
     cli: Cli,
-    filter: Filter = "",
+    filter: Annotated[str, lists.filtering("tools errors")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many kinds.")] = 50,
 ) -> ExitCode:
     """Errors by what they say: how often, and records to look at. Calls that could not be read count as well."""
@@ -48,7 +48,13 @@ async def tool_errors(
     return ExitCode.OK
 
 
-async def failures(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
+async def failures(
+    cli: Cli,
+    filter: Annotated[str, lists.filtering("tools failures")] = "",
+    sort: Annotated[str, lists.sorting("tools failures")] = "",
+    after: After = "",
+    limit: Limit = 100,
+) -> ExitCode:
     """List tool calls that failed, each for itself.
 
     `owner` is the unit that made it.

@@ -6,8 +6,10 @@ the command line, and from the run if it answers at once; a completion never pri
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -103,40 +105,82 @@ def completion(
     return ExitCode.OK
 
 
+@dataclasses.dataclass(slots=True)
+class _Typed:
+    """What the words before the one in question make."""
+
+    command: Any
+    """The verb, as far as it is there."""
+    path: list[str] = dataclasses.field(default_factory=list)
+    behind: list[str] = dataclasses.field(default_factory=list)
+    """Its arguments."""
+    given: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The values of options."""
+    wanting: Any = None
+    """The option whose value comes next."""
+
+    @classmethod
+    def of(cls, command: Any, words: Iterable[str]) -> _Typed:
+        typed = cls(command)
+        for word in words:
+            typed._take(word)
+        return typed
+
+    def _take(self, word: str) -> None:
+        if self.wanting is not None:
+            # bash makes three words of --run=shop.
+            if word != "=":
+                self.given[self.wanting.name] = word
+                self.wanting = None
+        elif word.startswith("-"):
+            name, equals, value = word.partition("=")
+            option = self.option(name)
+            if option is None or option.is_flag:
+                return
+            if equals:
+                self.given[option.name] = value
+            else:
+                self.wanting = option
+        elif below := getattr(self.command, "commands", {}).get(word):
+            self.command, self.behind = below, []
+            self.path.append(word)
+        else:
+            self.behind.append(word)
+
+    def option(self, name: str) -> Any:
+        return next((one for one in self.command.params if name in one.opts and hasattr(one, "is_flag")), None)
+
+    def aimed(self, cli: Cli) -> Cli:
+        """The run that these words name is the one that is asked."""
+        # Before the verb and behind it these options have the same names for people, and not for the parser.
+        run, key = (self.given.get(f"shared_{name}") or self.given.get(name) for name in ("run", "key"))
+        return dataclasses.replace(cli, run=run or cli.run, key=Path(key) if key else cli.key)
+
+
 async def _candidates(cli: Cli, command: Any, before: list[str], last: str) -> list[str]:
     """What may stand in the place of `last`, behind the words before it."""
-    path: list[str] = []
-    behind: list[str] = []
-    for word in before:
-        below = getattr(command, "commands", {}).get(word)
-        if below is not None:
-            command, behind = below, []
-            path.append(word)
-        else:
-            behind.append(word)
-    option = _option(command, behind[-1]) if behind else None
-    if option is not None and not option.is_flag:
-        return _starting(await _values(cli, option.name), last)
+    typed = _Typed.of(command, before)
+    cli, command = typed.aimed(cli), typed.command
+    if typed.wanting is not None:
+        return _starting(await _values(cli, typed.wanting.name), "" if last == "=" else last)
+    name, equals, _ = last.partition("=")
+    if equals and (option := typed.option(name)) is not None:
+        return _starting([f"{name}={value}" for value in await _values(cli, option.name)], last)
     if last.startswith("-"):
         named = [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
         return _starting([*named, "--help"], last)
     below = getattr(command, "commands", None)
     if below is not None:
         return _starting([name for name, one in below.items() if not one.hidden], last)
-    return _starting(await _arguments(cli, command, path, behind), last)
-
-
-def _option(command: Any, word: str) -> Any:
-    return next((one for one in command.params if word in one.opts and hasattr(one, "is_flag")), None)
+    return _starting(await _arguments(cli, command, typed.path, len(typed.behind)), last)
 
 
 def _starting(found: list[str], last: str) -> list[str]:
     return sorted({name for name in found if name.startswith(last) and "\n" not in name})
 
 
-async def _arguments(cli: Cli, command: Any, path: list[str], behind: list[str]) -> list[str]:
+async def _arguments(cli: Cli, command: Any, path: list[str], place: int) -> list[str]:
     arguments = [one for one in command.params if not hasattr(one, "is_flag")]
-    place = len([word for word in behind if not word.startswith("-")])
     if not arguments:
         return []
     argument = arguments[min(place, len(arguments) - 1)]

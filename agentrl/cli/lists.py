@@ -13,16 +13,30 @@ import typer
 from agentrl.cli.verbs import Cli
 from agentrl.errors import ExitCode
 
-Filter = Annotated[
-    str,
-    typer.Option("--filter", metavar="QUERY", help="Such as 'status=failed and duration_s>30'.", show_default=False),
-]
-Sort = Annotated[
-    str,
-    typer.Option(
-        "--sort", metavar="FIELDS", help="Such as -score,started_at; else the newest first.", show_default=False
-    ),
-]
+EXAMPLES: Mapping[str, tuple[str, str]] = {
+    "tasks list": ("status=dead and environment=shop", "-trained_count,admitted_at"),
+    "records list": ("status=failed and duration_s>30", "-score,started_at"),
+    "records export": ("environment=shop and score>0.5", ""),
+    "steps list": ("status=committed and metrics.loss>1", "-metrics.loss"),
+    "checkpoints list": ("pinned=true and step>100", "-step"),
+    "versions list": ("status=rejected and announced_at>-1h", "-canary_largest"),
+    "tools errors": ("server=shop and requested_at>-1h", ""),
+    "tools failures": ("status=timeout and latency_s>30", "-latency_s"),
+}
+"""Of each verb a query and an order that its list knows."""
+
+
+def filtering(verb: str) -> Any:
+    """The option --filter of a verb."""
+    return typer.Option("--filter", metavar="QUERY", help=f"Such as '{EXAMPLES[verb][0]}'.", show_default=False)
+
+
+def sorting(verb: str) -> Any:
+    """The option --sort of a verb."""
+    said = f"Such as {EXAMPLES[verb][1]}; else the newest first."
+    return typer.Option("--sort", metavar="FIELDS", help=said, show_default=False)
+
+
 After = Annotated[
     str, typer.Option("--after", metavar="PLACE", help="Go on where a page said, or behind a row.", show_default=False)
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli import lists
-from agentrl.cli.lists import After, Filter, Limit, Row, Sort
+from agentrl.cli.lists import After, Limit, Row
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode, UsageError
 
@@ -31,7 +31,11 @@ def register(app: typer.Typer) -> None:
 
 
 async def list_records(
-    cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
+    cli: Cli,
+    filter: Annotated[str, lists.filtering("records list")] = "",
+    sort: Annotated[str, lists.sorting("records list")] = "",
+    after: After = "",
+    limit: Limit = 100,
 ) -> ExitCode:
     """List attempts; those under way with the call that they wait for."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
@@ -189,7 +193,7 @@ def _tell_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
 
 async def export(
     cli: Cli,
-    filter: Filter = "",
+    filter: Annotated[str, lists.filtering("records export")] = "",
     after: After = "",
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="At most so many; else all.", show_default=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli import lists, stories
-from agentrl.cli.lists import After, Filter, Limit, Row, Sort
+from agentrl.cli.lists import After, Limit, Row
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
@@ -26,7 +26,13 @@ def register(app: typer.Typer) -> None:
     verb(tasks, "add", acts=True)(add)
 
 
-async def list_tasks(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
+async def list_tasks(
+    cli: Cli,
+    filter: Annotated[str, lists.filtering("tasks list")] = "",
+    sort: Annotated[str, lists.sorting("tasks list")] = "",
+    after: After = "",
+    limit: Limit = 100,
+) -> ExitCode:
     """List tasks: a dataset row in an epoch, sampled n times."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await lists.show_page(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli import lists, stories
-from agentrl.cli.lists import After, Filter, Limit, Row, Sort
+from agentrl.cli.lists import After, Limit, Row
 from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
@@ -31,7 +31,13 @@ def register(app: typer.Typer) -> None:
     verb(versions, "list", reads=True)(list_versions)
 
 
-async def list_steps(cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100) -> ExitCode:
+async def list_steps(
+    cli: Cli,
+    filter: Annotated[str, lists.filtering("steps list")] = "",
+    sort: Annotated[str, lists.sorting("steps list")] = "",
+    after: After = "",
+    limit: Limit = 100,
+) -> ExitCode:
     """List steps with their metrics.
 
     `--sort -metrics.loss` finds the one behind a peak.
@@ -67,7 +73,11 @@ def _tell_metrics(metrics: Mapping[str, object]) -> None:
 
 
 async def list_checkpoints(
-    cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
+    cli: Cli,
+    filter: Annotated[str, lists.filtering("checkpoints list")] = "",
+    sort: Annotated[str, lists.sorting("checkpoints list")] = "",
+    after: After = "",
+    limit: Limit = 100,
 ) -> ExitCode:
     """List checkpoints."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
@@ -111,7 +121,11 @@ async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 
 
 async def list_versions(
-    cli: Cli, filter: Filter = "", sort: Sort = "", after: After = "", limit: Limit = 100
+    cli: Cli,
+    filter: Annotated[str, lists.filtering("versions list")] = "",
+    sort: Annotated[str, lists.sorting("versions list")] = "",
+    after: After = "",
+    limit: Limit = 100,
 ) -> ExitCode:
     """List published weights, and who serves them now.
 

@@ -46,7 +46,8 @@ def _run(path: Path, module: str) -> None:
     if problem := problem_of_code(path):
         raise problem
     spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None and spec.loader is not None, "that of a .py file is always there"
+    assert spec is not None, "a .py file has one"
+    assert spec.loader is not None, "a .py file has one"
     made = importlib.util.module_from_spec(spec)
     sys.modules[module] = made  # what it pickles or introspects is found by name
     try:

@@ -94,3 +94,36 @@ def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> No
     assert completed(shell, "scale", "") == ["web"]
     assert completed(shell, "logs", "web-0", "") == []
     assert completed(shell, "status", "--run", "d") == ["demo"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--run", "shop", "logs", "sam"),
+        ("--run=shop", "logs", "sam"),
+        ("logs", "--run", "shop", "sam"),
+        ("logs", "--run=shop", "sam"),
+        ("logs", "--run", "=", "shop", "sam"),  # as bash has it
+        ("--json", "logs", "--run", "shop", "--follow", "sam"),
+    ],
+)
+def test_the_run_that_the_line_names_is_the_one_that_is_asked(
+    shell: Shell, coordinator: Scripted, words: tuple[str, ...]
+) -> None:
+    """Another one is up as well, so that without it nothing could be said."""
+    with Scripted(shell.home, name="shop") as shop:
+        shop.rows["unit/sampler-0"] = rows.UnitRow("sampler-0", "sampler", "sampler", rows.UnitState.READY)
+        coordinator.rows["unit/sample-7"] = rows.UnitRow("sample-7", "sample", "sidecar", rows.UnitState.READY)
+        assert completed(shell, *words) == ["sampler-0"]
+
+
+def test_behind_a_run_there_are_its_groups_verbs_and_options(shell: Shell, coordinator: Scripted) -> None:
+    with Scripted(shell.home, name="shop") as shop:
+        shop.rows["group/sampler"] = rows.GroupRow("sampler", "sampler", 2)
+        assert completed(shell, "--run", "shop", "scale", "") == ["sampler"]
+        assert completed(shell, "--run", "shop", "keys", "re") == ["revoke"]
+        assert completed(shell, "scale", "--run", "shop", "--no") == ["--no-color", "--no-wait"]
+        assert completed(shell, "logs", "--run=s") == ["--run=shop"]
+        assert completed(shell, "logs", "--run", "=") == ["demo", "shop"]
+        assert completed(shell, "--run", "") == ["demo", "shop"]
+        assert completed(shell, "--run", "gone", "scale", "") == []

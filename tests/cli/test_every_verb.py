@@ -15,8 +15,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.cli.app import app, run
+from agentrl.cli.lists import EXAMPLES
 from agentrl.errors import ExitCode
+from agentrl.filters.parser import parse
+from agentrl.filters.sorting import parse_sort
 from agentrl.protocol.commands import COMMANDS
+from agentrl.steward.queries import desk
+from agentrl.store.lists import FIELDS
 
 TREE: Any = typer.main.get_command(app)
 
@@ -154,3 +159,29 @@ def test_the_reference_knows_every_verb_and_every_exit_code() -> None:
     assert not missing
     for code in set(ExitCode) - {ExitCode.TEMPORARY}:
         assert f"| {int(code)} | {code.name.lower()} |" in text
+
+
+ROWS_OF = {
+    **{COMMANDS[name].cli: kind for name, kind in desk.LISTS.items()},
+    COMMANDS["list_failed_calls"].cli: "ToolCall",
+    COMMANDS["tool_errors"].cli: "ToolCall",
+    COMMANDS["export_records"].cli: "Record",
+}
+
+
+@pytest.mark.parametrize("verb", [verb for verb, one in VERBS.items() if "--filter" in options_of(one)], ids=" ".join)
+def test_the_example_of_a_list_can_be_typed(verb: tuple[str, ...], capsys: Any) -> None:
+    name = " ".join(verb)
+    query, order = EXAMPLES[name]
+    fields = FIELDS[ROWS_OF[name]]
+    parse(query, fields)
+    assert run([*verb, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Such as '{query}'." in shown
+    if "--sort" in options_of(VERBS[verb]):
+        assert parse_sort(order, fields)[0].field.name == order.partition(",")[0].removeprefix("-")
+        assert f"Such as {order};" in shown
+
+
+def test_no_example_is_of_a_verb_that_is_not_there() -> None:
+    assert {tuple(name.split()) for name in EXAMPLES} <= VERBS.keys()
