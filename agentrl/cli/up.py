@@ -77,10 +77,10 @@ async def up(
             return await _apply(cli, Beginning(place), _arguments(loaded), follow=follow, terminal=terminal)
     if launch.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
+    launch.refuse_if_in_use(place)
     if not config.groups and not left_up(place.state_dir):
         # Where it is up, what it was is stopped.
         raise ConfigError(f"{loaded.path}: {nothing_to_bring_up(loaded)}")
-    launch.refuse_if_in_use(place)
     _tell_of_datasets(loaded, chosen_sets, place)
     _tell_of_left_out(loaded, chosen_sets, place)
     if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):

@@ -36,7 +36,7 @@ WRONG = {
     "steps list --limit 99999": (ExitCode.USAGE, "99999 is not from 1 to 1000."),
     "tasks requeue": (ExitCode.USAGE, "Missing argument"),
     "completion klingon": (ExitCode.USAGE, "is not one of"),
-    "daemon nosuch": (ExitCode.UNKNOWN, "no daemon"),
+    "daemon nosuch": (ExitCode.USAGE, "no daemon"),
     "scale web banana": (ExitCode.USAGE, "not a number of units"),
     "tui --speed banana": (ExitCode.USAGE, "'banana' is not a number."),
     "tui --at 14:05": (ExitCode.USAGE, "--at is for a recording"),
