@@ -38,7 +38,7 @@ from agentrl.host import cgroups
 from agentrl.store import datasets
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.datasets import Row
-from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, hub_address, tcp_triplet, why_not_free
+from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 from agentrl.words.amounts import size
 from agentrl.words.sentences import ended
 
@@ -280,13 +280,14 @@ def _split(name: str, place: str, train: list[Row], held_out: list[Row], *, whol
 def check_ports(listen: str, coordinator_pid: int) -> Check:
     """The three ports of the coordinator, unless its own coordinator holds them."""
     addresses = tcp_triplet(listen)
-    taken = [address for address in addresses if why_not_free(address)]
+    taken = {address: why for address in addresses if (why := why_not_free(address))}
     if not taken:
         return Check("ports", "ok", f"Free: {', '.join(addresses)}.")
     if coordinator_pid and Path(f"/proc/{coordinator_pid}").exists():
         return Check("ports", "ok", f"In use; the coordinator of this run (pid {coordinator_pid}) is up.")
-    sentence = f"Taken by somebody else, or no address of this host: {', '.join(taken)}."
-    return Check("ports", "fail", sentence, "Choose another port in coordinator.listen, or see `ss -ltnp`.")
+    address, why = next(iter(taken.items()))
+    refused = cannot_listen(address, why)
+    return Check("ports", "fail", refused.message, refused.hint)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

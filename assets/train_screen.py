@@ -7,6 +7,7 @@ markup and carries no control codes.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,10 @@ RATE_OVER_S = 2.0
 RECENT = 5
 """Steps whose mean reward is told."""
 BAR_WIDTH = 60
+TOLD = ("version", "reward", "held out", "tool errors", "trainer")
+"""Without a terminal; what a unit says may be long, and comes last."""
+LINE_CHARS = 120
+"""Of a line without a terminal."""
 _WARM_UP = re.compile(r"warm-up: step (\d+) of (\d+)")
 
 Show = Callable[[UnitRow | None, Figures], None]
@@ -71,18 +76,22 @@ class Screen:
             return
         self._told_at = time.monotonic()
         what, done, total = self._progress(trainer, now)
-        said = "; ".join(f"{name} {value}" for name, value in self._lines(trainer, now) if value)
+        newest = dataclasses.replace(now, held_out=dict(list(now.held_out.items())[-1:]))
+        lines = dict(self._lines(trainer, newest, curve=False))
+        said = "; ".join(f"{name} {lines[name]}" for name in TOLD if lines[name])
         seconds = time.monotonic() - self._began
+        line = f"  {seconds:4.0f} s  {what} {done} of {total}; {sanitise(said)}"
         self._console.print(
-            f"  {seconds:4.0f} s  {what} {done} of {total}; {sanitise(said)}",
+            line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 1]}…",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
 
-    def _lines(self, trainer: UnitRow | None, now: Figures) -> Lines:
+    def _lines(self, trainer: UnitRow | None, now: Figures, *, curve: bool = True) -> Lines:
         recent = now.rewards[-RECENT:]
-        reward = f"{sum(recent) / len(recent):.2f} {sparkline(now.rewards)}" if recent else ""
+        reward = f"{sum(recent) / len(recent):.2f}" if recent else ""
+        reward += f" {sparkline(now.rewards)}" if recent and curve else ""
         return [
             ("trainer", "" if trainer is None else trainer.status or trainer.state),
             ("version", "" if now.version is None else str(now.version)),

@@ -25,9 +25,9 @@ ROOM_AT_MOST_S = 3600.0
 """Longer than that without room is worth a question; it goes on waiting."""
 
 
-def main(unit: Unit) -> None:
+def main(unit: Unit, state_dir: Path | None) -> None:
     binary = find_mongod()
-    files = prepare(_root(unit))
+    files = prepare(_root(state_dir or unit.state_dir))
     unit.status("waiting until the data is free")
     with unit.phase("data in use", at_most_s=FORMER_SERVER_ENDS_WITHIN_S + 10):
         if not wait_until_data_is_free(files, within_s=FORMER_SERVER_ENDS_WITHIN_S, keep_trying=unit.sleep):
@@ -79,14 +79,20 @@ def _shut_down(unit: Unit, server: Mongod) -> None:
             print(f"mongod did not end within {SHUTDOWN_WITHIN_S:g} s and was killed", file=sys.stderr, flush=True)
 
 
-def _root(unit: Unit) -> Path:
-    parser = argparse.ArgumentParser(prog="agentrl daemon mongo", description="MongoDB as a unit of a run.")
-    parser.add_argument("--state-dir", type=Path, default=unit.state_dir, help="default: $AGENTRL_STATE_DIR")
-    state_dir: Path | None = parser.parse_args().state_dir
+def _root(state_dir: Path | None) -> Path:
     if state_dir is None:
         raise ConfigError("Nobody says where the data lives.", hint="Give --state-dir, or start the run with `up`.")
     return state_dir / "mongo"
 
 
+def _given() -> Path | None:
+    parser = argparse.ArgumentParser(prog="agentrl daemon mongo", description="MongoDB as a unit of a run.")
+    parser.add_argument("--state-dir", type=Path, help="default: $AGENTRL_STATE_DIR")
+    state_dir: Path | None = parser.parse_args().state_dir
+    return state_dir
+
+
 if __name__ == "__main__":
-    run_unit(main)
+    # Before it is a unit: help, and what is wrong with the words, are for whoever typed them.
+    given = _given()
+    run_unit(lambda unit: main(unit, given))

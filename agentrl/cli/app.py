@@ -63,7 +63,12 @@ def root(
 ) -> ExitCode:
     verbs.root_options(context, run, key, json, no_color)
     if context.invoked_subcommand is None:
-        print(f"agentrl {__version__}" if version else context.get_help())
+        if version and json:
+            from agentrl.cli import output
+
+            output.emit({"version": __version__})
+        else:
+            print(f"agentrl {__version__}" if version else context.get_help())
     return ExitCode.OK
 
 

@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
 async def tool_errors(
     cli: Cli,
     filter: Annotated[str, lists.filtering("tools errors")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many kinds.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many kinds.")
+    ] = 50,
 ) -> ExitCode:
     """Errors by what they say: how often, and records to look at. Calls that could not be read count as well."""
     from agentrl.cli import output

@@ -42,7 +42,7 @@ async def events(
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="Only the last 90s, 15m, 2h.", show_default=False)
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="At most so many.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="At most so many.")] = 200,
 ) -> ExitCode:
     """Show operations, incidents, changes and alerts."""
     import time

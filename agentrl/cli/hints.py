@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _OF_A_RUN = re.compile(
-    r"\bagentrl ((?:alerts|keys|tasks|records|steps|checkpoints|versions|tools) [a-z]+"
+    r"\bagentrl ((?:alerts|keys|tasks|records|steps|checkpoints|versions|tools) [a-z]+|config (?:check|show)"
     r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks|accounting|staleness))(?![\w-])"
     r"(?! --(?:run|key)\b| RUN\.yaml)"
 )

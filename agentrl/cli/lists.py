@@ -40,7 +40,7 @@ def sorting(verb: str) -> Any:
 After = Annotated[
     str, typer.Option("--after", metavar="PLACE", help="Go on where a page said, or behind a row.", show_default=False)
 ]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many.")]
 
 ANSWER_WITHIN_S = 60.0
 """Large runs have large collections; nothing is asked without an end."""

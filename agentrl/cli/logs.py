@@ -46,7 +46,9 @@ async def logs(
             "--since", metavar="TIME", help="Only the last 90s, 15m, 2h, by the lines' own times.", show_default=False
         ),
     ] = "",
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many lines; 0 means all.")] = 200,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last so many lines; 0 means all.")
+    ] = 200,
     raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written, control codes and all.")] = False,
 ) -> ExitCode:
     """Show what a unit wrote."""
@@ -115,6 +117,9 @@ async def _show_past(
     else:
         for line in shown:
             printed(line)
+        if not shown and count:
+            of = f"{chunk.unit}.{chunk.incarnation}"
+            output.note(f"No line of {of} matches." if found else f"{of} has written nothing so far.")
     return chunk
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl.protocol.data import RecordStory
 
 RIGHT = ("score", "turns", "tokens", "took")
-SPARE = ("ended", "tokens", "owner")
+SPARE = ("begun", "tokens", "owner")
 
 
 def register(app: typer.Typer) -> None:
@@ -49,8 +49,10 @@ async def show_record(
     cli: Cli,
     record: Annotated[str, typer.Argument(metavar="RECORD", help="Its id, such as shop/train/0/000012#r1.s3.a1.")],
     after_turn: Annotated[int, typer.Option("--after-turn", metavar="N", help="Begin behind this turn.")] = -1,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many turns.")] = 100,
-    chars: Annotated[int, typer.Option("--chars", min=0, help="Of each text; 0 for all of it.")] = 4000,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many turns.")
+    ] = 100,
+    chars: Annotated[int, typer.Option("--chars", metavar="N", min=0, help="Of each text; 0 for all of it.")] = 4000,
     tokens: Annotated[bool, typer.Option("--tokens", help="The tree of its tokens, and which of them train.")] = False,
 ) -> ExitCode:
     """Show an attempt turn by turn, and why it ended.
@@ -196,7 +198,8 @@ async def export(
     filter: Annotated[str, lists.filtering("records export")] = "",
     after: After = "",
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many; else all.", show_default=False)
+        int | None,
+        typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many; else all.", show_default=False),
     ] = None,
     file: Annotated[
         Path | None,
@@ -259,6 +262,6 @@ COLUMNS: lists.Columns = {
     "turns": lists.field("turns"),
     "tokens": lists.field("generated_tokens"),
     "took": _time_taken,
-    "ended": lists.moment("finished_at"),
+    "begun": lists.moment("started_at"),
     "what": _what,
 }

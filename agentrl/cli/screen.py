@@ -44,7 +44,7 @@ def screen(view: View, width: int, aimed: Callable[[str], str] = str) -> Rendera
     now = time.time()
     parts: list[RenderableType] = []
     if view.run is not None:
-        parts.append(_head(view.run, now))
+        parts.append(_head(view.run, now, aimed))
     if view.silent:
         parts.append(output.cell("The coordinator is not heard; this is what it last said.", "bold yellow"))
     if view.pulse is not None and view.pulse.sentence:
@@ -75,7 +75,7 @@ def fitted(console: Console, picture: RenderableType) -> RenderableType:
     return Group(*shown, Text(f"... {counted(left, 'more lines')}; `agentrl status` shows all", style="dim"))
 
 
-def _head(run: RunRow, now: float) -> Text:
+def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:
     text = Text(output.sanitise(run.name), style="bold")
     text.append(" ")
     text.append_text(_state(run.state))
@@ -88,6 +88,9 @@ def _head(run: RunRow, now: float) -> Text:
     for trouble in (run.journal_full, run.not_listening, run.not_recording):
         if trouble:
             text.append("\n").append(output.sanitise(trouble), style="bold red")
+    if run.state == "stopped":
+        # Its coordinator lives on: an `up` was broken off, or a `down` ends in a moment.
+        text.append("\n").append(aimed("`agentrl up` brings it up, `agentrl down` ends what is left of it."))
     return text
 
 

@@ -61,7 +61,8 @@ async def drain(
     from agentrl.protocol.commands import DrainUnits
 
     if bool(unit) == bool(host):
-        raise UsageError("Name either a unit or, by --host, a host.", hint="Try `agentrl drain web-0`.")
+        one = f"`agentrl drain {unit or 'UNIT'}` or `agentrl drain --host {host or 'HOST'}`"
+        raise UsageError("Name either a unit or, by --host, a host.", hint=f"Try {one}.")
     async with cli.connect() as client:
         name, incarnation = await aimed(client, unit) if unit else ("", 0)
         return await act_with(

@@ -288,7 +288,7 @@ async def _apply(cli: Cli, begun: Beginning, args: Apply, *, follow: bool, termi
                 row = await finished(cli, client, accepted.operation)
                 if row.superseded_by == "down":
                     raise TakenDownError(ended(f"The run {name} is not up: {row.reason}"), hint=_BRINGS_IT_UP)
-                code = await _report(cli, client, row, accepted.effect, line=follow)
+                code = await _report(cli, client, name, row, accepted.effect, line=follow)
             else:
                 report_accepted(cli, accepted)
                 code = ExitCode.OK
@@ -349,7 +349,7 @@ def _arguments(loaded: Loaded) -> Apply:
     )
 
 
-async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
+async def _report(cli: Cli, client: Client, run: str, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
     """Units kept, started, replaced, stopped; settings changed; and who is up and who is not at this moment."""
     from agentrl.cli import output
     from agentrl.cli.acts import exit_code, tell, unit_rows
@@ -383,19 +383,23 @@ async def _report(cli: Cli, client: Client, row: OperationRow, effect: Effect, *
         output.say(note)
     if by_role:
         output.say(f"up now: {', '.join(f'{role} {count}' for role, count in sorted(by_role.items()))}")
-    _tell_who_is_not_up(cli, list(not_up.values()))
+    _tell_who_is_not_up(cli, run, list(not_up.values()))
     return code
 
 
-def _tell_who_is_not_up(cli: Cli, units: list[UnitRow]) -> None:
+def _tell_who_is_not_up(cli: Cli, run: str, units: list[UnitRow]) -> None:
     from agentrl.cli import output
 
     for unit in units[:_NOT_UP_SHOWN]:
         output.note(f"agentrl: {unit.unit} is not up now: {unit.state}{f', {unit.reason}' if unit.reason else ''}")
     if len(units) > _NOT_UP_SHOWN:
         output.note(f"agentrl: and {len(units) - _NOT_UP_SHOWN} more are not up now")
-    if units:
-        output.note(cli.aimed(f"`agentrl logs {units[0].unit}` shows what it said, `agentrl status` how it goes on."))
+    with_log = next((unit.unit for unit in units if not unit.could_not_start), "")
+    if with_log:
+        output.note(cli.aimed(f"`agentrl logs {with_log}` shows what it said, `agentrl status` how it goes on."))
+    elif units:
+        checks = f"`agentrl config check --run {run}`" if not cli.remote else "`agentrl config check RUN.yaml`"
+        output.note(cli.aimed(f"{checks} looks for its program, `agentrl status` shows how it goes on."))
 
 
 async def _follow(cli: Cli, client: Client) -> None:

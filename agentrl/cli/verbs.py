@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from agentrl.errors import AgentrlError, ExitCode, NoCoordinatorError
 from agentrl.words.amounts import seconds as seconds
@@ -144,6 +145,22 @@ def root_options(
     return cli
 
 
+class _Verb(TyperCommand):
+    """Its help says ranges as people do. One that has no upper end needs no words, and a mistake tells it."""
+
+    def get_help(self, ctx: Any) -> str:
+        said = super().get_help(ctx)
+        for programmers, people in _RANGES:
+            said = programmers.sub(people, said)
+        return said
+
+
+_RANGES = [
+    (re.compile(r";\s+x>=[\d.]+(?=\])|\s+\[x>=[\d.]+\]"), ""),
+    (re.compile(r"(\d+)<=x<=(\d+)"), r"\1 to \2"),
+]
+
+
 def verb(
     app: typer.Typer, name: str, *, acts: bool = False, reads: bool = False, numbers: bool = False, **settings: Any
 ) -> Callable[[Verb], Verb]:
@@ -180,7 +197,7 @@ def verb(
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # typer must see the signature above, not the function's own
-        app.command(name, context_settings=context_settings, **settings)(run)
+        app.command(name, cls=_Verb, context_settings=context_settings, **settings)(run)
         return function
 
     return register

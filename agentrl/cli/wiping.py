@@ -17,6 +17,7 @@ from agentrl.cli.forgetting import finish_removals, refuse_if_up
 from agentrl.cli.verbs import Cli, DryRun
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, RefusedError, ToldError, UsageError
 from agentrl.words.amounts import counted
+from agentrl.words.names import plural
 
 _COUNTED = ("Task", "Record", "Step", "Checkpoint", "Publication")
 """Kinds of documents that people know; the others are told as a sum."""
@@ -77,7 +78,7 @@ def sentence(found: dict[str, Any]) -> str:
     from agentrl.cli import output
 
     documents: dict[str, int] = found["documents"]
-    parts = [counted(documents[kind], kind) for kind in _COUNTED if documents.get(kind)]
+    parts = [counted(documents[kind], plural(kind)) for kind in _COUNTED if documents.get(kind)]
     others = sum(documents.values()) - sum(documents.get(kind, 0) for kind in _COUNTED)
     parts += [counted(others, "other documents")] if others else []
     text = f"{', '.join(parts)} ({output.size(found['database_bytes'])})" if parts else "no documents"

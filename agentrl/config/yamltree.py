@@ -64,7 +64,8 @@ def read_tree(text: str, name: str) -> Tree:
         return Tree(value, lines)
     except yaml.MarkedYAMLError as broken:
         mark = broken.problem_mark or broken.context_mark
-        line = f"{mark.line + 1}" if mark else "?"
+        # What is missing at the end is missing behind the last line, which has no number in any editor.
+        line = f"{min(mark.line + 1, max(1, len(text.splitlines())))}" if mark else "?"
         said = " ".join(part for part in (broken.context, broken.problem) if part)
         if broken.problem and "'\\t'" in broken.problem:
             said = "a tab stands where YAML wants spaces"

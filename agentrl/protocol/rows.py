@@ -134,6 +134,11 @@ class UnitRow(Row, tag="unit", frozen=True):
     metrics: dict[str, float] = {}
     """The newest values of the metrics that alert rules read."""
 
+    @property
+    def could_not_start(self) -> bool:
+        """Whether its newest life never became a process, for want of the program or of room: it has no log."""
+        return self.state in (UnitState.FATAL, UnitState.BACKOFF) and self.last_exit is None
+
 
 class HostRow(Row, tag="host", frozen=True):
     """Key `host/NAME`."""

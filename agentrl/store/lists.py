@@ -22,6 +22,7 @@ from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.states import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
 from agentrl.store import places
 from agentrl.store.database import Database, Plain
+from agentrl.words.names import singular
 
 FIELDS: Mapping[str, Fields] = {
     "Task": known_fields.TASKS.among(status=TaskStatus),
@@ -96,7 +97,7 @@ async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last:
         return places.read(last, kind, keys)
     document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
     if document is None:
-        raise UnknownNameError(f"There is no {kind} {last} to go on from.", hint="Begin at the first page.")
+        raise UnknownNameError(f"There is no {singular(kind)} {last} to go on from.", hint="Begin at the first page.")
     return values_of(keys, shown(document))
 
 

@@ -7,6 +7,7 @@ refuse is refused here, with a sentence.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -81,9 +82,12 @@ def why_not_free(address: str) -> str:
 
 
 def cannot_listen(address: str, why: str) -> ConfigError:
+    of_the_port = why in (os.strerror(errno.EADDRINUSE), os.strerror(errno.EACCES))
     return ConfigError(
         f"Nothing can listen on {address}: {why}.",
-        hint="Choose another port in coordinator.listen (the next two are used as well), or see `ss -ltnp`.",
+        hint="Choose another port in coordinator.listen (the next two are used as well), or see `ss -ltnp`."
+        if of_the_port
+        else "Name an address of this host in coordinator.listen (`ip addr` has them); 0.0.0.0 stands for all of them.",
     )
 
 

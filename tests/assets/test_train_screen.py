@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -62,7 +63,18 @@ def test_without_a_terminal_a_line_is_told_now_and_then() -> None:
         for _ in range(3):
             show(trainer("trains\x1b[2J"), NOW)
     (line,) = page.getvalue().splitlines()
-    assert "step 11 of 30; trainer trains; version 12" in line
+    assert "step 11 of 30; version 12; reward 0.93; held out v11 0.94;" in line
+    assert line.endswith("trainer trains")
+
+
+def test_a_line_without_a_terminal_does_not_grow_with_the_run() -> None:
+    page = io.StringIO()
+    long = dataclasses.replace(NOW, rewards=(0.5,) * 500, held_out={version: 0.5 for version in range(100)})
+    with Screen(Console(file=page, width=40), 500).shown() as show:
+        show(trainer("trains " * 50), long)
+    (line,) = page.getvalue().splitlines()
+    assert len(line) == 120
+    assert line.endswith("…")
 
 
 @pytest.mark.parametrize(

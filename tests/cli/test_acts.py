@@ -173,7 +173,9 @@ def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: S
     died = "died while ready (exit 1)"
     coordinator.rows |= {
         "unit/web-0": rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY),
-        "unit/web-1": rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.BACKOFF, reason=died),
+        "unit/web-1": rows.UnitRow(
+            "web-1", "web", "sidecar", rows.UnitState.BACKOFF, reason=died, last_exit=rows.ExitStatus(code=1)
+        ),
         "unit/web-2": rows.UnitRow("web-2", "web", "sidecar", rows.UnitState.SUSPECT, reason="silent for 6 s"),
         "unit/job-0": rows.UnitRow("job-0", "job", "sidecar", rows.UnitState.STOPPED, done=True),
         "unit/engine-0": rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY),
@@ -186,11 +188,17 @@ def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: S
     assert "job-0 is not up" not in said.err
     assert "old-0" not in said.err
     assert said.out.endswith("up now: engine 1, sidecar 2\n")
+    assert "`agentrl logs web-1` shows what it said" in said.err
     document = shell("up", file, "--json", expect=ExitCode.UNHEALTHY).json
     assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died}}
     assert document["up"] == {"engine": 1, "sidecar": 2}, "a job that is done is neither"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY)
     assert shell("up", file, "--json").json["not_up"] == {}
+    no_program = "cannot be started: there is no program web"
+    coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.FATAL, reason=no_program)
+    said = shell("up", file, expect=ExitCode.UNHEALTHY)
+    assert "agentrl logs" not in said.err, "it never lived, and wrote nothing"
+    assert "`agentrl config check --run demo` looks for its program" in said.err
 
 
 def test_a_script_is_never_asked(shell: Shell, coordinator: Scripted) -> None:

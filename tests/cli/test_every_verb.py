@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_every_verb_takes_the_common_options_and_shows_help(verb: tuple[str, ...
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: agentrl {' '.join(verb)}")
     assert command.hidden or (command.help or "").strip().endswith("."), "a verb says in a sentence what it does"
+    assert not re.search(r"<(int|float)|[<>]=", shown), "kinds and ranges are told in words"
 
 
 def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -25,6 +25,10 @@ from tests.ports import free_triplet
             "`agentrl doctor` and `agentrl runs` look at the host",
             "`agentrl doctor` and `agentrl runs` look at the host",
         ),
+        (
+            "`agentrl config check` and `agentrl config schema`",
+            "`agentrl config check --run a` and `agentrl config schema`",
+        ),
         ("the agentrl version; agentrl upgrades nothing", "the agentrl version; agentrl upgrades nothing"),
     ],
 )

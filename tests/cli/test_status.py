@@ -222,3 +222,10 @@ def test_a_finished_job_is_completed() -> None:
     assert "1 completed" in picture
     assert "completed" in picture.partition("job-0")[2]
     assert "stopped" not in picture
+
+
+def test_a_run_that_is_stopped_names_the_next_step() -> None:
+    """As an `up` that was broken off leaves it."""
+    said = painted(view_of(rows.RunRow("demo", "u", "stopped", desired="down")), 80)
+    assert "`agentrl up` brings it up" in said
+    assert "agentrl up" not in painted(view_of(rows.RunRow("demo", "u", "running")), 80)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from agentrl.cli.wiping import sentence
 from agentrl.client.living import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
@@ -155,7 +156,7 @@ async def test_on_a_server_of_ones_own_only_the_database_of_the_run_goes(
     shell: Shell, run_dir: Path, shared: database.Database
 ) -> None:
     refused = await wiping(shell, expect=ExitCode.REFUSED)
-    assert "loses 3 Task (" in refused.json["error"]["message"]
+    assert "loses 3 tasks (" in refused.json["error"]["message"]
     await wiping(shell, "--yes-really", "neighbour", expect=ExitCode.USAGE)
     assert await shared.count("Task", {}) == 3
     said = await wiping(shell, "--yes-really", "old")
@@ -192,3 +193,8 @@ async def test_a_server_that_lets_nobody_in_is_named_without_a_password_and_no_f
     assert "MY_MONGO_URL" in unset.json["error"]["message"]
     assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
     assert await shared.count("Task", {}) == 3
+
+
+def test_what_is_lost_is_told_in_the_words_of_people() -> None:
+    found = {"documents": {"Task": 384, "Record": 1, "Turn": 5}, "database_bytes": 2048, "files": {}}
+    assert sentence(found) == "loses 384 tasks, 1 record, 5 other documents (2 KiB) and no files"

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from agentrl import __version__
 from agentrl.errors import ExitCode
 from tests.cli.conftest import PROGRAM, Shell
 from tests.cli.scripted import Scripted
@@ -37,6 +38,7 @@ WRONG = {
     "tasks requeue": (ExitCode.USAGE, "Missing argument"),
     "completion klingon": (ExitCode.USAGE, "is not one of"),
     "daemon nosuch": (ExitCode.USAGE, "no daemon"),
+    "drain web-0 --host vm": (ExitCode.USAGE, "either a unit or, by --host, a host"),
     "scale web banana": (ExitCode.USAGE, "not a number of units"),
     "tui --speed banana": (ExitCode.USAGE, "'banana' is not a number."),
     "tui --at 14:05": (ExitCode.USAGE, "--at is for a recording"),
@@ -74,3 +76,13 @@ def test_a_reader_that_goes_away_is_no_error(shell: Shell, coordinator: Scripted
     assert command.wait(60) == ExitCode.OK
     assert command.stderr.read() == b""
     command.stderr.close()
+
+
+def test_a_drain_of_two_things_is_answered_with_the_words_that_were_typed(shell: Shell, coordinator: Scripted) -> None:
+    said = shell("drain", "worker-0", "--host", "vm", expect=ExitCode.USAGE).err
+    assert "Try `agentrl drain worker-0` or `agentrl drain --host vm`." in said
+
+
+def test_the_version_is_data_where_data_are_asked_for(shell: Shell) -> None:
+    assert shell("--json", "--version").json == {"version": __version__}
+    assert shell("--version").out == f"agentrl {__version__}\n"

@@ -104,10 +104,13 @@ async def test_ports_that_overlap_the_present_ones_are_no_obstacle(
 
 @pytest.mark.usefixtures("taken")
 async def test_a_taken_port_is_refused_beforehand(doors: Doors, listen: str) -> None:
-    with pytest.raises(ConfigError, match="already in use"):
+    with pytest.raises(ConfigError, match="already in use") as taken:
         doors.listening.check(wants(listen))
-    with pytest.raises(ConfigError):
+    assert "another port" in taken.value.hint
+    with pytest.raises(ConfigError) as elsewhere:
         doors.listening.check(wants("tcp://203.0.113.7:7400"))
+    assert "another port" not in elsewhere.value.hint
+    assert "an address of this host" in elsewhere.value.hint
 
 
 async def test_a_port_that_was_taken_meanwhile_is_tried_again(

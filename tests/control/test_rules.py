@@ -19,7 +19,7 @@ from agentrl.control.alerts.rules import default_rules
 from agentrl.control.books.metrics import POINTS, MemoryStory, MemoryWatch, Metrics
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
-from agentrl.protocol.rows import AlertRow, HostRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.supervision.waits import UnitFacts, explain
 
 AT = 1_700_000_000.0
@@ -60,6 +60,23 @@ CASES: dict[str, tuple[World, Severity, str, str]] = {
         Severity.PAGE,
         "signal 9",
         "agentrl logs web-0",
+    ),
+    "unit-fatal:lost-0": (
+        world(unit("lost-0", state=UnitState.FATAL, reason="cannot be started: there is no program lost")),
+        Severity.PAGE,
+        "agentrl restart lost-0",
+        "agentrl config check --run my-run",
+    ),
+    "unit-fatal:port-0": (
+        replace_world(
+            world(unit("port-0", state=UnitState.FATAL, reason="never came up, 6 times in a row", **dead())),
+            incidents={
+                "port-0.1": IncidentRow("port-0.1", "port-0", 1, AT, "port-0.1 died", tail=("it begins", "in use", " "))
+            },
+        ),
+        Severity.PAGE,
+        "last line of its log: in use",
+        "agentrl logs port-0",
     ),
     "unit-restarting:web-0": (
         world(unit(**dead(deaths_in_window=3))),
@@ -168,7 +185,7 @@ def test_an_alert_about_a_fatal_unit_ends_as_soon_as_it_is_not_fatal_any_more() 
 
 
 def test_every_suggestion_is_a_real_command() -> None:
-    verbs = {spec.cli.split()[0] for spec in COMMANDS.values()} | {"doctor"}
+    verbs = {spec.cli.split()[0] for spec in COMMANDS.values()} | {"doctor", "config"}
     for _, _, _, suggest in CASES.values():
         program, verb, *_ = suggest.split()
         assert program == "agentrl"

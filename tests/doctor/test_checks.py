@@ -178,7 +178,9 @@ def test_ports_in_use_are_fine_while_the_own_coordinator_is_up() -> None:
         listen = f"tcp://127.0.0.1:{min(taken.getsockname()[1], 65_533)}"
         assert doctor.check_ports(listen, 0).verdict == "fail"
         assert doctor.check_ports(listen, os.getpid()).verdict == "ok"
-    assert doctor.check_ports("tcp://203.0.113.1:7600", 0).verdict == "fail"
+    elsewhere = doctor.check_ports("tcp://203.0.113.1:7600", 0)
+    assert elsewhere.verdict == "fail"
+    assert "an address of this host" in elsewhere.hint
 
 
 def test_without_proc_a_run_cannot_live(tmp_path: Path) -> None:

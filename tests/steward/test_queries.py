@@ -351,7 +351,7 @@ async def test_what_is_leased_is_refused_with_the_step(db: Database) -> None:
     for dry_run in (True, False):
         with pytest.raises(RefusedError, match="leased by step 7 of"):
             await asked(db, "requeue_tasks", RequeueTasks((ready[0].id,)), dry_run=dry_run)
-    with pytest.raises(UnknownNameError, match="no/such"):
+    with pytest.raises(UnknownNameError, match="There is no task no/such"):
         await asked(db, "requeue_tasks", RequeueTasks(("no/such",)), dry_run=True)
 
 

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -356,3 +358,9 @@ def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
     broken.chmod(0o755)
     with pytest.raises(ConfigError, match=r"libcurl\.so\.4"):
         mongod_version(broken)
+
+
+def test_who_asks_for_help_is_told_nothing_else() -> None:
+    told = subprocess.run([sys.executable, "-m", "daemons.mongo", "--help"], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("usage: agentrl daemon mongo")
+    assert told.stderr == ""

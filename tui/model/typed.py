@@ -6,7 +6,6 @@ seen, so it carries the incarnation that is seen.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError, UnknownNameError, UsageError
 from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
 from agentrl.words.amounts import counted, seconds
+from agentrl.words.names import nearest
 from tui.model import intents
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror
@@ -226,8 +226,8 @@ class _Line:
 
 def _meant(name: str, known: Iterable[str]) -> str:
     """`Did you mean web-0? ` where something is near to the name; else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {near[0]}? " if near else ""
+    near = nearest(name, known)
+    return f"Did you mean {near}? " if near else ""
 
 
 def cure(row: AlertRow, mirror: Mirror) -> Intent | Look | None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from agentrl.control.books.metrics import Metrics
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.commands import WaitChain
-from agentrl.protocol.rows import AlertRow, AlertState, HostRow, RunRow, Severity, UnitRow
+from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, RunRow, Severity, UnitRow
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class World:
     hosts: Mapping[str, HostRow] = field(default_factory=dict)
     chains: Sequence[WaitChain] = ()
     metrics: Metrics = field(default_factory=Metrics)
+    incidents: Mapping[str, IncidentRow] = field(default_factory=dict)
+    """The newest unplanned ends, by name of the incarnation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from agentrl.words.sentences import ended
 
 Check = Callable[[World, Collection[str], float], Iterable[Finding]]
 
+LAST_WORDS_CHARS = 300
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -100,8 +101,8 @@ def _fatal(world: World, alerting: Collection[str], now: float) -> Iterator[Find
             yield Finding(
                 name,
                 f"{name} is fatal and will not be started again: {ended(_reason(unit))}",
-                (*_ends(unit), f"When the cause is removed: agentrl restart {name}"),
-                _log_of_the_end(unit),
+                (*_ends(unit), *_last_words(world, unit), f"When the cause is removed: agentrl restart {name}"),
+                _log_of_the_end(world, unit),
             )
 
 
@@ -113,7 +114,7 @@ def _restarting(world: World, alerting: Collection[str], now: float) -> Iterator
                 name,
                 f"{name} keeps dying: {counted(unit.deaths_in_window, 'times')} lately.",
                 (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
-                _log_of_the_end(unit),
+                _log_of_the_end(world, unit),
             )
 
 
@@ -126,7 +127,7 @@ def _never_ready(world: World, alerting: Collection[str], now: float) -> Iterato
                 name,
                 f"{name} was started {counted(unit.attempts, 'times')} and never became ready.",
                 (*_ends(unit), f"now: {unit.state}, {_reason(unit)}"),
-                _log_of_the_end(unit),
+                _log_of_the_end(world, unit),
             )
 
 
@@ -331,8 +332,13 @@ def _no_progress(world: World, alerting: Collection[str], now: float) -> Iterato
 # ---- words ----
 
 
-def _log_of_the_end(unit: UnitRow) -> str:
-    """The life that ended is the newest one, unless another has begun since."""
+def _log_of_the_end(world: World, unit: UnitRow) -> str:
+    """The life that ended is the newest one, unless another has begun since. What was never started wrote nothing."""
+    if unit.could_not_start:
+        # For good where its program is not there; for now where its host has no room.
+        if unit.state is UnitState.BACKOFF or world.run is None:
+            return "agentrl doctor"
+        return f"agentrl config check --run {world.run.name}"
     begun = unit.state not in (UnitState.FATAL, UnitState.BACKOFF)
     return f"agentrl logs {unit.unit}{' --previous' if begun else ''}"
 
@@ -345,3 +351,11 @@ def _ends(unit: UnitRow) -> Iterator[str]:
     if unit.last_exit is not None:
         yield f"last end: {unit.last_exit}"
     yield f"{counted(unit.restarts, 'unplanned deaths')} since it was last wanted anew, {unit.deaths_in_window} lately"
+
+
+def _last_words(world: World, unit: UnitRow) -> Iterator[str]:
+    """The last line that the life that ended wrote: most programs say there what was wrong."""
+    incident = world.incidents.get(f"{unit.unit}.{unit.incarnation}")
+    said = [line.strip() for line in incident.tail if line.strip()] if incident is not None else []
+    if said:
+        yield f"last line of its log: {said[-1][:LAST_WORDS_CHARS]}"

@@ -24,7 +24,7 @@ from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.danger import Effect
-from agentrl.protocol.rows import AlertRow, AlertState, HostRow, OperationState, RunRow, Severity, UnitRow
+from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import decode_as, decode_row, encode
 from agentrl.telemetry.learning import LEARNING
 from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
@@ -133,6 +133,7 @@ class Alerting:
             hosts={r.host: r for r in rows(("host",)).values() if isinstance(r, HostRow)},
             chains=self._chains(),
             metrics=self._context.metrics,
+            incidents={r.id: r for r in rows(("incident",)).values() if isinstance(r, IncidentRow)},
         )
         outcome = self._engine.evaluate(world, now, now)
         for row in outcome.changed:

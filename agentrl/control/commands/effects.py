@@ -6,7 +6,6 @@ errors that the execution would raise.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from agentrl.control.books.operations import Operation
@@ -18,6 +17,7 @@ from agentrl.supervision.plans import Plan, new_units
 from agentrl.supervision.slots import GroupState, Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.words.amounts import utc
+from agentrl.words.names import nearest
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000
@@ -179,9 +179,8 @@ def _is_a_group(state: State, group: str) -> UnknownNameError:
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        hint = f"Did you mean {close[0]}?"
+    if close := nearest(name, names):
+        hint = f"Did you mean {close}?"
     else:
         hint = f"Known: {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}." if names else "There is none."
     return UnknownNameError(f"There is no {what} {name!r}.", hint=hint)

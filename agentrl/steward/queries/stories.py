@@ -13,6 +13,7 @@ from agentrl.protocol.data import Story
 from agentrl.steward.queries import rows
 from agentrl.store import lists
 from agentrl.store.database import Database, Plain
+from agentrl.words.names import singular
 
 MOST_RECORDS = 1000
 
@@ -58,7 +59,7 @@ async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
     """A document under the names of rows; UnknownNameError."""
     found = await database.find_one(kind, {"_id": id})
     if found is None:
-        raise UnknownNameError(f"There is no {kind} {id}.", hint=hint)
+        raise UnknownNameError(f"There is no {singular(kind)} {id}.", hint=hint)
     return lists.shown(found)
 
 
