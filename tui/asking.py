@@ -44,7 +44,7 @@ class Asking:
         own = [a for a in possible if name in a.where]
         everywhere = [a for a in possible if actions.EVERYWHERE in a.where]
         sections = [(name, own), ("moving", console.moves()), ("everywhere", everywhere)]
-        console.push_screen(Keys([(title, listed) for title, listed in sections if listed]))
+        console.push_screen(Keys([(title, listed) for title, listed in sections if listed], console.view.vocabulary))
 
     def do_palette(self) -> None:
         console = self._console

@@ -84,4 +84,7 @@ def status_of(toolbox: Toolbox) -> str:
 
 
 def _trouble(server: ServerInfo) -> str:
-    return f"{server.id} {server.why or f'has its breaker {server.breaker}'}"
+    if not server.why:
+        return f"{server.id} has its breaker {server.breaker}"
+    # What went wrong with a server begins with its name already.
+    return server.why if server.why.startswith(f"{server.id} ") else f"{server.id}: {server.why}"

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from agentrl.config.data import ToolServer
 from agentrl.errors import ConfigError
-from agentrl.toolbox import memory
-from agentrl.toolbox.answers import REFUSALS, Answer, CallConflictError, error_of, refusal_of
+from agentrl.toolbox import memory, reporting
+from agentrl.toolbox.answers import REFUSALS, Answer, CallConflictError, ServerInfo, error_of, refusal_of
 from agentrl.toolbox.environment import launch_of
 from agentrl.toolbox.memory import Call, Memory
 from agentrl.toolbox.results import cut, text_of
+from agentrl.toolbox.servers import NOT_YET
 from agentrl.toolbox.statistics import SAMPLES, Statistics
 
 
@@ -170,3 +171,12 @@ def test_a_refusal_comes_out_as_what_was_raised() -> None:
         raised = kind("Why.", hint="What to do.", retry_after_s=2.0)
         again = error_of(refusal_of(raised).error)
         assert (type(again), str(again), again.retry_after_s) == (kind, "Why. What to do.", 2.0)
+
+
+def test_what_is_wrong_with_a_server_is_said_with_its_name_once() -> None:
+    def trouble(why: str, breaker: str = "closed") -> str:
+        return reporting._trouble(ServerInfo(id="adder", session="shared", state="down", breaker=breaker, why=why))
+
+    assert trouble(NOT_YET) == "adder: it is being started"
+    assert trouble("adder did not come up: exit 1") == "adder did not come up: exit 1"
+    assert trouble("", "open") == "adder has its breaker open"

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.protocol import rows
 from agentrl.protocol.messages import ProcessInfo
-from tui.model import fleet, wording
+from tui.model import fleet, trajectories, wording
 from tui.model.ink import Span, Tone, cut
 from tui.model.mirror import Mirror
 from tui.model.table import layout
@@ -25,6 +25,28 @@ def test_that_a_unit_died_is_seen_on_the_narrowest_terminal() -> None:
         assert {"unit", "state", "died", "what"} <= set(shown), width
     eighty = [column.title for column, _ in layout([c for c in fleet.columns(Mirror()) if not c.optional], 78)]
     assert eighty == ["UNIT", "STATE", "FOR", "DIED", "CPU", "MEM", "WHAT"]
+
+
+def test_a_host_is_named_for_each_unit_only_where_there_are_several() -> None:
+    mirror, unit = Mirror(), rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY, host="far")
+    (host,) = [column for column in fleet.columns(mirror) if column.name == "host"]
+    mirror.put("host/far", rows.HostRow("far", "up"))
+    assert host.optional
+    assert not host.show(unit, 0.0).text
+    mirror.put("host/near", rows.HostRow("near", "up"))
+    assert host.show(unit, 0.0).text == "far"
+
+
+def test_what_an_operation_waits_for_is_a_sentence() -> None:
+    told = ("trainer-0 is starting (starting on vm)", "web-0 is pending (waits for mongo)")
+    assert wording.waited_for(told) == "waits: trainer-0 is starting on vm, web-0 is pending (waits for mongo)"
+
+
+def test_a_running_record_without_a_long_call_says_so() -> None:
+    assert trajectories.doing({"status": "running", "doing": None}) == "no call over 1 s"
+    called = {"what": "tool call a.b", "age_s": 3.0}
+    assert trajectories.doing({"status": "running", "doing": called}) == "tool call a.b, 3s"
+    assert trajectories.doing({"status": "scored", "outcome": "answered"}) == "answered"
 
 
 def stray(pid: int) -> ProcessInfo:

@@ -61,7 +61,7 @@ def test_ascii_takes_the_same_room(text: str) -> None:
 
 
 def test_signs_of_the_console_have_a_likeness_in_ascii() -> None:
-    assert "?" not in as_ascii("●○◐✖✗✓↻■▸◆‼×↑↓←→▲▼…·│─≥≤⟨⟩‹›«»↵≠├└▁▂▃▄▅▆▇█")
+    assert "?" not in as_ascii("●○◐✖✗✓↻■▸◆‼×↑↓←→▲▼…·│─≥≤⟨⟩‹›«»↵≠≡├└▁▂▃▄▅▆▇█")
 
 
 @given(values=st.lists(st.floats(-1e9, 1e9), max_size=50), width=st.integers(0, 30))

@@ -257,6 +257,7 @@ async def test_what_was_told_before_one_looked_elsewhere_is_not_shown_as_what_is
         coordinator.answers["list_steps"] = nobody
         still.let_pass(screen.app, 780.0)
         await walking.walk_to(screen, Stop("overview", ("1",)))
+        await aeventually(lambda: "last step" in screen.text, what="the first screen")
         assert "told 13 min ago: last step" in screen.text
         coordinator.answers["list_steps"] = told
 
@@ -266,6 +267,16 @@ async def test_what_was_told_before_one_looked_elsewhere_is_not_shown_as_what_is
             return "last step" in screen.text and "told" not in screen.text
 
         await aeventually(asked_again, what="the next answer")
+
+
+async def test_the_help_of_the_first_screen_says_what_its_words_mean(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir, (80, 48)) as screen:
+        await screen.press("1", "question_mark")
+        await screen.shows("what is shown")
+        for _ in range(6):
+            await screen.press("pagedown")
+        await screen.shows("longest without any", "as a share of the limit")
 
 
 def test_what_is_old_is_counted_from_when_it_was_told() -> None:

@@ -101,7 +101,8 @@ async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_term
     async with app.run_test(size=(60, 24)) as pilot:
         screen = Screen(app, pilot)
         await screen.press("6")
-        await screen.shows("A recording has no logs")
+        await screen.shows("A recording has no logs", " · not in a recording")
+        assert "following" not in screen.text, "there is nothing to follow"
         said = " ".join(line.strip() for line in screen.lines[2:6])
         assert "agentrl logs UNIT --run shop reads those that the run left." in said
 

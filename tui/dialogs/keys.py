@@ -1,4 +1,4 @@
-"""All keys of a view, from the registry of actions."""
+"""All keys of a view, from the registry of actions, and what its short words mean."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Keys(Modal[None]):
     Keys.-ascii > Lines { border: ascii $primary; }
     """
 
-    def __init__(self, sections: Iterable[tuple[str, Iterable[Action]]]) -> None:
+    def __init__(self, sections: Iterable[tuple[str, Iterable[Action]]], words: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__()
         self._lines: list[Line] = []
         self._top = 0
@@ -34,6 +34,8 @@ class Keys(Modal[None]):
                 keys = " ".join(sign(key) for key in action.keys) or ":"
                 head = (Span(f"  {fitted(keys, 12)}", Tone.STRONG), Span(f"{fitted(action.title, 15)}"))
                 self._lines.append((*head, Span(action.help, Tone.DIM)))
+        if told := [(Span(f"  {fitted(word, 27)}", Tone.STRONG), Span(means, Tone.DIM)) for word, means in words]:
+            self._lines += [(Span("what is shown", Tone.ACCENT),), *told]
 
     def compose(self) -> ComposeResult:
         lines = Lines(self._shown)

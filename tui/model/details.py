@@ -157,7 +157,7 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("waits for", row.waiting_for, width)
+    lines += _told("waits", row.waiting_for, width)
     if row.result:
         # In full, a path above all: it is what one came for.
         lines += [

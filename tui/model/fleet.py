@@ -36,6 +36,10 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         values = row.rss_over_time or (seen.memory if seen else ())
         return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
 
+    def host(row: UnitRow, now: float) -> Span:
+        """Where there is one only, the line of hosts names it, and what the unit is at has its room."""
+        return span(row.host if len(mirror.hosts) > 1 else "")
+
     def use_of(row: UnitRow) -> float | None:
         pulse = mirror.get("pulse")
         return pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
@@ -55,7 +59,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
         Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
         Column("since", "FOR", 5, lambda row, now: span(wording.ago(stands_since(row), now)), _negative_since, True, 2),
-        Column("host", "HOST", 12, lambda row, now: span(row.host), lambda row: row.host, rank=8),
+        Column("host", "HOST", 12, host, lambda row: row.host, rank=8, optional=True),
         Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
         Column("life", "LIFE", 4, lambda row, now: span(row.incarnation or ""), lambda row: row.incarnation, True, 5),
         Column("died", "DIED", 4, _died, lambda row: row.restarts, True, 1),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.protocol.rows import OperationRow, OperationState
 from agentrl.words.amounts import age, duration
+from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror
@@ -85,8 +86,8 @@ class Notices:
         if not isinstance(row, OperationRow):
             told = (span(f"◐ {self._done.what}: accepted", Tone.BUSY),)
         elif not row.state.ended:
-            waiting = f" waits for {', '.join(row.waiting_for[:3])}" if row.waiting_for else " is under way"
-            told = (span(f"◐ {self._done.what}:{waiting} · {age(clock - self._done.at)}", Tone.BUSY),)
+            waiting = wording.waited_for(row.waiting_for[:3]) if row.waiting_for else "is under way"
+            told = (span(f"◐ {self._done.what}: {waiting} · {age(clock - self._done.at)}", Tone.BUSY),)
         else:
             told = (self._ended(row, clock),)
             self._done.ended_at = self._done.ended_at or clock

@@ -164,7 +164,7 @@ def _moving(mirror: Mirror, seen: Outlook, now: float) -> list[Line]:
     stands = now - oldest.progress_at
     if len(moving) > 1 and stands > 10.0:
         tone = Tone.WARN if stands > 60.0 else Tone.PLAIN
-        units += [Span(" · longest without ", Tone.DIM), span(f"{oldest.unit} {wording.brief(stands)}", tone)]
+        units += [Span(" · longest without any: ", Tone.DIM), span(f"{oldest.unit}, {wording.brief(stands)}", tone)]
     return [*lines, tuple(units)]
 
 
@@ -229,7 +229,7 @@ def _machine(mirror: Mirror, width: int) -> list[Line]:
 
 
 def operation_line(row: OperationRow, now: float) -> Line:
-    waiting = f": waits for {', '.join(row.waiting_for[:3])}" if row.waiting_for else ""
+    waiting = f": {wording.waited_for(row.waiting_for[:3])}" if row.waiting_for else ""
     more = f" and {len(row.waiting_for) - 3} more" if len(row.waiting_for) > 3 else ""
     head = f"{row.summary or row.command} by {row.who}, {age(now - row.accepted_at)}"
     return (span(f"{head}{waiting}{more}", Tone.BUSY),)

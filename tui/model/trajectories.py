@@ -62,6 +62,9 @@ def doing(row: Row) -> str:
     now = row.get("doing")
     if isinstance(now, Mapping):
         return f"{now.get('what')}, {wording.brief(float(now.get('age_s') or 0))}"
+    if row.get("status") == "running":
+        # A call is written as being under way when it has taken a second.
+        return "no call over 1 s"
     outcome, error = row.get("outcome") or "", row.get("error") or ""
     return f"{outcome}: {error}" if outcome and error else str(outcome or error)
 

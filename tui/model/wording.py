@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from agentrl.protocol.rows import COMPLETED, GroupRow, Severity
 from tui.model.ink import Span, Tone, span
@@ -34,6 +35,14 @@ _STATES: dict[str, tuple[str, Tone]] = {
     "fatal": ("✖", Tone.BAD),
     "stopped": ("■", Tone.DIM),
 }
+
+
+_TWICE = re.compile(r" is (\w+) \((\1 .*)\)$")
+
+
+def waited_for(told: Iterable[str]) -> str:
+    """What an operation waits for: sentences such as `web-0 is pending (why)`."""
+    return "waits: " + ", ".join(_TWICE.sub(r" is \2", each) for each in told)
 
 
 def state(name: str) -> Span:

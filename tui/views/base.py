@@ -32,6 +32,8 @@ class View(Vertical):
     name_in_registry: ClassVar[str]
     shares: ClassVar[tuple[tuple[str, int], ...]] = ()
     """Parts beside the table and the lines that each wants, what matters most first; on a low screen after the rows."""
+    vocabulary: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """What is shown in few words, and what each means, for the help of this view."""
     filters_at_once: ClassVar[bool] = True
     """Rows are chosen while the filter is typed, not when it is finished."""
 

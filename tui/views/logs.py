@@ -204,6 +204,8 @@ class Logs(View):
         names = ", ".join(f"{t.unit}.{t.incarnation}" if t.incarnation else t.unit for t in self._tails)
         if not names:
             return "no unit"
+        if isinstance(self.console_app.connection, Replay):
+            return f"{names} · not in a recording"
         book = self.lines.book
         dropped = f", {counted(book.dropped, 'older ones')} dropped" if book.dropped else ""
         return f"{names} · {'following' if self.lines.follow else 'standing'} · {counted(len(book), 'lines')}{dropped}"

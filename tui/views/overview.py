@@ -33,6 +33,18 @@ class Overview(View):
     """Blocks on top; where there is room, what happened lately below them."""
 
     name_in_registry = "overview"
+    vocabulary = (
+        ("longest without any: x, 9s", "no unit is without progress for longer than x"),
+        ("≤1, ≥0.5, 0.5–2", "the band of a healthy run; ! is outside"),
+        ("×0.9", "against the steps before, of which the band is"),
+        ("valid, infrastructure", "of the attempts of the last ten minutes"),
+        ("dropped in 10 steps", "records and groups that those did not train"),
+        ("mismatch", "engine against trainer, as a share of the limit"),
+        ("drift", "chance of a token now against when sampled"),
+        ("accepted", "share of tokens that no clip or bound took out"),
+        ("length", "trained tokens of a record"),
+        ("at risk", "what a death of the trainer would cost now"),
+    )
     DEFAULT_CSS = "Overview > Lines { height: 1fr; }"
 
     def __init__(self, *, id: str | None = None) -> None:
