@@ -32,32 +32,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         for number, text in enumerate(PROGRAMS):
             program = place / f"program{number}.py"
             program.write_text(text)
-            made.sidecar(f"own-{'ab'[number]}", ["{python}", str(program)], speaks=True)
+            made.sidecar(f"own-{'abc'[number]}", ["{python}", str(program)], speaks=True)
         made.unit("pool", "pool", "--tasks", "2")
         made.up()
         yield made
 
 
 def test_programs_are_ready_and_make_progress(run: Run) -> None:
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 3
 
     def all_moved() -> bool:
         rows = run.units()
-        return all(rows[name].progress > 1 for name in ("own-a-0", "own-b-0", "pool-0"))
+        return all(rows[name].progress > 1 for name in ("own-a-0", "own-b-0", "own-c-0", "pool-0"))
 
     eventually(all_moved, what="progress of all programs")
 
 
-def test_the_knob_of_the_example_is_in_force_with_the_next_claim(run: Run) -> None:
-    run.cli("tune", "pool.work_s", "0.05")
+@pytest.mark.parametrize("knob", ["own.pace_s", "pool.work_s"])
+def test_the_knob_of_an_example_is_in_force_with_the_next_claim(run: Run, knob: str) -> None:
+    run.cli("tune", knob, "0.05")
 
     def in_force() -> bool:
-        (row,) = run.client.knobs("pool.work_s")
+        (row,) = run.client.knobs(knob)
         assert isinstance(row, KnobRow)
         return row.in_force == 0.05
 
     eventually(in_force, what="the knob in force")
-    eventually(lambda: run.unit_row("pool-0").status == "pieces of 0.05 s", what="the new pace")
+    if knob == "pool.work_s":
+        eventually(lambda: run.unit_row("pool-0").status == "pieces of 0.05 s", what="the new pace")
 
 
 def test_a_unit_gets_the_url_of_the_database_by_reference(run: Run) -> None:
