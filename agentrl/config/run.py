@@ -179,7 +179,6 @@ def _problems_of_registered_names(config: RunConfig) -> Iterator[data.Problem]:
             ("scorer", environment.scorer, data.SHIPPED_SCORERS),
         ):
             if named not in shipped:
-                # A name that is near is still told with the way to one of one's own.
                 yield (
                     ("environments", name, key),
                     f"names {named!r}, which nobody registers: rollout.code names no file that would; "
