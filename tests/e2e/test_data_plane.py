@@ -85,7 +85,7 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     assert not second["problems"]
     after = counted(run)
     onscreen.live(run, ("7", "A"), "All sums agree.", f"steps: {STEPS + 2} committed")
-    onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "seconds ", once="committed")
+    onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "broken_records ", once="committed")
     assert after["tasks"]["train"].keys() >= {"trained"}
     assert after["steps"] == {"committed": STEPS + 2}, "no step was lost or repeated"
     assert after["trained_records"] >= before["trained_records"]
