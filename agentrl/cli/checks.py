@@ -156,6 +156,6 @@ def _ages(report: StalenessReport) -> RenderableType:
         mark = "bound" if age == report.bound else "too old" if age > report.bound else ""
         cells = (str(age), str(count), str(report.under_way.get(age, 0)), bar, mark)
         rows.append((*cells, str(preview.voids_ready), str(preview.voids_under_way)))
-    lost = ("lost as bound: ready", "and under way")
+    lost = ("would lose ready", "and under way")
     names = ("age", "ready", "under way", "", "", *lost)
     return output.table(names, rows, right=("age", "ready", "under way", *lost))
