@@ -31,6 +31,7 @@ def test_one_that_does_not_come_up_says_how_it_ended(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(preloaded, "ROOT", tmp_path)
         patched.setattr(preloaded, "_server", None)
+        patched.setattr(preloaded, "_address", preloaded._address)  # that of the server that lives comes back, too
         with pytest.raises(preloaded.LostError, match=r"ended with exit code 7 before `agentrl config schema` did"):
             command("config", "schema", cwd=tmp_path)
     works(tmp_path)
