@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, DiskError
+from agentrl.queries.desk import Desk
 from agentrl.steward import admission, epochs, rules
 from agentrl.steward.epochs import Source
 from agentrl.steward.knobs import StewardKnobs
-from agentrl.steward.queries.desk import Desk
 from agentrl.steward.steward import Steward
 from agentrl.store import access, indexes
 from agentrl.store.database import Database, StoreUnavailableError

@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from agentrl.control.desks.queries import happenings
-from agentrl.control.records.journal import Journal
+from agentrl.control.handlers.queries import happenings
+from agentrl.control.persistence.journal import Journal
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.protocol.commands import Events
 from agentrl.protocol.wire import raw

@@ -12,18 +12,18 @@ import msgspec
 
 from agentrl.config.paths import RunFile
 from agentrl.config.run import RunConfig
-from agentrl.control.books.board import Board, RunLife
-from agentrl.control.books.disks import Disks
-from agentrl.control.books.feed import Feed
-from agentrl.control.books.knobs import KnobRegistry
-from agentrl.control.books.metrics import Metrics
-from agentrl.control.books.operations import Operations
-from agentrl.control.books.peers import Peers
-from agentrl.control.books.pulse import Pulse
 from agentrl.control.clock import Clock
 from agentrl.control.executor import Executor
-from agentrl.control.records.journal import Journal
-from agentrl.control.records.keyring import Keyring
+from agentrl.control.messaging.peers import Peers
+from agentrl.control.persistence.journal import Journal
+from agentrl.control.persistence.keyring import Keyring
+from agentrl.control.state.board import Board, RunLife
+from agentrl.control.state.disks import Disks
+from agentrl.control.state.feed import Feed
+from agentrl.control.state.knobs import KnobRegistry
+from agentrl.control.state.metrics import Metrics
+from agentrl.control.state.operations import Operations
+from agentrl.control.state.pulse import Pulse
 from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events

@@ -18,37 +18,37 @@ from agentrl.config.times import SupervisionTimes
 from agentrl.control import recovery
 from agentrl.control.agent_watch import AgentWatch
 from agentrl.control.alerts.watch import Alerting
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.board import Board, RunLife
-from agentrl.control.books.disks import Disks
-from agentrl.control.books.feed import Feed
-from agentrl.control.books.knobs import KnobRegistry
-from agentrl.control.books.metrics import Metrics
-from agentrl.control.books.operations import Operation, Operations
-from agentrl.control.books.peers import Peers
-from agentrl.control.books.pulse import Pulse
 from agentrl.control.clock import Clock
 from agentrl.control.commands.acts import Act, Acts, KnobActs
 from agentrl.control.commands.keys import KeyActs
 from agentrl.control.commands.settings import Settings
 from agentrl.control.commands.stacks import Stacks
 from agentrl.control.context import Context
-from agentrl.control.desks.clients import ClientsDesk
-from agentrl.control.desks.hosts import INCIDENTS_SHOWN, HostsDesk
-from agentrl.control.desks.outside import Outside
-from agentrl.control.desks.queries import Queries
-from agentrl.control.desks.serving import Serving
-from agentrl.control.desks.units import UnitsDesk
 from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
+from agentrl.control.handlers.clients import ClientsDesk
+from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostsDesk
+from agentrl.control.handlers.outside import Outside
+from agentrl.control.handlers.queries import Queries
+from agentrl.control.handlers.serving import Serving
+from agentrl.control.handlers.units import UnitsDesk
 from agentrl.control.lasting import lasting
 from agentrl.control.listening import Listening
+from agentrl.control.messaging.peers import Peers
+from agentrl.control.messaging.requests import Asks
 from agentrl.control.performing import Performer
+from agentrl.control.persistence import whereabouts
+from agentrl.control.persistence.journal import Journal
+from agentrl.control.persistence.keyring import Keyring
+from agentrl.control.persistence.lock import RunDirSign, StateLock
 from agentrl.control.recorder import Recorder
-from agentrl.control.records import whereabouts
-from agentrl.control.records.journal import Journal
-from agentrl.control.records.keyring import Keyring
-from agentrl.control.records.lock import RunDirSign, StateLock
+from agentrl.control.state.board import Board, RunLife
+from agentrl.control.state.disks import Disks
+from agentrl.control.state.feed import Feed
+from agentrl.control.state.knobs import KnobRegistry
+from agentrl.control.state.metrics import Metrics
+from agentrl.control.state.operations import Operation, Operations
+from agentrl.control.state.pulse import Pulse
 from agentrl.control.switchboard import Switchboard
 from agentrl.control.turning import Turning
 from agentrl.control.vitals import Vitals

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.operations import Operation
 from agentrl.control.context import Context
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import messages
 from agentrl.protocol.messages import ProcessInfo

@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from agentrl.control.records.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
 from agentrl.supervision.slots import State

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 
 from agentrl.control.context import Context
-from agentrl.control.desks.units import token_of
+from agentrl.control.handlers.units import token_of
 from agentrl.protocol import messages
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from agentrl.control.books.operations import Operation
 from agentrl.control.executor import KIND_GROUP, KIND_RUN, KIND_SLOT
-from agentrl.control.records.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal
+from agentrl.control.state.operations import Operation
 from agentrl.errors import ProtocolError
 from agentrl.protocol.rows import IncidentRow
 from agentrl.protocol.wire import decode_row

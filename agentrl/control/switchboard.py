@@ -10,12 +10,12 @@ import logging
 
 from msgspec.structs import replace
 
-from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
-from agentrl.control.desks import clipping
-from agentrl.control.desks.clients import ClientsDesk
-from agentrl.control.desks.hosts import HostsDesk
-from agentrl.control.desks.units import UnitsDesk
+from agentrl.control.handlers import clipping
+from agentrl.control.handlers.clients import ClientsDesk
+from agentrl.control.handlers.hosts import HostsDesk
+from agentrl.control.handlers.units import UnitsDesk
+from agentrl.control.messaging.peers import Kind, Known
 from agentrl.errors import ExitCode, ProtocolError
 from agentrl.protocol import messages, serving
 from agentrl.protocol.messages import Permission, Refused, ToCoordinator

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from agentrl.control.context import Context
-from agentrl.control.records.lock import RunDirSign
+from agentrl.control.persistence.lock import RunDirSign
 from agentrl.control.vitals import Vitals
 from agentrl.errors import DiskError
 from agentrl.protocol.rows import UnitState

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agentrl.policies.states import RecordStatus
 from agentrl.protocol.data import ListRows
-from agentrl.steward.queries import rows
+from agentrl.queries import rows
 from agentrl.store import documents, indexes
 from agentrl.store.database import Database, connect
 from agentrl.store.documents import Record, to_bson

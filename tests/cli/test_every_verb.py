@@ -21,7 +21,7 @@ from agentrl.errors import ExitCode
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort
 from agentrl.protocol.commands import COMMANDS
-from agentrl.steward.queries import desk
+from agentrl.queries import desk
 from agentrl.store.lists import FIELDS
 
 TREE: Any = typer.main.get_command(app)

@@ -6,9 +6,9 @@ And what of measurements is news.
 from __future__ import annotations
 
 from agentrl.config.paths import RunFile
-from agentrl.control.books.board import PROGRESS_NEWS, Board, RunLife
-from agentrl.control.books.metrics import MemoryStory
 from agentrl.control.commands.stacks import called
+from agentrl.control.state.board import PROGRESS_NEWS, Board, RunLife
+from agentrl.control.state.metrics import MemoryStory
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role

@@ -8,10 +8,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agentrl.control.books.operations import Operation, Operations
-from agentrl.control.books.peers import Kind, Known, Peers
 from agentrl.control.commands.acts import Act
-from agentrl.control.desks.clients import UNFORESEEN, ClientsDesk
+from agentrl.control.handlers.clients import UNFORESEEN, ClientsDesk
+from agentrl.control.messaging.peers import Kind, Known, Peers
+from agentrl.control.state.operations import Operation, Operations
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.messages import ErrorReply, Request

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agentrl.control.books.feed import Feed
-from agentrl.control.desks import clipping, queries
-from agentrl.control.records.journal import JournalEvent
+from agentrl.control.handlers import clipping, queries
+from agentrl.control.persistence.journal import JournalEvent
+from agentrl.control.state.feed import Feed
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.feed import FeedRow
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control.books.operations import Operation
 from agentrl.control.commands.effects import of_down, of_plan, refuse_unseen_count
+from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError
 from agentrl.protocol.commands import Down, Scale
 from agentrl.protocol.danger import Tier, tier_of

@@ -11,7 +11,7 @@ from agentrl.control import executor as executing
 from agentrl.control import lasting as lasting_work
 from agentrl.control.executor import Executor
 from agentrl.control.lasting import lasting
-from agentrl.control.records.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
 from agentrl.supervision.slots import RunState, State

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from agentrl.control.books.peers import Kind, Known
-from agentrl.control.desks.hosts import HostsDesk
+from agentrl.control.handlers.hosts import HostsDesk
+from agentrl.control.messaging.peers import Kind, Known
 from agentrl.protocol import messages
 from agentrl.protocol.messages import Exited, ExitStatus
 from agentrl.protocol.rows import IncidentRow

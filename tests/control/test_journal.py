@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.control.records.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError, VersionMismatchError
 from tests.disks import small_disk
 
@@ -180,7 +180,7 @@ def test_a_swap_that_was_cut_off_is_finished_by_the_next_opening(path: Path, mov
 CHILD = """
 import resource, sys
 from pathlib import Path
-from agentrl.control.records.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 journal = Journal.open(Path(sys.argv[1]), at=1.0)
 mode = sys.argv[2]
@@ -256,7 +256,7 @@ def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_another_program_that_holds_it_is_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.control.records.journal.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("agentrl.control.persistence.journal.BUSY_TIMEOUT_S", 0.05)
     journal = Journal.open(path, at=1.0)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -302,7 +302,7 @@ def test_kill_9_loses_no_acknowledged_commit(path: Path, enough: int) -> None:
 OPENER = """
 import sys
 from pathlib import Path
-from agentrl.control.records.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal
 sys.stdin.readline()
 journal = Journal.open(Path(sys.argv[1]), at=1.0)
 journal.commit(Batch([("slot", sys.argv[2], b"x")]))

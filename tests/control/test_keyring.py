@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.control.records.keyring import Keyring
+from agentrl.control.persistence.keyring import Keyring
 from agentrl.errors import ConfigError, ConflictError, DiskError, RefusedError, UnknownNameError
 from agentrl.protocol.messages import Permission
 from agentrl.transport.keys import new_keypair

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.control.records.lock import (
+from agentrl.control.persistence.lock import (
     NETWORK_FILE_SYSTEMS,
     RunDirSign,
     StateLock,
@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, ConflictError
 HOLD = """
 import sys
 from pathlib import Path
-from agentrl.control.records.lock import StateLock
+from agentrl.control.persistence.lock import StateLock
 lock = StateLock.acquire(Path(sys.argv[1]), host="here", at=1.0)
 print("held", flush=True)
 sys.stdin.read()
@@ -96,7 +96,7 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = file_system_of(tmp_path.resolve(), Path("/proc/self/mountinfo").read_text())
-    monkeypatch.setattr("agentrl.control.records.lock.NETWORK_FILE_SYSTEMS", NETWORK_FILE_SYSTEMS | {here})
+    monkeypatch.setattr("agentrl.control.persistence.lock.NETWORK_FILE_SYSTEMS", NETWORK_FILE_SYSTEMS | {here})
     with pytest.raises(ConfigError, match=f"network file system \\({here}\\)"):
         StateLock.acquire(tmp_path, host="here", at=1.0)
     assert not (tmp_path / "lock").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control.books.operations import Goal, Operation, Operations, Want
+from agentrl.control.state.operations import Goal, Operation, Operations, Want
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.slots import GroupState, RunState, Slot, State

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentrl.control.desks.outside import Outside, outside
+from agentrl.control.handlers.outside import Outside, outside
 from agentrl.errors import RefusedError, UnavailableError
 from agentrl.protocol.danger import Effect
 from agentrl.protocol.data import StalenessReport

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from agentrl.control.books.peers import ASK_AGAIN_S, Kind, Known, Peers
+from agentrl.control.messaging.peers import ASK_AGAIN_S, Kind, Known, Peers
 from agentrl.protocol.messages import Drain, WhoAreYou
 from agentrl.protocol.wire import decode_from_coordinator, encode
 from agentrl.transport.hub import Hub, Peer

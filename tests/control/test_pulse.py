@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrl.control.books.disks import Disks
-from agentrl.control.books.pulse import EVERY_S, Change, Pulse, bottleneck, change_of
+from agentrl.control.state.disks import Disks
+from agentrl.control.state.pulse import EVERY_S, Change, Pulse, bottleneck, change_of
 from agentrl.protocol.rows import PulseRow
 from agentrl.telemetry import services
 from agentrl.telemetry.services import Meter, named

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.control.books.feed import Feed
 from agentrl.control.recorder import Recorder
+from agentrl.control.state.feed import Feed
 from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, Severity
 from agentrl.recording.reader import Recording
 from tests.waiting import eventually

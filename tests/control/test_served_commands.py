@@ -9,12 +9,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.board import Board
-from agentrl.control.books.operations import Operation, Operations
-from agentrl.control.books.peers import Kind, Known, Peers
-from agentrl.control.desks import serving as desk
-from agentrl.control.desks.serving import Serving
+from agentrl.control.handlers import serving as desk
+from agentrl.control.handlers.serving import Serving
+from agentrl.control.messaging.peers import Kind, Known, Peers
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.state.board import Board
+from agentrl.control.state.operations import Operation, Operations
 from agentrl.errors import RefusedError, UnavailableError, WaitTimeoutError
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.data import Done, RequeueTasks

@@ -38,10 +38,10 @@ from agentrl.protocol.data import (
 )
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import raw
+from agentrl.queries import errors, staleness
+from agentrl.queries.desk import Desk
+from agentrl.queries.exports import PART_BYTES
 from agentrl.steward.epochs import Source
-from agentrl.steward.queries import errors, staleness
-from agentrl.steward.queries.desk import Desk
-from agentrl.steward.queries.exports import PART_BYTES
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import checkpoints, claims, lineages, lists, steps, tasks
 from agentrl.store.claims import Ending, Reached

@@ -16,10 +16,10 @@ from agentrl.control.alerts.book import AlertEngine, AlertTimes, Notification, S
 from agentrl.control.alerts.dispatch import Dispatcher, SignOfLife, sinks_of
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
-from agentrl.control.books.metrics import MemoryWatch
-from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
 from agentrl.control.lasting import lasting
+from agentrl.control.state.metrics import MemoryWatch
+from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from agentrl.config.run import RunConfig
 from agentrl.config.show import changes
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.operations import Goal, Operation, Want
 from agentrl.control.commands import effects
 from agentrl.control.commands.desired import specs_of
 from agentrl.control.commands.settings import Settings
 from agentrl.control.context import Context
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.state.operations import Goal, Operation, Want
 from agentrl.errors import ConflictError
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect

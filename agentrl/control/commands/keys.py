@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
+from agentrl.control.state.operations import Goal, Operation
 from agentrl.protocol import commands
 from agentrl.protocol.danger import Effect
 

@@ -19,10 +19,10 @@ from agentrl.config.paths import IN_FORCE
 from agentrl.config.plain import config_from_plain, config_to_plain
 from agentrl.config.run import RunConfig
 from agentrl.config.times import SupervisionTimes
-from agentrl.control.books.knobs import KnobChange
-from agentrl.control.books.operations import Goal, Operation
 from agentrl.control.context import Context
-from agentrl.control.records.files import replace_file
+from agentrl.control.persistence.files import replace_file
+from agentrl.control.state.knobs import KnobChange
+from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import ConfigError, ConflictError, DiskError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.danger import Effect

@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.operations import Operation
 from agentrl.control.commands import effects
 from agentrl.control.context import Context
-from agentrl.control.records.files import replace_file
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.persistence.files import replace_file
+from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.danger import Effect

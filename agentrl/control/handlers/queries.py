@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.knobs import KnobChange
 from agentrl.control.commands import effects
 from agentrl.control.context import Context
-from agentrl.control.records.journal import Journal, JournalEvent
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.persistence.journal import Journal, JournalEvent
+from agentrl.control.state.knobs import KnobChange
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport

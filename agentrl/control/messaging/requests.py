@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from agentrl.control.books.peers import Peers
+from agentrl.control.messaging.peers import Peers
 from agentrl.errors import NoCoordinatorError, UnavailableError, WaitTimeoutError, error_for
 from agentrl.protocol import messages, serving
 from agentrl.protocol.wire import decode_as

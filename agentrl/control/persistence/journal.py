@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.control.records import salvage
-from agentrl.control.records.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
+from agentrl.control.persistence import salvage
+from agentrl.control.persistence.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
 from agentrl.errors import AgentrlError, DiskError, VersionMismatchError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl.config.paths import RunFile
-from agentrl.control.books.metrics import MemoryStory
+from agentrl.control.state.metrics import MemoryStory
 from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Role

@@ -6,7 +6,7 @@ ended; of what is more than a week away nothing is said.
 
 from __future__ import annotations
 
-from agentrl.control.books.metrics import LEAST_SAMPLES, Series, trend
+from agentrl.control.state.metrics import LEAST_SAMPLES, Series, trend
 
 FIT = 0.8
 RECENT = 0.5

@@ -12,7 +12,7 @@ import msgspec
 
 from agentrl.config.learning import freshness_rule
 from agentrl.control.context import Context
-from agentrl.control.desks.serving import Serving
+from agentrl.control.handlers.serving import Serving
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
 from agentrl.policies.freshness import STRATEGIES, Strategy
 from agentrl.protocol import messages

@@ -16,9 +16,9 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import decode_as
+from agentrl.queries import accounts, errors, exports, records, rows, staleness, stories, tokens
+from agentrl.queries.changes import Changes
 from agentrl.steward.epochs import Source
-from agentrl.steward.queries import accounts, errors, exports, records, rows, staleness, stories, tokens
-from agentrl.steward.queries.changes import Changes
 from agentrl.steward.rules import Rules
 from agentrl.store.database import Database
 

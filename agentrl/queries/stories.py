@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.errors import UnknownNameError
 from agentrl.protocol.data import Story
-from agentrl.steward.queries import rows
+from agentrl.queries import rows
 from agentrl.store import lists
 from agentrl.store.database import Database, Plain
 from agentrl.words.names import singular

@@ -12,8 +12,8 @@ from typing import Any
 
 from agentrl.policies.states import RecordStatus, StepStatus
 from agentrl.protocol.data import RecordStory, ShowRecord
-from agentrl.steward.queries import rows
-from agentrl.steward.queries.stories import whole
+from agentrl.queries import rows
+from agentrl.queries.stories import whole
 from agentrl.store import chunks, lists
 from agentrl.store.database import Database, Plain
 from agentrl.words.amounts import counted

@@ -13,9 +13,9 @@ import math
 
 from agentrl import __version__
 from agentrl.config.knob import Knob
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
+from agentrl.control.messaging.peers import Kind, Known
+from agentrl.control.messaging.requests import Asks
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.protocol import feed, messages, serving
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome

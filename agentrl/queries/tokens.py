@@ -13,8 +13,8 @@ from pathlib import Path
 from agentrl.chat.tokenizer import LONGEST_CHARACTER, Tokenizer
 from agentrl.errors import ConfigError
 from agentrl.protocol.data import RecordTokens, TokenPart, TokenStretch
-from agentrl.steward.queries import exports
-from agentrl.steward.queries.stories import whole
+from agentrl.queries import exports
+from agentrl.queries.stories import whole
 from agentrl.store import publications, trajectories
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.control.records.files import replace_file
+from agentrl.control.persistence.files import replace_file
 from agentrl.errors import ConfigError, ConflictError, DiskError
 
 NETWORK_FILE_SYSTEMS = frozenset(

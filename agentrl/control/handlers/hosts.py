@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from agentrl import __version__
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.board import HostFactsNow
-from agentrl.control.books.peers import Kind, Known
 from agentrl.control.context import Context
+from agentrl.control.messaging.peers import Kind, Known
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.state.board import HostFactsNow
 from agentrl.errors import ExitCode
 from agentrl.protocol import feed, messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from agentrl import __version__
-from agentrl.control.books.operations import Operation
-from agentrl.control.books.peers import Kind, Known
 from agentrl.control.commands import effects
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
-from agentrl.control.desks.queries import Handler
-from agentrl.control.desks.serving import Serving
+from agentrl.control.handlers.queries import Handler
+from agentrl.control.handlers.serving import Serving
+from agentrl.control.messaging.peers import Kind, Known
+from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec

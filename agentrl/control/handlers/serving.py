@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from agentrl.control.books.asks import Asks
-from agentrl.control.books.operations import Operation
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
+from agentrl.control.messaging.requests import Asks
+from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, UnavailableError, WaitTimeoutError
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, CommandSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.control.records.files import replace_file
+from agentrl.control.persistence.files import replace_file
 
 FILE = "coordinator.json"
 

@@ -1,0 +1,1 @@
+"""The state that the coordinator holds in memory: rows, metrics, operations and knobs."""
