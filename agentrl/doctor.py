@@ -26,9 +26,9 @@ from typing import Literal
 import msgspec
 
 from agentrl import __version__
-from agentrl.client.living import coordinator_of
-from agentrl.config import files
-from agentrl.config.data import Environment
+from agentrl.client.run_processes import coordinator_of
+from agentrl.config import file_checks
+from agentrl.config.data_plane import Environment
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
@@ -235,7 +235,7 @@ def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
 
 def check_files(config: RunConfig) -> Iterator[Check]:
     """What else the run file names; only what is wrong with it."""
-    for problem in files.problems_of(config):
+    for problem in file_checks.problems_of(config):
         yield Check("files", "fail", problem.message, problem.hint)
 
 

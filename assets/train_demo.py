@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.client.blocking import BlockingClient
-from agentrl.client.core import Client
+from agentrl.client.client import Client
 from agentrl.config.load import load_config
 from agentrl.errors import ExitCode
 from agentrl.protocol.rows import UnitRow, UnitState

@@ -13,8 +13,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.config.run import RunConfig
-from agentrl.config.tokenfile import TOKEN_FILE, http_token
 from agentrl.engines.kept import Kept
 from agentrl.engines.manifest import Agreement
 from agentrl.engines.published import StoredPublications

@@ -14,9 +14,9 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from agentrl.config import learning
+from agentrl.config import policy_rules
+from agentrl.config.http_token import http_token
 from agentrl.config.run import RunConfig
-from agentrl.config.tokenfile import http_token
 from agentrl.errors import ConfigError
 from agentrl.rollout import own_code, speech
 from agentrl.rollout.attempt import House
@@ -93,7 +93,7 @@ def _house(stands: Stands, config: RunConfig, database: Database, lease: Lease, 
         writer=Writer(database, lease.certain),
         lease=lease,
         fleet=fleet,
-        endings=Endings(database, lease, learning.group_rule(config)),
+        endings=Endings(database, lease, policy_rules.group_rule(config)),
         template=words.template,
         vocabulary=words.vocabulary,
         wait=stands.wait,

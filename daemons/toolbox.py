@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from agentrl.config.tokenfile import http_token
+from agentrl.config.http_token import http_token
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
 from agentrl.store import access

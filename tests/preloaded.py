@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 LARGEST = 2**20
 DO_YOU_LIVE = b"do you live?"
 ENDS_WITHIN_S = 5.0
-ALSO = ("agentrl.client.core", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
+ALSO = ("agentrl.client.client", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
 """What commands import when they need it, beside the modules of the command line."""
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
-from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.effects import Effect, Tier
 from agentrl.words.sentences import irrevocable
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import intents

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.client import bodies
+from agentrl.client import long_answers
 from agentrl.errors import AgentrlError
 from agentrl.words.amounts import counted, size
 from tui.dialogs.form import Field, Form, Question, Values
@@ -96,7 +96,7 @@ class Exporting:
         console, records, written = self._console, 0, 0
         try:
             with path.open("xb") as file:
-                async for lines in bodies.exported(console.connection.client, filter=filter):
+                async for lines in long_answers.exported(console.connection.client, filter=filter):
                     await asyncio.to_thread(file.write, lines.data)
                     records, written = records + lines.records, written + len(lines.data)
                     console.report(f"{counted(records, 'records')} so far, {size(written)}")

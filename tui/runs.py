@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.client import Client, ClientKey
 from agentrl.client.discovery import find
-from agentrl.client.living import coordinator_of
+from agentrl.client.run_processes import coordinator_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import AgentrlError

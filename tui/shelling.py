@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agentrl.client.living import read_json
+from agentrl.client.run_processes import read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, OperationFailedError
 from agentrl.protocol.commands import Accepted, Apply
-from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.messages import Permission
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model.consequences import in_a_sentence

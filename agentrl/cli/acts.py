@@ -16,14 +16,14 @@ from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import Cli
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
-from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
 from agentrl.words.sentences import ended, irrevocable
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.base import Args
     from agentrl.protocol.commands import Accepted
+    from agentrl.protocol.message_base import Args
 
 _EXIT = {
     OperationState.SUCCEEDED: ExitCode.OK,

@@ -15,8 +15,8 @@ from agentrl.cli import output
 from agentrl.cli.verbs import Cli
 from agentrl.client import Client
 from agentrl.client.discovery import hint_of
-from agentrl.client.living import keepers_of, left_up
-from agentrl.client.remains import Remains
+from agentrl.client.offline_run import Remains
+from agentrl.client.run_processes import keepers_of, left_up
 from agentrl.config.paths import LAST_UP
 from agentrl.errors import AgentrlError, NoCoordinatorError
 from agentrl.protocol.rows import OperationRow

@@ -22,7 +22,7 @@ from agentrl.cli.launch import Place
 from agentrl.cli.progress import Progress
 from agentrl.cli.proof import end, until_gone
 from agentrl.client import Client
-from agentrl.client.living import keepers_of, read_json
+from agentrl.client.run_processes import keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError
 from agentrl.protocol.commands import Accepted, Down

@@ -14,7 +14,7 @@ from agentrl.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from agentrl.protocol.data import AccountReport, StalenessReport, ToolErrorGroup
+    from agentrl.protocol.data_commands import AccountReport, StalenessReport, ToolErrorGroup
 
 BAR = 14
 """Characters of the longest bar."""

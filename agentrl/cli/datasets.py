@@ -20,9 +20,9 @@ def look(loaded: Loaded, sets: Sequence[str]) -> list[str]:
     """What is to be told of them. Raises ConfigError for one that cannot be trained on."""
     import msgspec
 
-    from agentrl.config import files
+    from agentrl.config import file_checks
 
-    if problem := next(files.problems_of(loaded.config), None):
+    if problem := next(file_checks.problems_of(loaded.config), None):
         raise problem
     if not loaded.config.environments:
         return []

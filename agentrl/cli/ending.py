@@ -19,12 +19,12 @@ from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import RUN_VARIABLE, Cli
 from agentrl.client import Client
 from agentrl.client.discovery import forget_dead
-from agentrl.client.living import Living, keepers_of
+from agentrl.client.run_processes import Living, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 from agentrl.protocol.commands import Accepted, Down
-from agentrl.protocol.danger import Effect, tier_of
+from agentrl.protocol.effects import Effect, tier_of
 from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
 from agentrl.words.sentences import ended

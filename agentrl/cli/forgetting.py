@@ -31,7 +31,7 @@ async def forget(
     from agentrl.cli.acts import consented, report_preview
     from agentrl.client.discovery import forget_dead, state_of
     from agentrl.config import paths
-    from agentrl.protocol.danger import Effect, tier_of
+    from agentrl.protocol.effects import Effect, tier_of
 
     finish_removals(paths.home())
     state_dir = state_of(name)
@@ -60,7 +60,7 @@ async def forget(
 
 async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
     from agentrl.cli import proof
-    from agentrl.client.living import keepers_of
+    from agentrl.client.run_processes import keepers_of
 
     alive = [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers_of(state_dir)]
     if not alive and uuid:

@@ -21,8 +21,8 @@ def aimed(text: str, option: str) -> str:
 
 def how_to_read(named: str | None) -> str:
     """Which command brings up the store of a run that is down, and which one ends it; "" where none would."""
-    from agentrl.client.living import keepers_of
-    from agentrl.client.remains import Remains
+    from agentrl.client.offline_run import Remains
+    from agentrl.client.run_processes import keepers_of
 
     found = Remains.find(named)
     if found is None:

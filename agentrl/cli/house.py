@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def runs(cli: Cli) -> ExitCode:
     """List all runs of this user on this host."""
     from agentrl.cli import output
-    from agentrl.client.living import coordinator_of, keepers_of, left_up
+    from agentrl.client.run_processes import coordinator_of, keepers_of, left_up
     from agentrl.config import paths
 
     rows = []

@@ -111,7 +111,7 @@ def _kept_unless_refused(file: Path) -> Iterator[None]:
 
 def _listening(client: Client) -> dict[str, str]:
     """Where the coordinator listens for other hosts, and its public key."""
-    from agentrl.client.living import read_json
+    from agentrl.client.run_processes import read_json
 
     mine = client.target.key
     if mine is not None:

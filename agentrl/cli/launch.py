@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.client.living import agents_of, boot_id, coordinator_of, given_up, keepers_of, read_json
+from agentrl.client.run_processes import agents_of, boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.words.sentences import ended

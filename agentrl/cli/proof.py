@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from agentrl.client.living import Living
+from agentrl.client.run_processes import Living
 from agentrl.errors import NotProvenError
 from agentrl.protocol.messages import ScanReport
 

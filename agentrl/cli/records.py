@@ -16,8 +16,8 @@ from agentrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.client.bodies import Tokens
-    from agentrl.protocol.data import RecordStory
+    from agentrl.client.long_answers import Tokens
+    from agentrl.protocol.data_commands import RecordStory
 
 RIGHT = ("score", "turns", "tokens", "took")
 SPARE = ("begun", "tokens", "owner")
@@ -159,10 +159,10 @@ async def _tokens(client: Client, record: str, turns: range) -> Tokens:
     """Of some turns, with everything where those are all."""
     import msgspec
 
-    from agentrl.client import bodies
+    from agentrl.client import long_answers
     from agentrl.words.amounts import counted
 
-    found = await bodies.tokens(client, record)
+    found = await long_answers.tokens(client, record)
     shown = tuple(each for each in found.segments if each.turn in turns or each.turn < 0)
     left_out = len(found.segments) - len(shown)
     told = f"Left out: {counted(left_out, 'segments')} of other turns."
@@ -212,7 +212,7 @@ async def export(
     `--after` goes on where an export stopped.
     """
     from agentrl.cli import output
-    from agentrl.client import bodies
+    from agentrl.client import long_answers
     from agentrl.words.amounts import counted
 
     records, last = 0, after
@@ -222,7 +222,7 @@ async def export(
         raise UsageError(f"{file} cannot be written: {broken.strerror}.") from broken
     try:
         async with cli.connect() as client:
-            async for lines in bodies.exported(client, filter=filter, after=after, limit=limit):
+            async for lines in long_answers.exported(client, filter=filter, after=after, limit=limit):
                 target.write(lines.data)
                 records, last = records + lines.records, lines.after
         target.flush()

@@ -11,7 +11,7 @@ from agentrl.cli.verbs import Cli
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from agentrl.protocol.data import Story
+    from agentrl.protocol.data_commands import Story
 
 
 async def show_story(cli: Cli, command: str, id: str, tell: Callable[[Cli, Story], None]) -> ExitCode:

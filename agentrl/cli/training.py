@@ -13,7 +13,7 @@ from agentrl.cli.verbs import Cli, group, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from agentrl.protocol.data import Story
+    from agentrl.protocol.data_commands import Story
 
 CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Its id; `agentrl checkpoints list` has them.")
 
@@ -107,7 +107,7 @@ def _tell_checkpoint(cli: Cli, story: Story) -> None:
 async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Keep a checkpoint, whatever retention says."""
     from agentrl.cli.acts import act
-    from agentrl.protocol.data import PinCheckpoint
+    from agentrl.protocol.data_commands import PinCheckpoint
 
     return await act(cli, "pin_checkpoint", PinCheckpoint(id=checkpoint))
 
@@ -115,7 +115,7 @@ async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Leave a checkpoint to retention again."""
     from agentrl.cli.acts import act
-    from agentrl.protocol.data import UnpinCheckpoint
+    from agentrl.protocol.data_commands import UnpinCheckpoint
 
     return await act(cli, "unpin_checkpoint", UnpinCheckpoint(id=checkpoint))
 

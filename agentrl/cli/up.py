@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from agentrl.cli.beginning import Beginning
     from agentrl.cli.launch import Place
     from agentrl.client import Client
-    from agentrl.client.remains import Remains
+    from agentrl.client.offline_run import Remains
     from agentrl.config.load import Loaded
     from agentrl.protocol.commands import Accepted, Apply
-    from agentrl.protocol.danger import Effect
+    from agentrl.protocol.effects import Effect
     from agentrl.protocol.rows import AnyRow, OperationRow, UnitRow
 
 _BRINGS_IT_UP = "`agentrl up` brings it up again."
@@ -63,7 +63,7 @@ async def up(
     """Start the run, or make it equal to its file."""
     from agentrl.cli import launch
     from agentrl.cli.beginning import Beginning
-    from agentrl.client.living import left_up
+    from agentrl.client.run_processes import left_up
     from agentrl.config import paths
 
     if read_only:
@@ -100,7 +100,7 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
     """The store of a run that is down, and who answers questions about it. No run file is needed, or looked at."""
     from agentrl.cli import launch, output
     from agentrl.cli.beginning import Beginning
-    from agentrl.config.times import SupervisionTimes
+    from agentrl.config.supervision_times import SupervisionTimes
     from agentrl.protocol.commands import Apply
 
     if file is not None or sets:
@@ -128,7 +128,7 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
 def _run_to_read(cli: Cli) -> Remains:
     """Raises for one that is not here, or that has nothing to be read from."""
     from agentrl.client.discovery import state_of
-    from agentrl.client.remains import Remains
+    from agentrl.client.offline_run import Remains
 
     if cli.remote:
         raise UsageError("--read-only brings up a run of this host, not one behind a key.")
@@ -151,7 +151,7 @@ async def _begun(cli: Cli, place: Place, make: Callable[[], Beginning], silent_s
     from agentrl.cli import launch
     from agentrl.cli.beginning import Beginning, what_lives
     from agentrl.cli.progress import Progress
-    from agentrl.client.living import keepers_of
+    from agentrl.client.run_processes import keepers_of
 
     patience_s = launch.START_WITHIN_S + silent_s if cli.timeout_s is None else cli.timeout_s
     with Progress(cli) as progress:
@@ -173,7 +173,7 @@ def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> No
     A run that was not taken down has read them already, and whoever brings it up again is not refused for them.
     """
     from agentrl.cli import datasets, output
-    from agentrl.client.living import left_up
+    from agentrl.client.run_processes import left_up
 
     try:
         told = datasets.look(loaded, sets)
@@ -246,7 +246,7 @@ def _if_it_fails(sentence: Callable[[], str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _if_it_is_taken_down(cli: Cli, place: Place) -> Iterator[None]:
     """A coordinator that left with its run may have left before it could say so: what it left behind tells."""
-    from agentrl.client.living import left_up
+    from agentrl.client.run_processes import left_up
 
     try:
         yield
@@ -258,7 +258,7 @@ def _if_it_is_taken_down(cli: Cli, place: Place) -> Iterator[None]:
 
 def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
     from agentrl.cli.acts import report_preview
-    from agentrl.protocol.danger import Effect, tier_of
+    from agentrl.protocol.effects import Effect, tier_of
     from agentrl.protocol.specs import unit_name
 
     sizes = loaded.config.sizes
@@ -337,7 +337,7 @@ def _is_refusal(failed: BaseException) -> bool:
 
 
 def _arguments(loaded: Loaded) -> Apply:
-    from agentrl.config.plain import config_to_plain
+    from agentrl.config.serialization import config_to_plain
     from agentrl.protocol.commands import Apply
     from agentrl.protocol.wire import raw
 

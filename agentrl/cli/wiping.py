@@ -40,7 +40,7 @@ async def wipe(
     from agentrl.cli.launch import Place, refuse_if_in_use
     from agentrl.client.discovery import state_of
     from agentrl.config import paths
-    from agentrl.protocol.danger import Effect, tier_of
+    from agentrl.protocol.effects import Effect, tier_of
 
     finish_removals(paths.home())
     state_dir = state_of(name)

@@ -4,7 +4,7 @@ Invariants: every command of the table has a method here; whatever goes wrong is
 carried out at most once, however often it had to be sent. Light imports only: the quick commands begin here.
 """
 
-from agentrl.client.core import CAUGHT_UP, RESET, SILENT, Client, View
+from agentrl.client.client import CAUGHT_UP, RESET, SILENT, Client, View
 from agentrl.client.discovery import Target, find
 from agentrl.transport.keys import ClientKey, KeyPair, new_keypair
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from agentrl.client.core import CONNECT_S, Client
+from agentrl.client.client import CONNECT_S, Client
 from agentrl.errors import UsageError
 from agentrl.protocol.rows import AnyRow
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import Accepted
+from agentrl.protocol.message_base import Args
 
 
 class Calling(ABC):

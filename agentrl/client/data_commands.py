@@ -10,7 +10,7 @@ from typing import cast
 
 from agentrl.client.calling import Calling
 from agentrl.protocol.commands import Accepted
-from agentrl.protocol.data import (
+from agentrl.protocol.data_commands import (
     AccountReport,
     AddTasks,
     ExportPart,
@@ -88,7 +88,7 @@ class DataMethods(Calling):
     async def record_tokens(
         self, id: str, *, start: int = 0, limit: int = 5000, deadline_s: float | None = None
     ) -> TokenPart:
-        """A part of an attempt's tokens; `agentrl.client.bodies.tokens` puts the parts together."""
+        """A part of an attempt's tokens; `agentrl.client.long_answers.tokens` puts the parts together."""
         return cast(TokenPart, await self.call("record_tokens", RecordTokens(id, start, limit), deadline_s=deadline_s))
 
     async def show_step(self, id: str, *, deadline_s: float | None = None) -> Story:

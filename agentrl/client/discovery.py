@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.client.living import agents_of, coordinator_of, given_up, keepers_of, left_up
+from agentrl.client.run_processes import agents_of, coordinator_of, given_up, keepers_of, left_up
 from agentrl.config import paths
 from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import remove_sockets, tcp_triplet

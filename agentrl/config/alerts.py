@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config.base import Command, Number, Seconds, SecretOrUrl, Section, Words, problems_in_one_of
+from agentrl.config.field_types import Command, Number, Seconds, SecretOrUrl, Section, Words, problems_in_one_of
 from agentrl.protocol.rows import Severity
 
 BUILT_IN_RULES = (

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from agentrl.config import shape
+from agentrl.config import introspection
 from agentrl.config.knob import Boundary, Kind, Knob
 from agentrl.config.run import nearest
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import UnknownNameError
 from agentrl.protocol.rows import KnobValue
 
@@ -36,7 +36,7 @@ def times_with(times: SupervisionTimes, name: str, value: KnobValue) -> Supervis
 
 def _knob_of(name: str) -> Knob:
     info = SupervisionTimes.model_fields[name]
-    least, most = shape.limits(shape.Shape(info.annotation, info))
+    least, most = introspection.limits(introspection.Shape(info.annotation, info))
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     return Knob(
         name=f"supervision.{name}",

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config import shape
-from agentrl.config.problems import combine, error_of, unknown_key
+from agentrl.config import introspection
 from agentrl.config.run import RunConfig, nearest
-from agentrl.config.yamltree import Tree, read_tree, read_value
+from agentrl.config.validation_errors import combine, error_of, unknown_key
+from agentrl.config.yaml_reader import Tree, read_tree, read_value
 from agentrl.errors import ConfigError
 
 PREFIX = "AGENTRL_"
@@ -31,7 +31,7 @@ RESERVED_VARIABLES = frozenset(
 )
 """Variables by which the processes of a run find each other; they are never configuration."""
 
-_WHOLE = shape.Shape(RunConfig)
+_WHOLE = introspection.Shape(RunConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ def load_config(
         default = file.name if file else ""
         raise error_of(invalid, lambda at: _source(written, at, nearest=True) or default) from None
     config = _absolute(config, base)
-    sources = {".".join(at): _source(written, at) or DEFAULT for at, _ in shape.leaves(config.model_dump(mode="json"))}
+    sources = {
+        ".".join(at): _source(written, at) or DEFAULT for at, _ in introspection.leaves(config.model_dump(mode="json"))
+    }
     given = tuple(key for key, source in sources.items() if source != DEFAULT)
     return Loaded(config, sources, file, given)
 
@@ -111,14 +113,14 @@ def _from_environment(environ: Mapping[str, str], file: Mapping[str, Any]) -> It
         yield _Override(_keys_of(segments, file), read_value(environ[name], source), source)
 
 
-def _is_value(place: shape.Shape | None) -> bool:
+def _is_value(place: introspection.Shape | None) -> bool:
     return place is not None and place.section is None and not place.is_table
 
 
 def _keys_of(segments: Sequence[str], file: Mapping[str, Any]) -> tuple[str, ...]:
     """Variables are upper case and have no dashes: names that the user chose are found in the file."""
     keys: list[str] = []
-    place: shape.Shape | None = _WHOLE
+    place: introspection.Shape | None = _WHOLE
     here: Any = file
     for segment in segments:
         key = segment.lower()
@@ -168,7 +170,7 @@ def _put(value: dict[str, Any], one: _Override, written: dict[tuple[str, ...], s
     written[one.path] = one.source
 
 
-def _drop_empty(value: Any, place: shape.Shape | None) -> Any:
+def _drop_empty(value: Any, place: introspection.Shape | None) -> Any:
     """A section whose lines are all commented out is null in YAML; it is as if it were not there."""
     if not isinstance(value, dict) or place is None:
         return value

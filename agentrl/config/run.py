@@ -13,12 +13,12 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config import data, learning
+from agentrl.config import data_plane, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
-from agentrl.config.base import Bytes, Flag, Secret, Section
+from agentrl.config.field_types import Bytes, Flag, Secret, Section
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.sidecars import Sidecar, is_endpoint
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 
 GROUP_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 RESERVED_GROUPS = frozenset(
@@ -77,7 +77,7 @@ class Coordinator(Section):
     """How long it is kept."""
 
 
-class RunConfig(data.DataPlane):
+class RunConfig(data_plane.DataPlane):
     """A run: its name, and what belongs to it."""
 
     name: Annotated[str, AfterValidator(_run_name)]
@@ -145,17 +145,17 @@ def nearest(name: str, known: tuple[str, ...], below: str = "") -> str:
     return f"known are: {', '.join(known)}." if known else "there are none."
 
 
-def _problems_between_sections(config: RunConfig) -> Iterator[data.Problem]:
+def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem]:
     for name in config.sidecars:
         yield from _problems_of_name(name)
     yield from _problems_of_after(config)
     yield from _problems_of_alerts(config)
-    yield from data.problems_of(config)
+    yield from data_plane.problems_of(config)
     yield from _problems_of_registered_names(config)
-    yield from learning.problems_of(config)
+    yield from policy_rules.problems_of(config)
 
 
-def _problems_of_alerts(config: RunConfig) -> Iterator[data.Problem]:
+def _problems_of_alerts(config: RunConfig) -> Iterator[data_plane.Problem]:
     disabled = config.alerts.disable
     for name in disabled:
         if name not in BUILT_IN_RULES:
@@ -169,14 +169,14 @@ def _problems_of_alerts(config: RunConfig) -> Iterator[data.Problem]:
             yield (*path, "name"), f"is that of a built-in rule, {rule.name!r}; take another, or disable that one"
 
 
-def _problems_of_registered_names(config: RunConfig) -> Iterator[data.Problem]:
+def _problems_of_registered_names(config: RunConfig) -> Iterator[data_plane.Problem]:
     """Who else is registered is known only to the run's own code, where it has some."""
     if config.rollout.code:
         return
     for name, environment in config.environments.items():
         for key, named, shipped in (
-            ("agent", environment.agent, data.SHIPPED_AGENTS),
-            ("scorer", environment.scorer, data.SHIPPED_SCORERS),
+            ("agent", environment.agent, data_plane.SHIPPED_AGENTS),
+            ("scorer", environment.scorer, data_plane.SHIPPED_SCORERS),
         ):
             if named not in shipped:
                 yield (
@@ -186,7 +186,7 @@ def _problems_of_registered_names(config: RunConfig) -> Iterator[data.Problem]:
                 )
 
 
-def _problems_of_name(name: str) -> Iterator[data.Problem]:
+def _problems_of_name(name: str) -> Iterator[data_plane.Problem]:
     path = ("sidecars", name)
     if not GROUP_NAME.fullmatch(name):
         yield path, "is no name of a group: it must begin with a small letter, and have only a-z, 0-9 and dashes (40)"
@@ -196,7 +196,7 @@ def _problems_of_name(name: str) -> Iterator[data.Problem]:
         yield path, "is no name of a group: a dash and a number at the end make the name of a unit"
 
 
-def _problems_of_after(config: RunConfig) -> Iterator[data.Problem]:
+def _problems_of_after(config: RunConfig) -> Iterator[data_plane.Problem]:
     known = config.groups
     edges: dict[str, tuple[str, ...]] = {}
     for name, sidecar in config.sidecars.items():

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import shape
+from agentrl.config import introspection
 from agentrl.config.load import DEFAULT, Loaded
 from agentrl.config.placeholders import unknown
-from agentrl.config.plain import config_to_plain
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import is_reference, names_a_secret
+from agentrl.config.serialization import config_to_plain
 
 HIDDEN = "(hidden)"
 MOST_CHANGES = 12
@@ -38,7 +38,7 @@ def rows(loaded: Loaded, *, only_given: bool = False) -> list[ShownValue]:
     plain = loaded.config.model_dump(mode="json")
     shown = [
         ShownValue(".".join(path), HIDDEN if _is_bare_secret(path, value) else value, loaded.sources[".".join(path)])
-        for path, value in shape.leaves(plain)
+        for path, value in introspection.leaves(plain)
     ]
     return [row for row in shown if not only_given or row.source != DEFAULT]
 
@@ -56,7 +56,7 @@ def document(loaded: Loaded) -> dict[str, Any]:
 
 def changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Which settings one configuration has otherwise than another, as sentences."""
-    old, new = (dict(shape.leaves(config_to_plain(config))) for config in (before, after))
+    old, new = (dict(introspection.leaves(config_to_plain(config))) for config in (before, after))
     paths = [path for path in {**old, **new} if old.get(path, _ABSENT) != new.get(path, _ABSENT)]
     told = [
         f"{'.'.join(path)} goes from {_short(path, old.get(path, _ABSENT))} to {_short(path, new.get(path, _ABSENT))}"
@@ -104,7 +104,7 @@ def _missing_programs(loaded: Loaded) -> Iterator[str]:
 
 
 def _bare_secrets(plain: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    return (path for path, value in shape.leaves(plain) if _is_bare_secret(path, value))
+    return (path for path, value in introspection.leaves(plain) if _is_bare_secret(path, value))
 
 
 def _is_bare_secret(path: tuple[str, ...], value: object) -> bool:

@@ -10,7 +10,18 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config.base import Bytes, Command, Count, Env, Flag, Number, Seconds, Section, Words, problems_in_one_of
+from agentrl.config.field_types import (
+    Bytes,
+    Command,
+    Count,
+    Env,
+    Flag,
+    Number,
+    Seconds,
+    Section,
+    Words,
+    problems_in_one_of,
+)
 from agentrl.config.placeholders import misspelt
 from agentrl.protocol.specs import Life
 

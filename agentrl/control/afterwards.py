@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from agentrl.control.handlers.queries import happenings
+from agentrl.control.handlers.client_queries import happenings
 from agentrl.control.persistence.journal import Journal
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.protocol.commands import Events

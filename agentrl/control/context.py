@@ -20,7 +20,7 @@ from agentrl.control.persistence.keyring import Keyring
 from agentrl.control.state.board import Board, RunLife
 from agentrl.control.state.disks import Disks
 from agentrl.control.state.feed import Feed
-from agentrl.control.state.knobs import KnobRegistry
+from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.metrics import Metrics
 from agentrl.control.state.operations import Operations
 from agentrl.control.state.pulse import Pulse

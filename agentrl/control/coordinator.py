@@ -14,23 +14,23 @@ from pathlib import Path
 
 from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control import recovery
 from agentrl.control.agent_watch import AgentWatch
 from agentrl.control.alerts.watch import Alerting
 from agentrl.control.clock import Clock
+from agentrl.control.commands.active_config import Settings
 from agentrl.control.commands.acts import Act, Acts, KnobActs
-from agentrl.control.commands.keys import KeyActs
-from agentrl.control.commands.settings import Settings
-from agentrl.control.commands.stacks import Stacks
+from agentrl.control.commands.collect_stacks import Stacks
+from agentrl.control.commands.key_commands import KeyActs
 from agentrl.control.context import Context
 from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
-from agentrl.control.handlers.clients import ClientsDesk
+from agentrl.control.handlers.client_queries import Queries
+from agentrl.control.handlers.client_requests import ClientsDesk
 from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostsDesk
 from agentrl.control.handlers.outside import Outside
-from agentrl.control.handlers.queries import Queries
-from agentrl.control.handlers.serving import Serving
+from agentrl.control.handlers.served_commands import Serving
 from agentrl.control.handlers.units import UnitsDesk
 from agentrl.control.lasting import lasting
 from agentrl.control.listening import Listening
@@ -45,7 +45,7 @@ from agentrl.control.recorder import Recorder
 from agentrl.control.state.board import Board, RunLife
 from agentrl.control.state.disks import Disks
 from agentrl.control.state.feed import Feed
-from agentrl.control.state.knobs import KnobRegistry
+from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.metrics import Metrics
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.control.state.pulse import Pulse

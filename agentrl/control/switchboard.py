@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from agentrl.control.context import Context
 from agentrl.control.handlers import clipping
-from agentrl.control.handlers.clients import ClientsDesk
+from agentrl.control.handlers.client_requests import ClientsDesk
 from agentrl.control.handlers.hosts import HostsDesk
 from agentrl.control.handlers.units import UnitsDesk
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.errors import ExitCode, ProtocolError
-from agentrl.protocol import messages, serving
-from agentrl.protocol.messages import Permission, Refused, ToCoordinator
+from agentrl.protocol import messages
+from agentrl.protocol.messages import Permission, Refused, ToCoordinator, served_commands
 from agentrl.protocol.wire import decode_to_coordinator
 from agentrl.transport.hub import Peer
 from agentrl.transport.noise import Noise
@@ -100,7 +100,7 @@ class Switchboard:
                 self._units.bye(known, clipping.bye(message))
             case messages.KnobPreviewed():
                 self._units.answered(clipping.previewed(message))
-            case serving.UnitAnswer():
+            case served_commands.UnitAnswer():
                 self._units.answered(clipping.answer(message))
             case _:
                 noise.warning(known.name, "%s sent a %s, not for units", known.name, type(message).__name__)

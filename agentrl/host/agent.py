@@ -27,7 +27,7 @@ from agentrl.host.processes import Processes
 from agentrl.host.rounds import Rounds, Times
 from agentrl.host.trees import Attribution, Sweeper, Tree
 from agentrl.protocol import messages, wire
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,

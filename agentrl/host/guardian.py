@@ -25,7 +25,7 @@ from agentrl.host import environment, proc
 from agentrl.host.logs import tail_of
 from agentrl.host.processes import Process, Processes
 from agentrl.host.silence import Silence
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import BeatAck, CoordinatorTrouble, ExitStatus, ToHost, Welcome
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from agentrl.host.probes import Prober
 from agentrl.host.processes import Process, Processes
 from agentrl.host.stats import Usage
 from agentrl.host.trees import Snapshot, Sweeper, Tree
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
     Exited,
     ExitStatus,

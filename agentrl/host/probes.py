@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from agentrl.host import listeners, questions
 from agentrl.host.processes import Processes
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import Probed, Scraped
 from agentrl.protocol.specs import Probe
 

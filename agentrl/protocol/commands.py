@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from agentrl.protocol import data
-from agentrl.protocol.base import Args
-from agentrl.protocol.danger import Effect, Tier, harmless, tier_of
+from agentrl.protocol import data_commands
+from agentrl.protocol.effects import Effect, Tier, harmless, tier_of
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk, Permission
 from agentrl.protocol.rows import (
     AlertRow,
@@ -318,7 +318,7 @@ def _act(
 
 
 def _list(name: str, cli: str, help: str) -> CommandSpec:
-    return _served(name, data.ListRows, data.Page, cli, help)
+    return _served(name, data_commands.ListRows, data_commands.Page, cli, help)
 
 
 def _served(name: str, args: type[Args], result: Any, cli: str, help: str) -> CommandSpec:
@@ -352,19 +352,65 @@ COMMANDS: dict[str, CommandSpec] = {
         _list("list_records", "records list", "Attempts, with what those under way are doing."),
         _list("list_steps", "steps list", "Trained batches with their metrics."),
         _list("list_checkpoints", "checkpoints list", "What was saved."),
-        _served("show_task", data.ShowOne, data.Story, "tasks show", "One task with its attempts and steps."),
-        _served("show_record", data.ShowRecord, data.RecordStory, "records show", "One attempt, turn by turn."),
         _served(
-            "record_tokens", data.RecordTokens, data.TokenPart, "records show --tokens", "The tokens of one attempt."
+            "show_task",
+            data_commands.ShowOne,
+            data_commands.Story,
+            "tasks show",
+            "One task with its attempts and steps.",
         ),
-        _served("show_step", data.ShowOne, data.Story, "steps show", "One step with the records that it trained."),
-        _served("show_checkpoint", data.ShowOne, data.Story, "checkpoints show", "One checkpoint with its files."),
-        _served("export_records", data.ExportRecords, data.ExportPart, "records export", "Whole trajectories."),
-        _list("list_failed_calls", "tools failures", "Tool calls that failed, each for itself."),
-        _served("tool_errors", data.ToolErrors, list[data.ToolErrorGroup], "tools errors", "What went wrong, by kind."),
-        _served("accounting", data.Accounting, data.AccountReport, "accounting", "Sums that must agree."),
         _served(
-            "staleness", data.Staleness, data.StalenessReport, "staleness", "Ages, and what another bound would do."
+            "show_record",
+            data_commands.ShowRecord,
+            data_commands.RecordStory,
+            "records show",
+            "One attempt, turn by turn.",
+        ),
+        _served(
+            "record_tokens",
+            data_commands.RecordTokens,
+            data_commands.TokenPart,
+            "records show --tokens",
+            "The tokens of one attempt.",
+        ),
+        _served(
+            "show_step",
+            data_commands.ShowOne,
+            data_commands.Story,
+            "steps show",
+            "One step with the records that it trained.",
+        ),
+        _served(
+            "show_checkpoint",
+            data_commands.ShowOne,
+            data_commands.Story,
+            "checkpoints show",
+            "One checkpoint with its files.",
+        ),
+        _served(
+            "export_records",
+            data_commands.ExportRecords,
+            data_commands.ExportPart,
+            "records export",
+            "Whole trajectories.",
+        ),
+        _list("list_failed_calls", "tools failures", "Tool calls that failed, each for itself."),
+        _served(
+            "tool_errors",
+            data_commands.ToolErrors,
+            list[data_commands.ToolErrorGroup],
+            "tools errors",
+            "What went wrong, by kind.",
+        ),
+        _served(
+            "accounting", data_commands.Accounting, data_commands.AccountReport, "accounting", "Sums that must agree."
+        ),
+        _served(
+            "staleness",
+            data_commands.Staleness,
+            data_commands.StalenessReport,
+            "staleness",
+            "Ages, and what another bound would do.",
         ),
         _list("list_versions", "versions list", "Published weights, and which engine serves them."),
         _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
@@ -380,11 +426,17 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
         _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
-        _changed("requeue_tasks", data.RequeueTasks, "tasks requeue", "Sample tasks again."),
-        _changed("add_tasks", data.AddTasks, "tasks add", "Queue the rows of a file."),
-        _changed("pin_checkpoint", data.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"),
+        _changed("requeue_tasks", data_commands.RequeueTasks, "tasks requeue", "Sample tasks again."),
+        _changed("add_tasks", data_commands.AddTasks, "tasks add", "Queue the rows of a file."),
         _changed(
-            "unpin_checkpoint", data.UnpinCheckpoint, "checkpoints unpin", "Leave it to retention.", "pin_checkpoint"
+            "pin_checkpoint", data_commands.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"
+        ),
+        _changed(
+            "unpin_checkpoint",
+            data_commands.UnpinCheckpoint,
+            "checkpoints unpin",
+            "Leave it to retention.",
+            "pin_checkpoint",
         ),
         _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 
 
 class FeedRow(Message, tag="feed_row", frozen=True):

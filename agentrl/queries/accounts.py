@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.protocol.data import AccountReport
+from agentrl.protocol.data_commands import AccountReport
 from agentrl.store import accounting
 from agentrl.store.database import Database
 

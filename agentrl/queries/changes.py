@@ -17,8 +17,8 @@ import msgspec
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.policies.states import HOLDS_SEAT, RecordStatus
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
+from agentrl.protocol.data_commands import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
+from agentrl.protocol.effects import Effect
 from agentrl.steward import epochs
 from agentrl.steward.epochs import ADDED, Source
 from agentrl.steward.rules import EnvironmentRules, Rules

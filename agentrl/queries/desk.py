@@ -13,8 +13,8 @@ from typing import Any
 
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
-from agentrl.protocol.serving import AskUnit
 from agentrl.protocol.wire import decode_as
 from agentrl.queries import accounts, errors, exports, records, rows, staleness, stories, tokens
 from agentrl.queries.changes import Changes

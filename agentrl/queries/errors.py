@@ -19,7 +19,7 @@ from agentrl.filters.expressions import Expression
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
-from agentrl.protocol.data import ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.protocol.data_commands import ToolErrorGroup, ToolErrors, ToolErrorSample
 from agentrl.store.database import Database, Plain
 from agentrl.words.folding import OPEN, kind_of, kinds_of
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.protocol.data import ExportPart, ExportRecords
+from agentrl.protocol.data_commands import ExportPart, ExportRecords
 from agentrl.store import chunks, lists, trajectories
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.policies.states import RecordStatus, StepStatus
-from agentrl.protocol.data import RecordStory, ShowRecord
+from agentrl.protocol.data_commands import RecordStory, ShowRecord
 from agentrl.queries import rows
 from agentrl.queries.stories import whole
 from agentrl.store import chunks, lists

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import UnknownNameError
 from agentrl.filters.mongo import Query
 from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
-from agentrl.protocol.data import ListRows, Page
+from agentrl.protocol.data_commands import ListRows, Page
 from agentrl.store import lists, places, services
 from agentrl.store.database import Database, Plain
 

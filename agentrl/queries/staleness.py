@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from agentrl.policies.ages import VersionTree
 from agentrl.policies.states import RecordStatus, StepStatus, TaskStatus
-from agentrl.protocol.data import BoundPreview, DurationShare, StalenessReport
+from agentrl.protocol.data_commands import BoundPreview, DurationShare, StalenessReport
 from agentrl.steward.rules import Rules
 from agentrl.store import lineages, publications, steps, tasks
 from agentrl.store.database import Database

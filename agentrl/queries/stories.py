@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data import Story
+from agentrl.protocol.data_commands import Story
 from agentrl.queries import rows
 from agentrl.store import lists
 from agentrl.store.database import Database, Plain

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.chat.tokenizer import LONGEST_CHARACTER, Tokenizer
 from agentrl.errors import ConfigError
-from agentrl.protocol.data import RecordTokens, TokenPart, TokenStretch
+from agentrl.protocol.data_commands import RecordTokens, TokenPart, TokenStretch
 from agentrl.queries import exports
 from agentrl.queries.stories import whole
 from agentrl.store import publications, trajectories

@@ -16,7 +16,7 @@ from agentrl.chat import parsers
 from agentrl.chat.parsers import Call, Parsed
 from agentrl.chat.template import Template
 from agentrl.chat.tools import ToolSpec
-from agentrl.config.data import Environment
+from agentrl.config.data_plane import Environment
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.seeds import sampling_seed
 from agentrl.rollout.exits import EndedError

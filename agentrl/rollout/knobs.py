@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentrl.config.data import Rollout
+from agentrl.config.data_plane import Rollout
 from agentrl.rollout.attempt import Settings
 from agentrl.rollout.sampler import Sampler
 from agentrl.unit import Preview, Unit

@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from agentrl.config.files import problem_of_code
+from agentrl.config.file_checks import problem_of_code
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.rollout import loops, scorers

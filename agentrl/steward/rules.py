@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrl.config import learning
+from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.policies import admission, groups, outcomes
 from agentrl.policies.admission import Plan
@@ -99,7 +99,7 @@ class Rules:
 
 def from_config(config: RunConfig) -> Rules:
     training, evaluation = config.training, config.evaluation
-    freshness = learning.freshness(config)
+    freshness = policy_rules.freshness(config)
     return Rules(
         environments={
             name: EnvironmentRules(
@@ -128,7 +128,7 @@ def from_config(config: RunConfig) -> Rules:
         episode_s=float(config.rollout.episode_s),
         call_s=float(config.rollout.call_s),
         tools_s={name: float(server.timeout_s) for name, server in config.tools.items()},
-        group_rule=learning.group_rule(config),
+        group_rule=policy_rules.group_rule(config),
         max_trained_count=training.max_trained_count,
         retrain_after_s=float(training.retrain_after_s),
         evaluation_samples=evaluation.samples,

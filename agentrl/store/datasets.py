@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.config.data import problem_of_schema
+from agentrl.config.data_plane import problem_of_schema
 from agentrl.errors import ConfigError
 from agentrl.store.documents import Said
 

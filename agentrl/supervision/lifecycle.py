@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
 from agentrl.supervision import restarts

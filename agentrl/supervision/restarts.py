@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.specs import Life
 from agentrl.supervision.slots import Slot

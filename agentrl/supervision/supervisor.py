@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec

@@ -11,7 +11,7 @@ from typing import Any
 import mcp_types as types
 import msgspec
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AnswerStatus, Blame, tool_fault
 from agentrl.toolbox.answers import Answer
 from agentrl.toolbox.connection import (

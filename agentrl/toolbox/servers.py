@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.answers import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.connection import START_WITHIN_S, Connection, HttpPeer

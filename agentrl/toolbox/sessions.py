@@ -11,7 +11,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.answers import SessionError, SessionLostError, ToolInfo
 from agentrl.toolbox.breaker import Breaker
 from agentrl.toolbox.connection import Connection

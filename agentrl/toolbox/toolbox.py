@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.policies.states import BreakerStatus
 from agentrl.toolbox.answers import (
     Answer,

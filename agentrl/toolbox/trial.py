@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import fault_on_fresh_session
 from agentrl.toolbox.answers import Answer, NotAgain, ToolInfo

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from agentrl.config import learning
+from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Plan as Ahead
@@ -125,11 +125,11 @@ class FreshnessKnobs:
         """ConfigError if they contradict each other."""
         wanted = named or self._strategy.pending
         strategy: Strategy = next(one for one in STRATEGIES if one == wanted)
-        usual = learning.freshness_rule(strategy, bound, hard, wait_limit_s=self._wait.pending)
+        usual = policy_rules.freshness_rule(strategy, bound, hard, wait_limit_s=self._wait.pending)
         environments = self._config.environments
         own = {
-            name: learning.freshness_of(environments[name], usual, hard)
-            for name in learning.freshness(self._config).of_environments
+            name: policy_rules.freshness_of(environments[name], usual, hard)
+            for name in policy_rules.freshness(self._config).of_environments
         }
         return replace(usual, of_environments=own)
 
@@ -152,7 +152,7 @@ class DecayKnobs:
 
     def __init__(self, unit: Unit, config: RunConfig) -> None:
         self._settings = config.training.decay
-        usual = learning.decay(self._settings)
+        usual = policy_rules.decay(self._settings)
         self._rate = self._knob(unit, "out_of_date_decay", usual.out_of_date_decay, "How fast the bounds close.")
         self._epsilon = self._knob(unit, "epsilon", usual.epsilon, "How far the ratio of an old version may go.")
         self._extra = self._knob(unit, "extra", usual.extra, "How much further it may rise.")
@@ -280,7 +280,7 @@ class Knobs:
         decays = any(rule.strategy == "decay" for rule in (freshness, *freshness.of_environments.values()))
         _refuse_parts(self._groups.pending, self._optimizer_steps.pending)
         training = self._config.training
-        loss = learning.policy_loss(
+        loss = policy_rules.policy_loss(
             training, longest=self._config.sampling.context, with_decay=decay if decays else None
         )
         return Plan(

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from agentrl.config import learning
+from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.training import checkpoints, dumps, origin, warmup
@@ -83,7 +83,7 @@ def _as_configured(one: Recorded, config: RunConfig) -> Recorded:
     training = config.training
     return msgspec.structs.replace(
         one,
-        loss=learning.policy_loss(training, longest=config.sampling.context),
+        loss=policy_rules.policy_loss(training, longest=config.sampling.context),
         learning_rate=float(training.learning_rate),
         optimizer_steps=training.optimizer_steps,
     )

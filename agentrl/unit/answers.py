@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.errors import AgentrlError, ConfigError, RefusedError, UnavailableError, WaitTimeoutError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.protocol.serving import AskUnit, UnitAnswer
+from agentrl.protocol.messages.served_commands import AskUnit, UnitAnswer
 from agentrl.protocol.wire import raw
 
 AT_ONCE = 4

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from agentrl import __version__
 from agentrl.errors import AgentrlError
-from agentrl.protocol import messages, serving
-from agentrl.protocol.messages import FromCoordinator, FromUnit
+from agentrl.protocol import messages
+from agentrl.protocol.messages import FromCoordinator, FromUnit, served_commands
 from agentrl.protocol.rows import KnobValue
 from agentrl.unit.account import Account
 from agentrl.unit.environment import Environment
@@ -41,7 +41,7 @@ class AnswerPreview(NamedTuple):
 class AnswerQuestion(NamedTuple):
     """Have the main loop serve a command, and send its answer."""
 
-    question: serving.AskUnit
+    question: served_commands.AskUnit
 
 
 class GiveUp(NamedTuple):
@@ -125,9 +125,9 @@ class Conversation:
                 self._set_knob(message.name, message.value)
             case messages.PreviewKnob():
                 return [AnswerPreview(message.ask, message.name, message.value)]
-            case serving.AskUnit():
+            case served_commands.AskUnit():
                 return [AnswerQuestion(message)]
-            case serving.UnitDied():
+            case served_commands.UnitDied():
                 self._orders.died(f"{message.unit}.{message.incarnation}")
             case _:
                 pass  # BeatAck says only that the coordinator is there; the rest is not for units.

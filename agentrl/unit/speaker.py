@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from agentrl.errors import AgentrlError, ExitCode, ProtocolError
-from agentrl.protocol import messages, serving, wire
+from agentrl.protocol import messages, wire
+from agentrl.protocol.messages import served_commands
 from agentrl.transport.dealer import Dealer
 from agentrl.transport.keys import ClientKey
 from agentrl.unit.answers import Answers
@@ -200,7 +201,7 @@ class Speaker:
             answer = messages.KnobPreviewed(question.ask, "", error=f"The preview failed: {broken!r}.")
         self._call(lambda: self._perform([answer]))
 
-    def _send_answer(self, answer: serving.UnitAnswer) -> None:
+    def _send_answer(self, answer: served_commands.UnitAnswer) -> None:
         """From any thread. If nobody is connected it is lost, and whoever asked has a deadline."""
         self._call(lambda: self._perform([answer]))
 

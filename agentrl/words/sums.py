@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.protocol.data import AccountProblem, AccountReport
+from agentrl.protocol.data_commands import AccountProblem, AccountReport
 from agentrl.words.amounts import counted
 
 ALL_AGREE = "All sums agree."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.protocol.data import TokenStretch
+from agentrl.protocol.data_commands import TokenStretch
 from agentrl.words.amounts import counted
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from agentrl.client.blocking import BlockingClient
-from agentrl.client.core import Client
+from agentrl.client.client import Client
 from agentrl.client.discovery import read_coordinator
 from agentrl.errors import AgentrlError
 from agentrl.protocol.rows import HostRow, UnitRow

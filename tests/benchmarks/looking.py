@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from agentrl.policies.states import RecordStatus
-from agentrl.protocol.data import ListRows
+from agentrl.protocol.data_commands import ListRows
 from agentrl.queries import rows
 from agentrl.store import documents, indexes
 from agentrl.store.database import Database, connect

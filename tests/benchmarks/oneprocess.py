@@ -34,7 +34,7 @@ from agentrl.chat import parsers
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tools import ToolSpec
-from agentrl.config.data import Environment, ToolServer
+from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.engine import EmbeddedEngine

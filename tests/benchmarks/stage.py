@@ -21,7 +21,7 @@ import zmq
 
 from agentrl import __version__
 from agentrl.client.blocking import BlockingClient
-from agentrl.client.core import Client
+from agentrl.client.client import Client
 from agentrl.config.paths import create_run
 from agentrl.config.run import RunConfig
 from agentrl.host import proc

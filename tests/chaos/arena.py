@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.tokenfile import TOKEN_FILE
+from agentrl.config.http_token import TOKEN_FILE
 from agentrl.store import access, accounting
 from agentrl.store.accounting import Account
 from tests import small_run

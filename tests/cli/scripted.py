@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
 from agentrl.protocol import feed, messages, rows, wire
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
-from agentrl.protocol.danger import Effect, Tier, tier_of
+from agentrl.protocol.effects import Effect, Tier, tier_of
+from agentrl.protocol.message_base import Args
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.keys import KeyPair

@@ -21,8 +21,8 @@ from agentrl.cli.verbs import seconds
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.protocol import commands, rows
-from agentrl.protocol.base import Args
-from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.effects import Effect, Tier
+from agentrl.protocol.message_base import Args
 from agentrl.words.rows import allowed
 from tests.cli.conftest import PROGRAM, Said, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted

@@ -16,7 +16,7 @@ from agentrl.cli.beginning import NOTHING_CHANGED, Beginning, Turn
 from agentrl.cli.launch import Place
 from agentrl.cli.progress import Progress
 from agentrl.cli.verbs import Cli
-from agentrl.client.living import Living
+from agentrl.client.run_processes import Living
 from agentrl.config import paths
 from agentrl.errors import ConflictError
 from agentrl.protocol.commands import Down

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.forgetting import remove_state
-from agentrl.client.living import start_ticks
+from agentrl.client.run_processes import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from tests.cli.conftest import Said, Shell

@@ -15,7 +15,7 @@ from agentrl.cli import lists, output
 from agentrl.cli.checks import FAILURES, FAILURES_SPARE
 from agentrl.cli.training import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
-from agentrl.protocol.danger import Tier
+from agentrl.protocol.effects import Tier
 
 
 @given(st.text())

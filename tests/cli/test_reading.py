@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
 from agentrl.protocol import rows
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
-from agentrl.protocol.data import BoundPreview, Page, StalenessReport
+from agentrl.protocol.data_commands import BoundPreview, Page, StalenessReport
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from agentrl.words.logtext import Choice, Lines, time_of
 from tests.cli.conftest import Said, Shell

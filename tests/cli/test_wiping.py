@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from agentrl.cli.wiping import sentence
-from agentrl.client.living import start_ticks
+from agentrl.client.run_processes import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from agentrl.store import database, owners

@@ -10,8 +10,8 @@ from pathlib import Path
 from agentrl.control.state.feed import Feed
 from agentrl.errors import ExitCode
 from agentrl.protocol import commands, wire
-from agentrl.protocol.base import Message
-from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.effects import Effect, Tier
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     ClientHello,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import agentrl.client.session as session_module
+import agentrl.client.coordinator_connection as session_module
 from agentrl.client import Client
 from agentrl.errors import (
     ConflictError,

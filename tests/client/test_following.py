@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import agentrl.client.core as core
-import agentrl.client.tail as tail_module
+import agentrl.client.client as core
+import agentrl.client.feed_subscription as tail_module
 from agentrl.client import CAUGHT_UP, RESET, SILENT, Client
 from agentrl.errors import NoCoordinatorError, UnknownNameError, WaitTimeoutError
 from agentrl.protocol.rows import GroupRow, OperationRow, OperationState

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.client import Client
-from agentrl.client.living import coordinator_of, start_ticks
+from agentrl.client.run_processes import coordinator_of, start_ticks
 from agentrl.config import paths
 from agentrl.errors import NoCoordinatorError
 from tests.waiting import eventually

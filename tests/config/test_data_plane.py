@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
-from agentrl.control.commands.desired import MONGO_STOP_RANK, specs_of
+from agentrl.control.commands.group_specs import MONGO_STOP_RANK, specs_of
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Role
 

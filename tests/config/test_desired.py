@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config import shape
+from agentrl.config import introspection
 from agentrl.config.load import load_config
-from agentrl.config.plain import config_from_plain, config_to_plain
 from agentrl.config.run import RunConfig
 from agentrl.config.schema import json_schema
-from agentrl.control.commands.desired import specs_of, stop_ranks
+from agentrl.config.serialization import config_from_plain, config_to_plain
+from agentrl.control.commands.group_specs import specs_of, stop_ranks
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Probe, Resources, Role
 from agentrl.telemetry.metrics import CPU, LOOP_LAG, METRICS, RSS, RSS_SLOPE
@@ -138,7 +138,7 @@ def test_the_schema_accepts_what_is_accepted_and_knows_every_field():
             jsonschema.validate(wrong, schema)
 
 
-def _undocumented(place: shape.Shape, path: str = "") -> list[str]:
+def _undocumented(place: introspection.Shape, path: str = "") -> list[str]:
     found = []
     for key in place.keys:
         child = place.child(key)
@@ -152,7 +152,7 @@ def _undocumented(place: shape.Shape, path: str = "") -> list[str]:
 
 
 def test_every_field_says_what_it_is():
-    assert _undocumented(shape.Shape(RunConfig)) == []
+    assert _undocumented(introspection.Shape(RunConfig)) == []
 
 
 def test_values_cannot_be_changed_after_the_check(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.knob import Knob
 from agentrl.config.knobs import supervision_knobs, times_with
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import ConfigError, UnknownNameError
 
 KNOBS = {knob.name: knob for knob in supervision_knobs()}

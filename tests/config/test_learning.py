@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.config import learning
+from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.policies.freshness import Freshness
 
@@ -22,7 +22,7 @@ def config_of(training: dict[str, Any], **environments: dict[str, Any]) -> RunCo
 
 
 def test_every_key_about_groups_reaches_the_rule() -> None:
-    usual = learning.group_rule(config_of({}))
+    usual = policy_rules.group_rule(config_of({}))
     other = {
         "advantage": "leave-one-out",
         "divide_by_std": False,
@@ -33,7 +33,7 @@ def test_every_key_about_groups_reaches_the_rule() -> None:
         "cap_malformed": True,
         "turn_spread": 0.1,
     }
-    changed = learning.group_rule(config_of(other))
+    changed = policy_rules.group_rule(config_of(other))
     assert [name for name in usual.__slots__ if getattr(usual, name) == getattr(changed, name)] == []
     assert usual.min_valid is None, "half of the group"
 
@@ -47,17 +47,17 @@ def test_every_key_about_the_loss_reaches_it() -> None:
         "weight_cap": 2.0,
         "denominator": "kept",
     }
-    usual = learning.policy_loss(config_of({}).training, longest=0)
-    changed = learning.policy_loss(config_of(keys).training, longest=0)
+    usual = policy_rules.policy_loss(config_of({}).training, longest=0)
+    changed = policy_rules.policy_loss(config_of(keys).training, longest=0)
     assert [name for name in keys if getattr(usual, name) == getattr(changed, name)] == []
     assert (usual.dual_clip, usual.weight_cap) == (None, None)
-    fixed = learning.policy_loss(config_of({"aggregation": "dr-grpo"}).training, longest=128)
+    fixed = policy_rules.policy_loss(config_of({"aggregation": "dr-grpo"}).training, longest=128)
     assert (fixed.aggregation, fixed.longest) == ("dr-grpo", 128)
 
 
 def test_environments_have_the_rules_of_the_run_but_for_their_own() -> None:
     training = {"bound": 2, "strategy": "decay", "hard_bound": 4, "wait_limit_s": 60.0}
-    rules = learning.freshness(config_of(training, a={}, b={"bound": 6}, c={"strategy": "wait", "bound": 0}))
+    rules = policy_rules.freshness(config_of(training, a={}, b={"bound": 6}, c={"strategy": "wait", "bound": 0}))
     assert set(rules.of_environments) == {"b", "c"}
     assert rules.of("a") is rules
     assert rules.oldest == 4
@@ -68,6 +68,6 @@ def test_environments_have_the_rules_of_the_run_but_for_their_own() -> None:
 
 def test_every_key_about_decay_reaches_it() -> None:
     keys = {"out_of_date_decay": 0.1, "epsilon": 0.1, "extra": 0.3, "cap": 2.0, "strict": True}
-    usual = learning.decay(config_of({}).training.decay)
-    changed = learning.decay(config_of({"decay": keys}).training.decay)
+    usual = policy_rules.decay(config_of({}).training.decay)
+    changed = policy_rules.decay(config_of({"decay": keys}).training.decay)
     assert [name for name in keys if getattr(usual, name) == getattr(changed, name)] == []

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config import shape, show
+from agentrl.config import introspection, show
 from agentrl.config.load import RESERVED_VARIABLES, Loaded, load_config
 from agentrl.config.placeholders import PLACEHOLDERS
-from agentrl.config.plain import config_from_plain
 from agentrl.config.run import RESERVED_GROUPS, RunConfig
+from agentrl.config.serialization import config_from_plain
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.host.environment import Home, filled
 
@@ -87,7 +87,7 @@ def test_command_line_over_environment_over_file_over_default(load):
 
 def test_every_value_has_exactly_one_source(load):
     loaded = load(WEB)
-    keys = [".".join(path) for path, _ in shape.leaves(loaded.config.model_dump(mode="json"))]
+    keys = [".".join(path) for path, _ in introspection.leaves(loaded.config.model_dump(mode="json"))]
     assert sorted(loaded.sources) == sorted(keys)
     assert set(loaded.given) == {"name", "sidecars.web.command", "sidecars.web.count"}
 
@@ -118,7 +118,7 @@ def test_the_mark_of_a_process_is_never_configuration(load):
     environ = dict.fromkeys(RESERVED_VARIABLES, "nonsense")
     assert load(WEB, environ=environ).config == load(WEB).config
     words = {name.removeprefix("AGENTRL_").lower() for name in RESERVED_VARIABLES}
-    whole = shape.Shape(RunConfig)
+    whole = introspection.Shape(RunConfig)
     values = {key for key in whole.keys if not (whole.child(key).is_table or whole.child(key).section)}
     assert values == {"name", "dir"}
     assert words.isdisjoint(values)

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.config import show
 from agentrl.config.load import load_config
-from agentrl.config.plain import config_to_plain
 from agentrl.config.secrets import SecretRef, is_reference, names_a_secret, parse_reference, resolve_secret
+from agentrl.config.serialization import config_to_plain
 from agentrl.errors import ConfigError
 
 HIDDEN = "mongodb://root:hunter2@db"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.yamltree import read_tree, read_value
+from agentrl.config.yaml_reader import read_tree, read_value
 from agentrl.errors import ConfigError
 
 

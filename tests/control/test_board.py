@@ -6,7 +6,7 @@ And what of measurements is news.
 from __future__ import annotations
 
 from agentrl.config.paths import RunFile
-from agentrl.control.commands.stacks import called
+from agentrl.control.commands.collect_stacks import called
 from agentrl.control.state.board import PROGRESS_NEWS, Board, RunLife
 from agentrl.control.state.metrics import MemoryStory
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from agentrl.control.commands.acts import Act
-from agentrl.control.handlers.clients import UNFORESEEN, ClientsDesk
+from agentrl.control.handlers.client_requests import UNFORESEEN, ClientsDesk
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.protocol import commands
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import ErrorReply, Request
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_from_coordinator, raw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agentrl.control.handlers import clipping, queries
+from agentrl.control.handlers import client_queries, clipping
 from agentrl.control.persistence.journal import JournalEvent
 from agentrl.control.state.feed import Feed
 from agentrl.protocol.commands import StatusReport
@@ -72,15 +72,15 @@ def test_the_status_of_very_many_talkative_units_can_be_sent() -> None:
         for number in range(5000)
     )
     report = StatusReport(RunRow("my-run", "u", "running"), units=units)
-    short = queries.sendable(report)
-    assert len(encode(short)) <= queries.ANSWER_BYTES
+    short = client_queries.sendable(report)
+    assert len(encode(short)) <= client_queries.ANSWER_BYTES
     assert [row.unit for row in short.units] == [row.unit for row in units]
     few = msgspec.structs.replace(report, units=units[:50])
-    assert queries.sendable(few) is few
+    assert client_queries.sendable(few) is few
 
 
 def test_as_many_of_the_last_events_as_fit_are_answered() -> None:
     events = [JournalEvent("audit", str(number), float(number), b"x" * 1000) for number in range(10)]
-    assert [event.id for event in queries.newest(events, 3500)] == ["7", "8", "9"]
-    assert queries.newest(events, 10_000) == events
-    assert queries.newest(events, 10) == []
+    assert [event.id for event in client_queries.newest(events, 3500)] == ["7", "8", "9"]
+    assert client_queries.newest(events, 10_000) == events
+    assert client_queries.newest(events, 10) == []

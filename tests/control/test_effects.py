@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control.commands.effects import of_down, of_plan, refuse_unseen_count
+from agentrl.control.commands.previews import of_down, of_plan, refuse_unseen_count
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError
 from agentrl.protocol.commands import Down, Scale
-from agentrl.protocol.danger import Tier, tier_of
+from agentrl.protocol.effects import Tier, tier_of
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.plans import Plan, plan

@@ -6,9 +6,9 @@ import pytest
 
 from agentrl.config.knob import Knob
 from agentrl.config.knobs import supervision_knobs
-from agentrl.control.state.knobs import KnobRegistry
+from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
-from agentrl.protocol.danger import Effect, Tier, tier_of
+from agentrl.protocol.effects import Effect, Tier, tier_of
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobValue
 

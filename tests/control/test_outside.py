@@ -9,8 +9,8 @@ import pytest
 
 from agentrl.control.handlers.outside import Outside, outside
 from agentrl.errors import RefusedError, UnavailableError
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import StalenessReport
+from agentrl.protocol.data_commands import StalenessReport
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import raw

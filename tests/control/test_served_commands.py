@@ -9,18 +9,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agentrl.control.handlers import serving as desk
-from agentrl.control.handlers.serving import Serving
+from agentrl.control.handlers import served_commands as desk
+from agentrl.control.handlers.served_commands import Serving
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.messaging.requests import Asks
 from agentrl.control.state.board import Board
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.errors import RefusedError, UnavailableError, WaitTimeoutError
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.data import Done, RequeueTasks
+from agentrl.protocol.data_commands import Done, RequeueTasks
 from agentrl.protocol.messages import Request, UnitReport
+from agentrl.protocol.messages.served_commands import AskUnit, UnitAnswer
 from agentrl.protocol.rows import OperationState, UnitState
-from agentrl.protocol.serving import AskUnit, UnitAnswer
 from agentrl.protocol.wire import decode_from_coordinator, raw
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.slots import RunState, Slot, State

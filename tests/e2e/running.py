@@ -21,8 +21,8 @@ import psutil
 import yaml
 
 from agentrl.client.blocking import BlockingClient
-from agentrl.client.core import Client
-from agentrl.config.times import SupervisionTimes
+from agentrl.client.client import Client
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import ExitCode
 from agentrl.host import proc
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import ExitCode
 from agentrl.http.ports import free_port
 from agentrl.protocol.rows import AlertRow, AlertState

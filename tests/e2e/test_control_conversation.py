@@ -15,11 +15,11 @@ import msgspec
 import pytest
 import zmq
 
-from agentrl.client.core import Client
+from agentrl.client.client import Client
 from agentrl.client.discovery import find
 from agentrl.errors import ExitCode, KeyRefusedError
 from agentrl.protocol import commands, feed, messages
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL_MAJOR, Request
 from agentrl.protocol.wire import decode_feed, decode_from_coordinator, encode, raw
 from agentrl.transport.dealer import Dealer

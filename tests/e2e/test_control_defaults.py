@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from tests.e2e.running import Run, running
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentrl.client.living import keepers_of
+from agentrl.client.run_processes import keepers_of
 from agentrl.errors import ExitCode
 from agentrl.transport.addresses import why_not_free
 from tests.e2e.running import Run, running

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.tokenfile import TOKEN_FILE
+from agentrl.config.http_token import TOKEN_FILE
 from agentrl.store import access, accounting
 from agentrl.store.database import Database
 from tests.e2e import onscreen

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.client.blocking import BlockingClient
-from agentrl.client.core import Client
+from agentrl.client.client import Client
 from agentrl.errors import ExitCode, NoCoordinatorError
 from tests.e2e.running import Run
 from tests.waiting import eventually

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from pymongo import AsyncMongoClient
 
-from agentrl.config.tokenfile import http_token
+from agentrl.config.http_token import http_token
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.manifest import Agreement, Canary, Manifest

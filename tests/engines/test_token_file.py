@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.tokenfile import TOKEN_FILE, http_token
+from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.errors import ConfigError, DiskError
 
 
@@ -23,7 +23,7 @@ def test_it_is_made_once_and_private(tmp_path: Path) -> None:
 
 
 def test_processes_that_start_together_agree(tmp_path: Path) -> None:
-    program = "import sys, pathlib; from agentrl.config.tokenfile import http_token; "
+    program = "import sys, pathlib; from agentrl.config.http_token import http_token; "
     program += "print(http_token(pathlib.Path(sys.argv[1])))"
     started = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)

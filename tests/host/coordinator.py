@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.host.environment import Home
 from agentrl.protocol import wire
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import HostHello, Welcome, WhoAreYou
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.zap import Gate

@@ -16,7 +16,7 @@ from agentrl.host import proc
 from agentrl.host.agent import Agent, Times
 from agentrl.host.environment import Home
 from agentrl.protocol import messages
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.specs import GroupSpec, Role
 from tests.waiting import aeventually, eventually
 

@@ -19,7 +19,7 @@ from agentrl.host import proc
 from agentrl.host.agent import Agent
 from agentrl.host.guardian import Guardian
 from agentrl.host.processes import Processes
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import CoordinatorTrouble, Spawned, Welcome
 from tests.host.harness import SLEEP, Bench, identity_of, spawn
 from tests.waiting import aeventually, eventually

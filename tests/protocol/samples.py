@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from agentrl.protocol import commands, data, messages, rows
-from agentrl.protocol.base import Args, Message
+from agentrl.protocol import commands, data_commands, messages, rows
+from agentrl.protocol.message_base import Args, Message
 
 MESSAGES: dict[str, type[Message]] = {
     kind.__name__: kind for kind in Message.__subclasses__() if kind.__module__.startswith("agentrl.protocol.")
@@ -29,14 +29,14 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
         commands.StatusReport,
         commands.WhyReport,
         commands.KeyRow,
-        data.AccountReport,
-        data.Done,
-        data.ExportPart,
-        data.Page,
-        data.RecordStory,
-        data.Story,
-        data.TokenPart,
-        data.ToolErrorGroup,
+        data_commands.AccountReport,
+        data_commands.Done,
+        data_commands.ExportPart,
+        data_commands.Page,
+        data_commands.RecordStory,
+        data_commands.Story,
+        data_commands.TokenPart,
+        data_commands.ToolErrorGroup,
         messages.LogChunk,
         messages.ScanReport,
         messages.StackReport,

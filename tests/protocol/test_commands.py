@@ -11,9 +11,9 @@ import pytest
 from agentrl.client import Client
 from agentrl.errors import ProtocolError
 from agentrl.protocol import wire
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec
-from agentrl.protocol.danger import Effect, Tier
+from agentrl.protocol.effects import Effect, Tier
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission
 from tests.protocol.samples import ARGS, bare, filled
 

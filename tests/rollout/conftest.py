@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config import learning
+from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.building import build_tiny
 from agentrl.http.server import listening
@@ -180,7 +180,7 @@ class Stage:
             writer=Writer(db, lease.certain),
             lease=lease,
             fleet=fleet,
-            endings=Endings(db, lease, learning.group_rule(self.config)),
+            endings=Endings(db, lease, policy_rules.group_rule(self.config)),
             template=self.words.template,
             vocabulary=self.words.vocabulary,
             wait=self._wait,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl.config import data
+from agentrl.config import data_plane as data
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError

@@ -13,7 +13,7 @@ from agentrl.steward.rules import Rules
 from agentrl.store.database import Database
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
-from daemons import knobs
+from daemons import knob_table
 from tests.steward.test_rounds import full_round, rules, steward
 
 PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
@@ -79,9 +79,9 @@ async def test_a_paused_steward_admits_nothing_and_keeps_house(db: Database) -> 
 
 
 def test_the_page_shows_the_knobs_that_there_are() -> None:
-    printed = knobs.table()
+    printed = knob_table.table()
     assert printed.count("\n") > 20
-    assert printed in PAGE.read_text(), "put what `python -m daemons.knobs` prints into docs/knobs.md"
+    assert printed in PAGE.read_text(), "put what `python -m daemons.knob_table` prints into docs/knobs.md"
 
 
 def test_one_record_is_told_as_one(tmp_path: Path) -> None:

@@ -17,10 +17,8 @@ from agentrl.filters.sorting import parse_sort, to_mongo_sort
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.states import Actor
 from agentrl.protocol import wire
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import (
+from agentrl.protocol.data_commands import (
     AddTasks,
     Done,
     ExportPart,
@@ -36,7 +34,9 @@ from agentrl.protocol.data import (
     ToolErrorGroup,
     ToolErrors,
 )
-from agentrl.protocol.serving import AskUnit
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
 from agentrl.queries import errors, staleness
 from agentrl.queries.desk import Desk

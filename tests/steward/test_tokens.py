@@ -11,7 +11,7 @@ import pytest
 from agentrl.chat.building import build_tokenizer
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data import ExportRecords, RecordTokens, TokenPart
+from agentrl.protocol.data_commands import ExportRecords, RecordTokens, TokenPart
 from agentrl.store import pruning
 from agentrl.store.database import Database
 from agentrl.store.documents import DispatchedSamplingTask, Publication, Turn, call_id, to_bson, turn_id

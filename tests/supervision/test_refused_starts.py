@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.specs import GroupSpec, Life, Role
 from agentrl.supervision import events, restarts

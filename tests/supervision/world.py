@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import ExitStatus, HostFacts, UnitOnHost
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision import events

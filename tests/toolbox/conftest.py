@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.http.ports import free_port
 from agentrl.http.server import listening
 from agentrl.toolbox.answers import Answer, CallTool, OpenSession

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AROUND_A_TOOL_CALL_S
 from agentrl.toolbox import connection, sessions, trial
 from agentrl.toolbox.answers import Answer, ToolInfo

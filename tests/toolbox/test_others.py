@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox import connection
 from tests.toolbox.conftest import MakeToolbox, http_server
 from tests.toolbox.others import Others

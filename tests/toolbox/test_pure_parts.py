@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.errors import ConfigError
 from agentrl.toolbox import memory, reporting
 from agentrl.toolbox.answers import REFUSALS, Answer, CallConflictError, ServerInfo, error_of, refusal_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from tests.toolbox.conftest import MakeToolbox, http_server
 from tests.waiting import aeventually
 

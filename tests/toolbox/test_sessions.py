@@ -8,7 +8,7 @@ import contextlib
 import psutil
 import pytest
 
-from agentrl.config.data import ToolServer
+from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.answers import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import MakeToolbox, unruly

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agentrl.config.tokenfile import http_token
+from agentrl.config.http_token import http_token
 from agentrl.protocol import messages
 from agentrl.store.database import Database
 from agentrl.toolbox.answers import UnavailableError

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.errors import RefusedError
-from agentrl.protocol import commands, data
+from agentrl.protocol import commands, data_commands
 from agentrl.protocol.messages import Permission
 from tests.cli.scripted import Scripted
 
@@ -24,14 +24,14 @@ def row(id: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def story(text: str = "") -> data.RecordStory:
+def story(text: str = "") -> data_commands.RecordStory:
     call = {"versions": [[3, 30], [4, 10]], "engine": "engine-0", "seconds": 0.25, "new_prompt_tokens": 12}
     tool = {
         "server": "shop", "tool": "lookup", "arguments": {"item": text or "flour"}, "status": "timeout",
         "error_class": "infrastructure", "latency_s": 5.0, "result": text,
     }  # fmt: skip
     said = "\n".join(f"line {n} {text}" for n in range(9))
-    return data.RecordStory(
+    return data_commands.RecordStory(
         record=row(RECORD, oldest_version=3, newest_version=4),
         task={"query": f"what does it cost {text}"},
         ending={"sentence": "answered (policy)"},
@@ -50,56 +50,60 @@ def story(text: str = "") -> data.RecordStory:
     )
 
 
-def segments(text: str = "") -> tuple[data.TokenStretch, ...]:
+def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
     """A prompt, an answer by two versions with an unlikely token, and two ways on from there."""
     said = ("it ", "costs ", f"7{text}", "\n")
     call = f"{RECORD}/c"
     return (
-        data.TokenStretch(0, -1, "environment", f"{call}0", 0, ids=(1, 2, 3), texts=("what ", "costs ", "flour?")),
-        data.TokenStretch(
+        data_commands.TokenStretch(
+            0, -1, "environment", f"{call}0", 0, ids=(1, 2, 3), texts=("what ", "costs ", "flour?")
+        ),
+        data_commands.TokenStretch(
             1, 0, "model", f"{call}0", 0, True, ids=(4, 2, 5, 6), texts=said,
             log_probs=(-0.01, -0.02, -4.0, -1.0), versions=((3, 2), (4, 2)),
         ),
-        data.TokenStretch(2, 1, "environment", f"{call}1", 1, ids=(7,), texts=("go on",)),
-        data.TokenStretch(
+        data_commands.TokenStretch(2, 1, "environment", f"{call}1", 1, ids=(7,), texts=("go on",)),
+        data_commands.TokenStretch(
             3, 2, "model", f"{call}1", 1, True, ids=(8,), texts=("fine",), log_probs=(-0.1,), versions=((4, 1),)
         ),
-        data.TokenStretch(4, 1, "environment", f"{call}2", ids=(9,), texts=("instead",)),
-        data.TokenStretch(
+        data_commands.TokenStretch(4, 1, "environment", f"{call}2", ids=(9,), texts=("instead",)),
+        data_commands.TokenStretch(
             5, 4, "model", f"{call}2", ids=(10, 11), texts=("a", "b"), log_probs=(-0.1, -0.2), versions=((4, 2),)
         ),
     )  # fmt: skip
 
 
-def answers(coordinator: Scripted, text: str = "") -> list[data.ListRows]:
+def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRows]:
     """The steward's answers, and what it was asked."""
-    asked: list[data.ListRows] = []
+    asked: list[data_commands.ListRows] = []
 
-    def records(args: Any) -> data.Page:
+    def records(args: Any) -> data_commands.Page:
         asked.append(args)
         if "nonsense" in args.filter:
             raise RefusedError("There is no field named nonsense.", hint="Did you mean score?")
         running = row(
             "shop/train/0/000013#r0.s0.a0", status="running", doing={"what": "tool call shop.lookup", "age_s": 42}
         )
-        return data.Page((running, row(RECORD, error=text)))
+        return data_commands.Page((running, row(RECORD, error=text)))
 
     coordinator.answers["list_records"] = records
     coordinator.answers["show_record"] = lambda _: story(text)
     metrics = {"reward_mean": 0.75, "loss": -0.01, "gradient_norm": 1.5}
     step = {"id": "trainer-0.1@1/000007", "status": "committed", "metrics": metrics, "counts": {"records": 64}}
-    coordinator.answers["list_steps"] = lambda _: data.Page((step,))
-    coordinator.answers["show_step"] = lambda _: data.Story(step, (row(RECORD),), 63)
-    coordinator.answers["record_tokens"] = lambda _: data.TokenPart(segments(text), None, 12)
+    coordinator.answers["list_steps"] = lambda _: data_commands.Page((step,))
+    coordinator.answers["show_step"] = lambda _: data_commands.Story(step, (row(RECORD),), 63)
+    coordinator.answers["record_tokens"] = lambda _: data_commands.TokenPart(segments(text), None, 12)
     failed = {"id": f"{RECORD}/t40.0", "record": RECORD, "turn": 40, "server": "shop", "tool": "lookup"}
     failed |= {"status": "timeout", "error_class": "infrastructure", "owner": "sampler-3.1", "result": text}
-    coordinator.answers["list_failed_calls"] = lambda _: data.Page((failed,))
-    sample = data.ToolErrorSample(RECORD, f"{RECORD}/t0.0", text)
-    group = data.ToolErrorGroup("shop", "lookup", "malformed", "policy", f"no bracket {text}", 192, samples=(sample,))
+    coordinator.answers["list_failed_calls"] = lambda _: data_commands.Page((failed,))
+    sample = data_commands.ToolErrorSample(RECORD, f"{RECORD}/t0.0", text)
+    group = data_commands.ToolErrorGroup(
+        "shop", "lookup", "malformed", "policy", f"no bracket {text}", 192, samples=(sample,)
+    )
     coordinator.answers["tool_errors"] = lambda _: [group]
     _stored(coordinator, text)
-    wrong = data.AccountProblem(f"records of no task {text}", 3, (RECORD,))
-    coordinator.answers["accounting"] = lambda _: data.AccountReport(
+    wrong = data_commands.AccountProblem(f"records of no task {text}", 3, (RECORD,))
+    coordinator.answers["accounting"] = lambda _: data_commands.AccountReport(
         {"train": {"trained": 30, "dead": 2}}, {"train": {"scored": 240}}, {"taken": 256}, {"committed": 7}, 64,
         {"policy": 240}, (wrong,) if text else (), not text,
     )  # fmt: skip
@@ -120,9 +124,9 @@ def _stored(coordinator: Scripted, text: str) -> None:
     saved = {"id": "step-9", "status": "complete", "step": 9, "version": 4, "at": at, "pinned": True}
     saved |= {"path": f"checkpoints/9{text}"}
     files = {f"model {text}": {"bytes": 9 << 20}}
-    coordinator.answers["list_tasks"] = lambda _: data.Page((task,))
-    coordinator.answers["list_checkpoints"] = lambda _: data.Page((saved,))
-    coordinator.answers["show_task"] = lambda _: data.Story(task, (row(RECORD, error=text),), 3)
-    coordinator.answers["show_checkpoint"] = lambda _: data.Story(saved | {"files": files})
+    coordinator.answers["list_tasks"] = lambda _: data_commands.Page((task,))
+    coordinator.answers["list_checkpoints"] = lambda _: data_commands.Page((saved,))
+    coordinator.answers["show_task"] = lambda _: data_commands.Story(task, (row(RECORD, error=text),), 3)
+    coordinator.answers["show_checkpoint"] = lambda _: data_commands.Story(saved | {"files": files})
     key = commands.KeyRow(f"ann{text}", "p" * 40, Permission.VIEWER, at.timestamp())
     coordinator.answers["list_keys"] = lambda _: [key]

@@ -22,7 +22,7 @@ from agentrl.client import Client
 from agentrl.config import paths
 from agentrl.protocol import rows, wire
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
-from agentrl.protocol.data import AccountReport, Page
+from agentrl.protocol.data_commands import AccountReport, Page
 from agentrl.protocol.messages import LogChunk
 from agentrl.telemetry import learning
 from tests.cli.scripted import Scripted

@@ -10,8 +10,8 @@ from textual import events
 
 from agentrl.errors import ConflictError
 from agentrl.protocol import commands, rows
-from agentrl.protocol.base import Args
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.tui.conftest import Screen, opened, populate

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import RefusedError
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole

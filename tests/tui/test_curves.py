@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import UnavailableError
 from agentrl.protocol import rows
-from agentrl.protocol.data import Page, Story
+from agentrl.protocol.data_commands import Page, Story
 from agentrl.protocol.rows import OperationRow, OperationState
 from tests.cli.scripted import Scripted
 from tests.tui import still, walking

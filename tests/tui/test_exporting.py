@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.protocol import data
+from agentrl.protocol import data_commands
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, Screen, opened, populate
 from tests.tui.steward import RECORD, answers
@@ -133,7 +133,10 @@ async def test_whole_trajectories_of_the_present_filter_become_a_file(
     monkeypatch.chdir(tmp_path)
     populate(coordinator)
     answers(coordinator)
-    parts = [data.ExportPart(b'{"a":1}\n{"b"', "one", 4, 1), data.ExportPart(b":2}\n", "two", 0, 1, end=True)]
+    parts = [
+        data_commands.ExportPart(b'{"a":1}\n{"b"', "one", 4, 1),
+        data_commands.ExportPart(b":2}\n", "two", 0, 1, end=True),
+    ]
     coordinator.answers["export_records"] = lambda args: parts[1 if args.after else 0]
     async with opened(coordinator.state_dir, (120, 30)) as screen:
         await screen.press("7")

@@ -12,9 +12,9 @@ import pytest
 from textual.widgets import Input
 
 from agentrl.config import paths
-from agentrl.protocol import commands, data
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import Page, Story
+from agentrl.protocol import commands, data_commands
+from agentrl.protocol.data_commands import Page, Story
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import Permission
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
@@ -62,7 +62,7 @@ async def test_marked_tasks_are_sampled_again_and_a_file_is_queued(run: Scripted
         await screen.shows("Sample 2 tasks again")
         await screen.type("why")
         await screen.press("enter")
-        wanted = data.RequeueTasks(("shop/train/0/000000", "shop/train/0/000001"), "why")
+        wanted = data_commands.RequeueTasks(("shop/train/0/000000", "shop/train/0/000001"), "why")
         await aeventually(lambda: run.sent("requeue_tasks") == [wanted])
         await screen.press("a")
         await screen.shows("Queue the rows of a file")
@@ -70,7 +70,7 @@ async def test_marked_tasks_are_sampled_again_and_a_file_is_queued(run: Scripted
         await screen.press("tab")
         await screen.type("x.jsonl")
         await screen.press("enter")
-        await aeventually(lambda: run.sent("add_tasks") == [data.AddTasks("shop", "x.jsonl")])
+        await aeventually(lambda: run.sent("add_tasks") == [data_commands.AddTasks("shop", "x.jsonl")])
         await aim(screen, "shop/train/0/000001")
         await screen.press("enter")
         await screen.shows("what is it", "its attempts (1 of 1)")
@@ -83,15 +83,15 @@ async def test_a_checkpoint_is_pinned_and_left_to_retention(run: Scripted) -> No
         await screen.shows("step-9", "◆ pinned")
         await aim(screen, "step-6")
         await screen.press("p")
-        await aeventually(lambda: run.sent("pin_checkpoint") == [data.PinCheckpoint("step-6")])
+        await aeventually(lambda: run.sent("pin_checkpoint") == [data_commands.PinCheckpoint("step-6")])
         await screen.press("u")
-        await aeventually(lambda: run.sent("unpin_checkpoint") == [data.UnpinCheckpoint("step-6")])
+        await aeventually(lambda: run.sent("unpin_checkpoint") == [data_commands.UnpinCheckpoint("step-6")])
         await screen.press("enter")
         await screen.shows("a.bin  9 B")
         await screen.press("escape", "colon")
         await screen.type("checkpoints unpin step-9")
         await screen.press("enter")
-        await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data.UnpinCheckpoint("step-9")])
+        await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data_commands.UnpinCheckpoint("step-9")])
 
 
 @pytest.mark.parametrize(

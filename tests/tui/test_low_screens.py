@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.protocol.data import Page
+from agentrl.protocol.data_commands import Page
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_curves import trained

@@ -6,8 +6,8 @@ import pytest
 
 from agentrl.errors import ConflictError
 from agentrl.protocol import rows
-from agentrl.protocol.base import Args
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.message_base import Args
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.waiting import aeventually

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import UnavailableError, UsageError
 from agentrl.protocol import rows
-from agentrl.protocol.data import ListRows, Page
+from agentrl.protocol.data_commands import ListRows, Page
 from agentrl.telemetry import learning
 from tests.cli.scripted import Scripted
 from tests.tui import still, walking

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agentrl.errors import UnavailableError
-from agentrl.protocol import data
+from agentrl.protocol import data_commands
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward import RECORD, answers, row, story
@@ -79,7 +79,7 @@ async def test_enter_leads_from_steps_tasks_and_attempts_to_records(coordinator:
     coordinator.answers["show_record"] = lambda args: msgspec.structs.replace(
         story(), record=row(args.id), attempts=both
     )
-    coordinator.answers["show_task"] = lambda args: data.Story({"id": args.id}, both)
+    coordinator.answers["show_task"] = lambda args: data_commands.Story({"id": args.id}, both)
     async with opened(coordinator.state_dir, (120, 40)) as screen:
         await screen.press("8")
         await screen.shows("trainer-0.1/000007")
@@ -145,7 +145,7 @@ async def test_what_models_and_tools_said_breaks_no_screen(coordinator: Scripted
 async def test_while_nobody_answers_that_stands_in_place_of_rows(coordinator: Scripted) -> None:
     populate(coordinator)
 
-    def nobody(_: Any) -> data.Page:
+    def nobody(_: Any) -> data_commands.Page:
         raise UnavailableError("These are served by the steward, and steward-0 is starting: reading datasets.")
 
     coordinator.answers["list_records"] = coordinator.answers["list_steps"] = nobody
@@ -154,7 +154,7 @@ async def test_while_nobody_answers_that_stands_in_place_of_rows(coordinator: Sc
             await screen.press(key)
             await screen.shows("  These are served by the steward", "steward-0 is starting: reading datasets.")
             assert nothing not in screen.text
-        coordinator.answers["list_records"] = lambda _: data.Page()
+        coordinator.answers["list_records"] = lambda _: data_commands.Page()
         await screen.press("7")
         await screen.shows("no records")
 

@@ -13,8 +13,8 @@ import pytest
 from agentrl.http.ports import free_ports
 from agentrl.protocol import rows
 from agentrl.protocol.commands import Accepted, Restart
-from agentrl.protocol.danger import Effect, Tier
-from agentrl.protocol.data import Page
+from agentrl.protocol.data_commands import Page
+from agentrl.protocol.effects import Effect, Tier
 from agentrl.transport.keys import ClientKey, new_keypair
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate

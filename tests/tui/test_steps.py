@@ -12,7 +12,7 @@ from agentrl.filters.evaluate import matches
 from agentrl.filters.fields import STEPS
 from agentrl.filters.parser import parse
 from agentrl.protocol import rows
-from agentrl.protocol.data import ListRows, Page
+from agentrl.protocol.data_commands import ListRows, Page
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.waiting import aeventually

@@ -13,8 +13,8 @@ from textual.widgets import Input
 
 from agentrl.errors import RefusedError
 from agentrl.protocol import commands, rows
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import DurationShare, StalenessReport
+from agentrl.protocol.data_commands import DurationShare, StalenessReport
+from agentrl.protocol.effects import Effect
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.parser import parse
-from agentrl.protocol import data
+from agentrl.protocol import data_commands
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward import RECORD, answers, row, story
@@ -48,7 +48,7 @@ async def test_a_long_line_is_shown_to_its_end_and_what_is_left_out_is_said(coor
     assert "10 more signs" in told("x" * (episode.UNFOLDED + 10))
 
 
-def long_story(after: int = -1, of: int = 60) -> data.RecordStory:
+def long_story(after: int = -1, of: int = 60) -> data_commands.RecordStory:
     turns = tuple({"index": n, "text": f"said {n}\nand more", "parsed": (), "tool_calls": ()} for n in range(of))
     return msgspec.structs.replace(
         story(), turns=tuple(turn for turn in turns if int(str(turn["index"])) > after)[:100]
@@ -62,13 +62,13 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
     failed = {"id": "x", "record": RECORD, "turn": turn, "server": "shop", "tool": "lookup", "status": "timeout"}
     failed |= {"error_class": "infrastructure", "owner": "sampler-3.1", "requested_at": datetime.now(UTC)}
     asked: list[Any] = []
-    sample = data.ToolErrorSample(RECORD, f"{RECORD}/t{turn}", "")
+    sample = data_commands.ToolErrorSample(RECORD, f"{RECORD}/t{turn}", "")
     kinds = [
-        data.ToolErrorGroup("shop", "lookup", "timeout", "infrastructure", "took # s", 3, samples=(sample,)),
-        data.ToolErrorGroup("", "", "malformed", "policy", "no bracket", 2, samples=(sample,)),
+        data_commands.ToolErrorGroup("shop", "lookup", "timeout", "infrastructure", "took # s", 3, samples=(sample,)),
+        data_commands.ToolErrorGroup("", "", "malformed", "policy", "no bracket", 2, samples=(sample,)),
     ]
     coordinator.answers["tool_errors"] = lambda _: kinds
-    coordinator.answers["list_failed_calls"] = lambda args: (asked.append(args), data.Page((failed,)))[1]
+    coordinator.answers["list_failed_calls"] = lambda args: (asked.append(args), data_commands.Page((failed,)))[1]
     coordinator.answers["show_record"] = lambda args: long_story(args.after_turn, 150)
     async with opened(coordinator.state_dir, (150, 24)) as screen:
         await screen.press("7", "e")
@@ -96,7 +96,7 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         assert asked[-1].filter == ""
 
 
-def of_250_turns(args: Any) -> data.RecordStory:
+def of_250_turns(args: Any) -> data_commands.RecordStory:
     found = long_story(args.after_turn, 250)
     more = int(str(found.turns[-1]["index"])) < 249
     return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=more)
@@ -184,8 +184,10 @@ async def test_the_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> 
 async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
-    far = data.TokenStretch(0, -1, "model", f"{RECORD}/c150", 150, True, ids=(8,), texts=("fine",), log_probs=(-0.1,))
-    coordinator.answers["record_tokens"] = lambda _: data.TokenPart((far,), None, 1)
+    far = data_commands.TokenStretch(
+        0, -1, "model", f"{RECORD}/c150", 150, True, ids=(8,), texts=("fine",), log_probs=(-0.1,)
+    )
+    coordinator.answers["record_tokens"] = lambda _: data_commands.TokenPart((far,), None, 1)
 
     coordinator.answers["show_record"] = of_250_turns
     async with opened(coordinator.state_dir, (120, 24)) as screen:
@@ -218,7 +220,7 @@ async def test_who_has_gone_on_is_not_led_back_by_a_late_answer(coordinator: Scr
         assert screen.app.view.name_in_registry == "fleet"
 
 
-def attempts(*texts: str) -> dict[str, data.RecordStory]:
+def attempts(*texts: str) -> dict[str, data_commands.RecordStory]:
     made = {}
     for number, text in enumerate(texts):
         id = f"shop/train/0/000012#r1.s{number}.a1"
@@ -228,7 +230,7 @@ def attempts(*texts: str) -> dict[str, data.RecordStory]:
             {"index": 1, "text": text, "parsed": (), "tool_calls": ()},
         )
         end = {"sentence": "answered (policy)"}
-        made[id] = data.RecordStory(row(id, score=float(number)), {"query": "how much"}, end, turns)
+        made[id] = data_commands.RecordStory(row(id, score=float(number)), {"query": "how much"}, end, turns)
     return made
 
 
@@ -240,7 +242,7 @@ async def test_attempts_stand_side_by_side_and_their_first_difference_is_marked(
     asked = answers(coordinator)
     stories = attempts(f"seven {HOSTILE * 20}", "seven", "eight", "nine")
     coordinator.answers["show_record"] = lambda args: stories[args.id]
-    page = data.Page(tuple(row(id) for id in stories))
+    page = data_commands.Page(tuple(row(id) for id in stories))
     coordinator.answers["list_records"] = lambda args: (asked.append(args), page)[1]
     async with opened(coordinator.state_dir, size) as screen:
         await screen.press("7")

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands
-from agentrl.protocol.base import Args
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.rows import AlertRow, AlertState, GroupRow, KnobRow, Severity, UnitRow, UnitState
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror

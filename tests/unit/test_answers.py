@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import ExitCode
-from agentrl.protocol import messages, serving, wire
+from agentrl.protocol import messages, wire
+from agentrl.protocol.messages import served_commands
 from tests.unit.conftest import Start
 from tests.unit.counterpart import Counterpart
 from tests.waiting import aeventually
@@ -41,10 +42,12 @@ async def ready(counterpart: Counterpart) -> None:
     await aeventually(lambda: counterpart.report.ready, what="a report of readiness")
 
 
-async def asked(counterpart: Counterpart, ask: str, name: str, *, within_s: float = 20.0) -> serving.UnitAnswer:
-    counterpart.tell(serving.AskUnit(ask, f"id-{ask}", name, who="ann", dry_run=True, within_s=within_s))
-    await aeventually(lambda: [a for a in counterpart.of(serving.UnitAnswer) if a.ask == ask], what=f"answer {ask}")
-    (answer,) = [a for a in counterpart.of(serving.UnitAnswer) if a.ask == ask]
+async def asked(counterpart: Counterpart, ask: str, name: str, *, within_s: float = 20.0) -> served_commands.UnitAnswer:
+    counterpart.tell(served_commands.AskUnit(ask, f"id-{ask}", name, who="ann", dry_run=True, within_s=within_s))
+    await aeventually(
+        lambda: [a for a in counterpart.of(served_commands.UnitAnswer) if a.ask == ask], what=f"answer {ask}"
+    )
+    (answer,) = [a for a in counterpart.of(served_commands.UnitAnswer) if a.ask == ask]
     return answer
 
 
@@ -52,7 +55,7 @@ async def test_questions_are_answered_while_others_never_end(counterpart: Counte
     start(SERVING)
     await ready(counterpart)
     for number in range(3):
-        counterpart.tell(serving.AskUnit(f"slow{number}", "x", "never", within_s=1000))
+        counterpart.tell(served_commands.AskUnit(f"slow{number}", "x", "never", within_s=1000))
     answer = await asked(counterpart, "1", "echo")
     assert wire.decode_as(dict[str, object], answer.body) == {"id": "id-1", "who": "ann", "dry_run": True}
     late = await asked(counterpart, "2", "never", within_s=0.2)
@@ -86,21 +89,21 @@ async def test_of_many_questions_a_few_are_served_at_once_and_too_many_are_refus
     start(SERVING)
     await ready(counterpart)
     for number in range(80):
-        counterpart.tell(serving.AskUnit(f"{number}", "x", "never", within_s=1000))
-    await aeventually(lambda: len(counterpart.of(serving.UnitAnswer)) >= 16)
-    assert {answer.code for answer in counterpart.of(serving.UnitAnswer)} == {ExitCode.UNAVAILABLE}
-    assert {int(answer.ask) for answer in counterpart.of(serving.UnitAnswer)} == set(range(64, 80))
+        counterpart.tell(served_commands.AskUnit(f"{number}", "x", "never", within_s=1000))
+    await aeventually(lambda: len(counterpart.of(served_commands.UnitAnswer)) >= 16)
+    assert {answer.code for answer in counterpart.of(served_commands.UnitAnswer)} == {ExitCode.UNAVAILABLE}
+    assert {int(answer.ask) for answer in counterpart.of(served_commands.UnitAnswer)} == set(range(64, 80))
 
 
 async def test_a_unit_that_ends_refuses_what_it_was_asked(counterpart: Counterpart, start: Start) -> None:
     unit = start(SERVING)
     await ready(counterpart)
-    counterpart.tell(serving.AskUnit("1", "x", "never", within_s=1000))
+    counterpart.tell(served_commands.AskUnit("1", "x", "never", within_s=1000))
     assert (await asked(counterpart, "2", "echo")).error == ""
     counterpart.tell(messages.Drain(grace_s=5))
     assert await unit.code() == 0
     await counterpart.byes()
-    (refused,) = [answer for answer in counterpart.of(serving.UnitAnswer) if answer.ask == "1"]
+    (refused,) = [answer for answer in counterpart.of(served_commands.UnitAnswer) if answer.ask == "1"]
     assert refused.code == ExitCode.UNAVAILABLE
 
 
@@ -124,5 +127,5 @@ async def test_deaths_are_heard_by_who_asked_for_them(counterpart: Counterpart, 
     unit = start(SERVING)
     await ready(counterpart)
     await aeventually(lambda: counterpart.of(messages.UnitHello)[-1].hears_deaths, what="a hello that says so")
-    counterpart.tell(serving.UnitDied("sampler-0", 3))
+    counterpart.tell(served_commands.UnitDied("sampler-0", 3))
     await aeventually(lambda: "died: sampler-0.3" in unit.text())

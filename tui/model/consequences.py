@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import UnitState
 from tui.model.ink import Line, Span, Tone, span, wrapped
 from tui.model.mirror import Mirror

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from agentrl.protocol.data import RecordStory, TokenStretch
+from agentrl.protocol.data_commands import RecordStory, TokenStretch
 from agentrl.words.amounts import counted
 from agentrl.words.safe import sanitise, sanitise_lines
 from tui.model import tokens

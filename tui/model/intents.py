@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrl.protocol import commands, data
-from agentrl.protocol.base import Args
+from agentrl.protocol import commands, data_commands
 from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow, plain_value
 from agentrl.words.amounts import age, counted
 
@@ -168,21 +168,23 @@ def requeue(tasks: Iterable[str], note: str = "") -> Intent:
     ids = tuple(tasks)
     words = ("tasks", "requeue", *ids, *(("--note", note) if note else ()))
     what = f"sample {ids[0] if len(ids) == 1 else counted(len(ids), 'tasks')} again"
-    return Intent("requeue_tasks", data.RequeueTasks(ids, note), what, words)
+    return Intent("requeue_tasks", data_commands.RequeueTasks(ids, note), what, words)
 
 
 def add_tasks(file: str, environment: str) -> Intent:
     words = ("tasks", "add", file, "--environment", environment)
-    return Intent("add_tasks", data.AddTasks(environment, file), f"add tasks of {file} to {environment}", words)
+    return Intent(
+        "add_tasks", data_commands.AddTasks(environment, file), f"add tasks of {file} to {environment}", words
+    )
 
 
 def pin(checkpoint: str) -> Intent:
-    args = data.PinCheckpoint(checkpoint)
+    args = data_commands.PinCheckpoint(checkpoint)
     return Intent("pin_checkpoint", args, f"pin {checkpoint}", ("checkpoints", "pin", checkpoint), unpin(checkpoint))
 
 
 def unpin(checkpoint: str) -> Intent:
-    args = data.UnpinCheckpoint(checkpoint)
+    args = data_commands.UnpinCheckpoint(checkpoint)
     return Intent("unpin_checkpoint", args, f"unpin {checkpoint}", ("checkpoints", "unpin", checkpoint))
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.protocol.commands import KeyRow
-from agentrl.protocol.data import AccountReport, Story
+from agentrl.protocol.data_commands import AccountReport, Story
 from agentrl.words import sums
 from agentrl.words.amounts import moment, size
 from tui.model import wording

@@ -6,7 +6,7 @@ preview, for which the steward counts, too, and never by the picture.
 
 from __future__ import annotations
 
-from agentrl.protocol.data import StalenessReport
+from agentrl.protocol.data_commands import StalenessReport
 from tui.model.ink import Line, Span, Tone, filled
 
 BARS = 2

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 
-from agentrl.protocol.data import TokenStretch
+from agentrl.protocol.data_commands import TokenStretch
 from agentrl.words import tokens as words
 from agentrl.words import trees
 from tui.model.ink import Line, Span, Tone, fitted, span

@@ -12,7 +12,7 @@ from typing import Any
 from textual.app import ComposeResult
 
 from agentrl.client import Client
-from agentrl.protocol.data import ToolErrorGroup
+from agentrl.protocol.data_commands import ToolErrorGroup
 from agentrl.words.folding import OPEN
 from tui.model import trajectories
 from tui.model.table import Column

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from agentrl.client import Client
 from agentrl.protocol.commands import KeyRow
-from agentrl.protocol.data import AccountReport, ListRows, Page, Story
+from agentrl.protocol.data_commands import AccountReport, ListRows, Page, Story
 from agentrl.words.amounts import counted
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import intents, inventory

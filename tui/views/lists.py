@@ -17,7 +17,7 @@ from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, NoCoordinatorError, RefusedError, UsageError
-from agentrl.protocol.data import Story
+from agentrl.protocol.data_commands import Story
 from agentrl.words.amounts import age, counted
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone

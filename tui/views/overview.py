@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, UsageError
-from agentrl.protocol.data import Page
+from agentrl.protocol.data_commands import Page
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
 from agentrl.words.rows import when
 from tui.model import curves, happenings, overview

@@ -13,10 +13,10 @@ from typing import Any
 
 from textual.app import ComposeResult
 
-from agentrl.client import Client, bodies
-from agentrl.client.bodies import Tokens
+from agentrl.client import Client, long_answers
+from agentrl.client.long_answers import Tokens
 from agentrl.errors import AgentrlError
-from agentrl.protocol.data import RecordStory
+from agentrl.protocol.data_commands import RecordStory
 from agentrl.words.amounts import counted
 from tui.model import episode, tokens, trajectories
 from tui.model.episode import Look
@@ -122,7 +122,7 @@ class RecordPage(NamesRecords):
         try:
             story = await client.show_record(self._record, after_turn=after, limit=TURNS, deadline_s=ANSWER_S)
             if self._tokens is not None or self._look.colouring is not Colouring.NONE:
-                self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+                self._tokens = await long_answers.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
         finally:
             self._under_way = None
         self._after = after
@@ -260,7 +260,7 @@ class RecordPage(NamesRecords):
     async def _ask_tokens(self, then: Callable[[], None]) -> None:
         try:
             client = self.console_app.connection.client
-            self._tokens = await bodies.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
+            self._tokens = await long_answers.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
         except AgentrlError as error:
             self.console_app.say(str(error), Tone.WARN)
             return

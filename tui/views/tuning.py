@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
-from agentrl.protocol.data import StalenessReport
+from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
 from agentrl.words.amounts import age, moment
 from agentrl.words.rows import owner_done

@@ -23,7 +23,7 @@ from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import decode_as, decode_row, encode
 from agentrl.telemetry.learning import LEARNING

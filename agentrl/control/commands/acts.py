@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 from agentrl.config.run import RunConfig
 from agentrl.config.show import changes
-from agentrl.control.commands import effects
-from agentrl.control.commands.desired import specs_of
-from agentrl.control.commands.settings import Settings
+from agentrl.control.commands import previews
+from agentrl.control.commands.active_config import Settings
+from agentrl.control.commands.group_specs import specs_of
 from agentrl.control.context import Context
 from agentrl.control.messaging.requests import Asks
 from agentrl.control.state.operations import Goal, Operation, Want
 from agentrl.errors import ConflictError
 from agentrl.protocol import commands
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.specs import GroupSpec
@@ -48,14 +48,14 @@ class Acts:
         state = context.state
         self.table: dict[str, Act] = {
             "apply": Act(self._preview_apply, self._apply),
-            "down": Act(lambda args: effects.of_down(state, args), self._down),
+            "down": Act(lambda args: previews.of_down(state, args), self._down),
             "scale": Act(lambda args: self._scale_effect(args)[0], self._scale),
-            "drain": Act(lambda args: effects.of_drain(state, args), self._drain),
-            "restart": Act(lambda args: effects.of_restart(state, args)[0], self._restart),
-            "stop": Act(lambda args: effects.of_stop(state, args), self._stop),
-            "pause": Act(lambda args: effects.of_pause(state, args.target, True), self._pause),
-            "resume": Act(lambda args: effects.of_pause(state, args.target, False), self._resume),
-            "force_stopped": Act(lambda args: effects.of_force(state, args), self._force),
+            "drain": Act(lambda args: previews.of_drain(state, args), self._drain),
+            "restart": Act(lambda args: previews.of_restart(state, args)[0], self._restart),
+            "stop": Act(lambda args: previews.of_stop(state, args), self._stop),
+            "pause": Act(lambda args: previews.of_pause(state, args.target, True), self._pause),
+            "resume": Act(lambda args: previews.of_pause(state, args.target, False), self._resume),
+            "force_stopped": Act(lambda args: previews.of_force(state, args), self._force),
         }
 
     # ---- up and down ----
@@ -66,13 +66,13 @@ class Acts:
                 f"The run {self._context.run.name} is going down.", hint="Try again in a moment: `agentrl up`."
             )
         if args.reading:
-            effects.refuse_reading(self._context.state, self._context.run.name)
+            previews.refuse_reading(self._context.state, self._context.run.name)
         config, before = self._config(args), self._context.config
         plan = self._context.supervisor.plan(self._specs(config, args.reading), reading=args.reading)
         settings = changes(before, config) if before is not None else []
         run = self._context.state.run
         only_read = run.up and run.reading and not args.reading
-        return effects.of_plan(plan, settings, reading=args.reading, only_read=only_read)
+        return previews.of_plan(plan, settings, reading=args.reading, only_read=only_read)
 
     def _config(self, args: commands.Apply) -> RunConfig:
         return self._settings.config_to_read() if args.reading else self._settings.config_of(args)
@@ -109,9 +109,9 @@ class Acts:
 
     def _scale_effect(self, args: commands.Scale) -> tuple[Effect, int]:
         state = self._context.state
-        effect, count = effects.of_scale(state, args, self._context.board.idle(args.group))
+        effect, count = previews.of_scale(state, args, self._context.board.idle(args.group))
         group = state.groups[args.group]
-        effects.refuse_unseen_count(group, args, count, self._context.operations.get(group.counted_by))
+        previews.refuse_unseen_count(group, args, count, self._context.operations.get(group.counted_by))
         return effect, count
 
     def _scale(self, operation: Operation, args: commands.Scale) -> Goals:
@@ -138,7 +138,7 @@ class Acts:
         return {args.unit: Goal(Want.ENDED, incarnation)}
 
     def _restart(self, operation: Operation, args: commands.Restart) -> Goals:
-        _, units = effects.of_restart(self._context.state, args)
+        _, units = previews.of_restart(self._context.state, args)
         slots = self._context.state.slots
         goals = {unit: Goal(Want.UP, slots[unit].incarnation) for unit in units}
         self._context.happened(events.RestartWanted(units=units, by=operation.id, at_once=args.now))

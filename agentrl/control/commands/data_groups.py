@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-from agentrl.config.plain import config_to_plain
 from agentrl.config.run import RunConfig
-from agentrl.config.sglang import gpus_of
+from agentrl.config.serialization import config_to_plain
+from agentrl.config.sglang_arguments import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
 
 SETTINGS_VARIABLE = "AGENTRL_SETTINGS"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from agentrl.protocol.messages import Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.messages.served_commands import UnitAnswer
 from agentrl.protocol.rows import KnobValue
-from agentrl.protocol.serving import UnitAnswer
 
 SENTENCE = 500
 REASON = 4000

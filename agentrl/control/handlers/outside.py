@@ -10,15 +10,15 @@ import uuid
 
 import msgspec
 
-from agentrl.config.learning import freshness_rule
+from agentrl.config.policy_rules import freshness_rule
 from agentrl.control.context import Context
-from agentrl.control.handlers.serving import Serving
+from agentrl.control.handlers.served_commands import Serving
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
 from agentrl.policies.freshness import STRATEGIES, Strategy
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import StalenessReport
+from agentrl.protocol.data_commands import StalenessReport
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import decode_as

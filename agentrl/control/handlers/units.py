@@ -17,8 +17,8 @@ from agentrl.control.context import Context
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.messaging.requests import Asks
 from agentrl.errors import ConfigError, ExitCode
-from agentrl.protocol import feed, messages, serving
-from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome
+from agentrl.protocol import feed, messages
+from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome, served_commands
 from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
@@ -169,10 +169,10 @@ class UnitsDesk:
         )
         self._context.leases.end(known.name)
 
-    def answered(self, answer: messages.KnobPreviewed | serving.UnitAnswer) -> None:
+    def answered(self, answer: messages.KnobPreviewed | served_commands.UnitAnswer) -> None:
         self._asks.answered(answer.ask, answer)
 
     def died(self, unit: str, incarnation: int) -> None:
         """A life has ended for certain."""
         self._asks.died(unit, incarnation)
-        self._context.peers.tell_of_death(serving.UnitDied(unit, incarnation))
+        self._context.peers.tell_of_death(served_commands.UnitDied(unit, incarnation))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import WhoAreYou
-from agentrl.protocol.serving import UnitDied
+from agentrl.protocol.messages.served_commands import UnitDied
 from agentrl.protocol.wire import encode
 from agentrl.transport.hub import Hub, Peer
 

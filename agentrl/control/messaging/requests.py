@@ -13,7 +13,8 @@ import msgspec
 
 from agentrl.control.messaging.peers import Peers
 from agentrl.errors import NoCoordinatorError, UnavailableError, WaitTimeoutError, error_for
-from agentrl.protocol import messages, serving
+from agentrl.protocol import messages
+from agentrl.protocol.messages import served_commands
 from agentrl.protocol.wire import decode_as
 
 T = TypeVar("T")
@@ -75,12 +76,12 @@ class Asks:
     ) -> msgspec.Raw:
         """Have a unit serve a request. Raises what it answered; UnavailableError if it is not there (any more)."""
         ask = str(next(self._numbers))
-        question = serving.AskUnit(
+        question = served_commands.AskUnit(
             ask, request.id, request.name, request.args, who, dry_run=request.dry_run, within_s=within_s
         )
         if not self._peers.tell_unit(unit, incarnation, question):
             raise UnavailableError(f"{unit} is not connected.", hint="`agentrl status` shows since when.")
-        answer: serving.UnitAnswer = await self._await(ask, True, unit, within_s, f"{unit}.{incarnation}")
+        answer: served_commands.UnitAnswer = await self._await(ask, True, unit, within_s, f"{unit}.{incarnation}")
         if answer.error:
             raise error_for(answer.code, answer.error, answer.hint)
         return answer.body

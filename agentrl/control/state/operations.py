@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState, short
 from agentrl.supervision.slots import Slot, State
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.config.data import Engines
-from agentrl.config.sglang import value_of
+from agentrl.config.data_plane import Engines
+from agentrl.config.sglang_arguments import value_of
 from agentrl.engines.manifest import MEAN_LIMIT, MEAN_LIMIT_HALF
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.config.data import Engines
+from agentrl.config.data_plane import Engines
 from agentrl.engines import manifest as manifests
 from agentrl.engines.manifest import CONFIG_FILE, Agreement, Manifest
 from agentrl.engines.protocol import (

@@ -16,16 +16,7 @@ from agentrl.protocol.messages.clients import (
     SnapshotEnd,
     SnapshotRow,
 )
-from agentrl.protocol.messages.facts import (
-    ExitStatus,
-    HostFacts,
-    KnobDeclaration,
-    ProcessInfo,
-    UnitOnHost,
-    UnitStats,
-    Wait,
-)
-from agentrl.protocol.messages.greetings import (
+from agentrl.protocol.messages.handshake import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -62,6 +53,16 @@ from agentrl.protocol.messages.hosts import (
     SpawnFailed,
     StackReport,
 )
+from agentrl.protocol.messages.served_commands import ToServingUnit, UnitAnswer
+from agentrl.protocol.messages.shared_parts import (
+    ExitStatus,
+    HostFacts,
+    KnobDeclaration,
+    ProcessInfo,
+    UnitOnHost,
+    UnitStats,
+    Wait,
+)
 from agentrl.protocol.messages.units import (
     Beat,
     Bye,
@@ -75,7 +76,6 @@ from agentrl.protocol.messages.units import (
     UnitMetrics,
     UnitReport,
 )
-from agentrl.protocol.serving import ToServingUnit, UnitAnswer
 
 __all__ = [
     "MAX_MESSAGE_BYTES",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.protocol.base import Message
-from agentrl.protocol.messages.facts import ExitStatus, HostFacts, ProcessInfo, UnitOnHost, UnitStats
+from agentrl.protocol.message_base import Message
+from agentrl.protocol.messages.shared_parts import ExitStatus, HostFacts, ProcessInfo, UnitOnHost, UnitStats
 from agentrl.protocol.specs import GroupSpec
 
 # ---- host agent -> coordinator ----

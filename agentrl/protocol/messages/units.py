@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.protocol.base import Message
-from agentrl.protocol.messages.facts import KnobDeclaration, Wait
+from agentrl.protocol.message_base import Message
+from agentrl.protocol.messages.shared_parts import KnobDeclaration, Wait
 
 # ---- unit -> coordinator ----
 

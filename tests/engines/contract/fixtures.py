@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from agentrl.config.data import Engines
+from agentrl.config.data_plane import Engines
 from agentrl.engines.client import HttpEngine
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.server import build_app

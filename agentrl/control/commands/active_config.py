@@ -16,16 +16,16 @@ import msgspec
 
 from agentrl.config.knobs import supervision_knobs, times_with
 from agentrl.config.paths import IN_FORCE
-from agentrl.config.plain import config_from_plain, config_to_plain
 from agentrl.config.run import RunConfig
-from agentrl.config.times import SupervisionTimes
+from agentrl.config.serialization import config_from_plain, config_to_plain
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control.context import Context
 from agentrl.control.persistence.files import replace_file
-from agentrl.control.state.knobs import KnobChange
+from agentrl.control.state.knob_registry import KnobChange
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import ConfigError, ConflictError, DiskError
 from agentrl.protocol import commands, messages
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue
 from agentrl.protocol.wire import decode_as
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from agentrl.config.base import Section
+from agentrl.config.field_types import Section
 from agentrl.config.knob import Boundary
 from agentrl.errors import ConfigError
 

@@ -12,8 +12,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import sglang
-from agentrl.config.base import Bytes, Command, Env, Flag, Number, Seconds, Secret, Section, Words, problems_in_one_of
+from agentrl.config import sglang_arguments
+from agentrl.config.field_types import (
+    Bytes,
+    Command,
+    Env,
+    Flag,
+    Number,
+    Seconds,
+    Secret,
+    Section,
+    Words,
+    problems_in_one_of,
+)
 from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.objective import Aggregation, Counted, RatioAgainst
@@ -390,7 +401,7 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
                 yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
         if problem := problem_of_schema(environment.answer_schema):
             yield ("environments", name, "answer_schema"), problem
-    if problem := sglang.problem_of(data.engines.args):
+    if problem := sglang_arguments.problem_of(data.engines.args):
         yield ("engines", "args"), problem
     n = data.sampling.n
     if data.training.reference_weight and data.training.reference == "none":

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from agentrl.protocol.base import Message
+from agentrl.protocol.message_base import Message
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0

@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 
 from agentrl import __version__
-from agentrl.control.commands import effects
+from agentrl.control.commands import previews
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
-from agentrl.control.handlers.queries import Handler
-from agentrl.control.handlers.serving import Serving
+from agentrl.control.handlers.client_queries import Handler
+from agentrl.control.handlers.served_commands import Serving
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     ErrorReply,
@@ -193,7 +193,7 @@ class ClientsDesk:
     # ---- commands ----
 
     def _mutate(self, peer: Peer, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> None:
-        effects.refuse_change_while_reading(self._context.state, spec.name)
+        previews.refuse_change_while_reading(self._context.state, spec.name)
         if request.dry_run and spec.name in self._asked_previews:
             self._later(peer, request.id, self._asked(request.id, spec, args))
             return

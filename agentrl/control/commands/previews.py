@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
 from agentrl.protocol import commands, rows
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.supervision.choices import victims
 from agentrl.supervision.plans import Plan, new_units
 from agentrl.supervision.slots import GroupState, Slot, State

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.client.living import left_up, read_json
+from agentrl.client.run_processes import left_up, read_json
 from agentrl.config import paths
 from agentrl.config.logfiles import LogFiles
 from agentrl.errors import DiskError, UnknownNameError

@@ -12,7 +12,7 @@ from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.protocol import commands
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 
 
 class KeyActs:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.problems import error_of
 from agentrl.config.run import RunConfig
+from agentrl.config.validation_errors import error_of
 
 
 def config_to_plain(config: RunConfig) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from agentrl.config import shape
-from agentrl.config.base import Section
+from agentrl.config import introspection
+from agentrl.config.field_types import Section
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.secrets import SecretRef, names_a_secret
 from agentrl.errors import ConfigError
@@ -22,7 +22,7 @@ Path = tuple[str, ...]
 Where = Callable[[Path], str]
 """Where a value was written, `run.yaml:12` or `--set a.b=c`; empty if it was not written at all."""
 
-_WHOLE = shape.Shape(RunConfig)
+_WHOLE = introspection.Shape(RunConfig)
 _LONGEST_VALUE = 60
 
 
@@ -71,7 +71,7 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
         # Sentences about a whole section say themselves what they found in it.
         whole = " not " in said or isinstance(details["input"], Mapping | Section)
         return joined if whole else joined + _shown(details["input"], path)
-    rule = shape.allowed(place) if place is not None else ""
+    rule = introspection.allowed(place) if place is not None else ""
     if not rule and details["type"] in ("literal_error", "enum"):
         rule = str(details.get("ctx", {}).get("expected", "")).replace("''", "empty").replace("'", "")
     if details["type"] == "string_pattern_mismatch":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from agentrl.config.data import DataPlane, DecaySettings, Environment, Problem, Training
+from agentrl.config.data_plane import DataPlane, DecaySettings, Environment, Problem, Training
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.groups import GroupRule

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from agentrl.control.commands import effects
+from agentrl.control.commands import previews
 from agentrl.control.context import Context
 from agentrl.control.messaging.requests import Asks
 from agentrl.control.persistence.journal import Journal, JournalEvent
-from agentrl.control.state.knobs import KnobChange
+from agentrl.control.state.knob_registry import KnobChange
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
@@ -86,7 +86,7 @@ class Queries:
         return happenings(self._context.journal, args)
 
     async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
-        slot = effects.present(self._context.state, args.unit, 0)
+        slot = previews.present(self._context.state, args.unit, 0)
         incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
         if not 1 <= incarnation <= slot.incarnation or not slot.host:
             raise UnknownNameError(f"{args.unit} has had no such life yet, so there is no log of it.")

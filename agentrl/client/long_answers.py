@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from agentrl.client.data_commands import DataMethods
-from agentrl.protocol.data import TokenStretch
+from agentrl.protocol.data_commands import TokenStretch
 
 ANSWER_S = 60.0
 

@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.control.commands import effects
+from agentrl.control.commands import previews
 from agentrl.control.context import Context
 from agentrl.control.messaging.requests import Asks
 from agentrl.control.persistence.files import replace_file
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands, messages
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState
 
 _NAMED = 3
@@ -41,8 +41,8 @@ class Stacks:
         state, found = self._context.state, dict[str, None]()
         for name in args.units:
             unit, _, life = name.rpartition(".")
-            lives = (effects.present(state, unit, int(life)).unit,) if unit and life.isdecimal() else ()
-            found |= dict.fromkeys(lives or effects.targets(state, name))
+            lives = (previews.present(state, unit, int(life)).unit,) if unit and life.isdecimal() else ()
+            found |= dict.fromkeys(lives or previews.targets(state, name))
         return tuple(found)
 
     def collect(self, operation: Operation, args: commands.CollectStacks) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.protocol.base import Args
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.rows import KnobValue
 
 

@@ -20,8 +20,8 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, UnavailableError, WaitTimeoutError
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, CommandSpec
-from agentrl.protocol.danger import Effect
-from agentrl.protocol.data import Done
+from agentrl.protocol.data_commands import Done
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.wire import decode_as
 from agentrl.supervision.slots import Slot

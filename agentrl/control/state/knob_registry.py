@@ -16,7 +16,7 @@ import msgspec
 from agentrl.config.knob import Knob
 from agentrl.errors import ConfigError, ConflictError, ProtocolError, RefusedError, UnknownNameError
 from agentrl.protocol import wire
-from agentrl.protocol.danger import Effect
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
 from agentrl.words.amounts import utc

@@ -1,4 +1,4 @@
-"""What can be changed about a run that trains: `python -m daemons.knobs` prints the table of docs/knobs.md.
+"""What can be changed about a run that trains: `python -m daemons.knob_table` prints the table of docs/knobs.md.
 
 Invariant: it is made from the declarations of the units themselves, so a knob that is not in it does not exist.
 """

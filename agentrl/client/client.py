@@ -18,13 +18,13 @@ from typing import Any, Self
 import msgspec
 
 from agentrl.client.commands import CommandMethods
+from agentrl.client.coordinator_connection import Answer, Session
 from agentrl.client.discovery import Target, find, refuse_if_dead
-from agentrl.client.session import Answer, Session
-from agentrl.client.tail import FeedTail
+from agentrl.client.feed_subscription import FeedTail
 from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
-from agentrl.protocol.base import Args
 from agentrl.protocol.commands import COMMANDS, Accepted, ShowOperation, Snapshot
+from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
 from agentrl.protocol.rows import AnyRow, OperationRow, short
 
