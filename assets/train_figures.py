@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.errors import AgentrlError
-from agentrl.policies.states import PublicationStatus, StepStatus
+from agentrl.policies.status_tables import PublicationStatus, StepStatus
 from agentrl.store import access, accounting, evaluations
 from agentrl.store.accounting import Account
 from agentrl.store.database import Database

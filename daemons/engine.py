@@ -17,9 +17,9 @@ from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.config.run import RunConfig
 from agentrl.engines.kept import Kept
 from agentrl.engines.manifest import Agreement
-from agentrl.engines.published import StoredPublications
-from agentrl.engines.puller import Puller
-from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.publication_follower import Puller
+from agentrl.engines.publication_store import StoredPublications
+from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.errors import ConfigError
 from agentrl.http.ports import free_port
 from agentrl.http.server import listening
@@ -94,8 +94,8 @@ async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[Kept]:
     # torch is heavy, and a server of its own has its own.
     import torch
 
-    from agentrl.engines.embedded.engine import EmbeddedEngine
-    from agentrl.engines.embedded.server import build_app
+    from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+    from agentrl.engines.embedded.http_server import build_app
 
     torch.set_num_threads(config.engines.threads)
     engine = EmbeddedEngine(

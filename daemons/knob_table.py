@@ -15,7 +15,7 @@ from agentrl.protocol.messages import KnobDeclaration
 from agentrl.rollout.knobs import SamplerKnobs
 from agentrl.steward import rules
 from agentrl.steward.knobs import StewardKnobs
-from agentrl.training.knobs import Knobs
+from agentrl.training.trainer_knobs import Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.errors import ConfigError
 
 Part = tuple[Literal["control", "text"], str]

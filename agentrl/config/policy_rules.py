@@ -12,8 +12,8 @@ from typing import Literal
 from agentrl.config.data_plane import DataPlane, DecaySettings, Environment, Problem, Training
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy
-from agentrl.policies.groups import GroupRule
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.group_closing import GroupRule
+from agentrl.policies.policy_loss import PolicyLoss
 
 _ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.engines.protocol import PauseMode
-from agentrl.engines.puller import Beside, Target
+from agentrl.engines.interface import PauseMode
+from agentrl.engines.publication_follower import Beside, Target
 
 
 class Watched(Target, Protocol):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.engines.protocol import WeightsRefusedError
+from agentrl.engines.interface import WeightsRefusedError
 from agentrl.errors import DiskError
 
 MANIFEST_FILE = "manifest.json"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from agentrl.errors import UnknownNameError
-from agentrl.policies.states import ToolCallStatus
+from agentrl.policies.status_tables import ToolCallStatus
 
 MAX_REDRAWS = 2
 """Redrawing until success would select short episodes."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
-from agentrl.policies.states import HOLDS_SEAT, RecordStatus
+from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus
 from agentrl.protocol.data_commands import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
 from agentrl.protocol.effects import Effect
 from agentrl.steward import epochs

@@ -17,10 +17,10 @@ from agentrl.protocol.data_commands import ExportPart, ExportRecords
 from agentrl.store import chunks, lists, trajectories
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
-from agentrl.tokens import versions
-from agentrl.tokens.binary import unpack_floats, unpack_ids
+from agentrl.tokens import version_runs
+from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from agentrl.tokens.spans import Span, StoredCall, full_prompts, span_ids
-from agentrl.tokens.tree import TokenTree
+from agentrl.tokens.token_tree import TokenTree
 
 PART_BYTES = 1 << 20
 LOOKED_AT = 32
@@ -96,7 +96,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, stored: Mapping[int, Stor
     }
     if span.kind == "model":
         segment["log_probs"] = unpack_floats(call.log_probs)[span.start : span.start + span.length]
-        segment["versions"] = versions.cut(call.versions, span.start, span.length)
+        segment["versions"] = version_runs.cut(call.versions, span.start, span.length)
     return segment
 
 

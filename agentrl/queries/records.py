@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.policies.states import RecordStatus, StepStatus
+from agentrl.policies.status_tables import RecordStatus, StepStatus
 from agentrl.protocol.data_commands import RecordStory, ShowRecord
 from agentrl.queries import rows
 from agentrl.queries.stories import whole

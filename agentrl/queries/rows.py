@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import UnknownNameError
 from agentrl.filters.mongo import Query
-from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
+from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data_commands import ListRows, Page
 from agentrl.store import lists, places, services
 from agentrl.store.database import Database, Plain

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from agentrl.policies.ages import VersionTree
-from agentrl.policies.states import RecordStatus, StepStatus, TaskStatus
+from agentrl.policies.status_tables import RecordStatus, StepStatus, TaskStatus
+from agentrl.policies.version_tree import VersionTree
 from agentrl.protocol.data_commands import BoundPreview, DurationShare, StalenessReport
 from agentrl.steward.rules import Rules
 from agentrl.store import lineages, publications, steps, tasks

@@ -18,7 +18,7 @@ from agentrl.queries.stories import whole
 from agentrl.store import publications, trajectories
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
-from agentrl.tokens import versions
+from agentrl.tokens import version_runs
 
 MOST_TOKENS = 10_000
 LONGEST_TEXT = 100
@@ -70,7 +70,7 @@ def _stretch(
     place: int, segment: Plain, call: DispatchedSamplingTask, turn: int, first: int, last: int, texts: tuple[str, ...]
 ) -> TokenStretch:
     generated = segment["kind"] == "model"
-    runs = versions.cut(segment["versions"], first, last - first) if generated else []
+    runs = version_runs.cut(segment["versions"], first, last - first) if generated else []
     return TokenStretch(
         segment=place,
         parent=segment["parent"],

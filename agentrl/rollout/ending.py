@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from agentrl.errors import DiskError, UnknownNameError
 from agentrl.policies import outcomes
-from agentrl.policies.groups import GroupRule
+from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.policies.states import Actor, RecordStatus
+from agentrl.policies.status_tables import Actor, RecordStatus
 from agentrl.rollout import loops
 from agentrl.rollout.exits import DroppedError
 from agentrl.rollout.loops import AgentLoop
@@ -29,8 +29,8 @@ from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import DBRecordData, Record, Task, load_if
 from agentrl.store.owners import Lease
 from agentrl.tokens import spans as span_lists
-from agentrl.tokens import versions as version_runs
-from agentrl.tokens.tree import TokenTree
+from agentrl.tokens import version_runs as version_runs
+from agentrl.tokens.token_tree import TokenTree
 
 log = logging.getLogger("sampler")
 T = TypeVar("T")

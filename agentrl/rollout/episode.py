@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from agentrl.chat import parsers
-from agentrl.chat.parsers import Call, Parsed
+from agentrl.chat import tool_call_parsers
 from agentrl.chat.template import Template
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tool_call_parsers import Call, Parsed
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.seeds import sampling_seed
+from agentrl.policies.sampling_seeds import sampling_seed
 from agentrl.rollout.exits import EndedError
 from agentrl.rollout.model_calls import ModelCalls, Wanted
 from agentrl.rollout.recording import Recorder
@@ -106,7 +106,7 @@ class Episode:
         made = await self._models.make(self._wanted(index, list(prompt), min(self.limits.max_tokens, room)))
         ended = made.finish == "stop" and bool(made.ids) and made.ids[-1] in self.template.stop_ids
         text = self.template.tokenizer.decode(made.ids[:-1] if ended else made.ids)
-        parsed = parsers.parse(self.environment.parser, text, self.tools)
+        parsed = tool_call_parsers.parse(self.environment.parser, text, self.tools)
         self.texts.append(text)
         self._turn = Turn(
             id=turn_id(self.recorder.record.id, index),

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import Engine
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import Engine
 from agentrl.engines.routing import Candidate, Router
 from agentrl.rollout.ports import Toolbox
 from agentrl.store import lineages, services

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentrl.engines.protocol import (
+from agentrl.engines.interface import (
     CallRefusedError,
     Engine,
     EngineBusyError,

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from agentrl.engines.protocol import Generated, Sampling
+from agentrl.engines.interface import Generated, Sampling
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import CallStatus, ToolCallStatus
+from agentrl.policies.status_tables import CallStatus, ToolCallStatus
 from agentrl.rollout.exits import DroppedError, EndedError
 from agentrl.rollout.ports import ToolAnswer
 from agentrl.store import chunks, claims, trajectories
@@ -39,9 +39,9 @@ from agentrl.store.documents import (
 )
 from agentrl.store.trajectories import OwnershipError, Writer
 from agentrl.tokens import spans as span_lists
-from agentrl.tokens import versions as version_runs
-from agentrl.tokens.binary import pack_floats, pack_ids, unpack_ids
-from agentrl.tokens.tree import TokenTree
+from agentrl.tokens import version_runs as version_runs
+from agentrl.tokens.binary_format import pack_floats, pack_ids, unpack_ids
+from agentrl.tokens.token_tree import TokenTree
 
 SHOWN_AFTER_S = 1.0
 """What is answered sooner is written once, with its answer."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from agentrl.errors import DiskError
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import RecordStatus
+from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout import loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, House, Settings
 from agentrl.rollout.exits import EpisodeExit

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.chat import own_template
+from agentrl.chat import template_comparison
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.errors import ConfigError
@@ -39,4 +39,4 @@ def read(directory: Path) -> Speech:
         raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
     tokenizer = Tokenizer(directory)
     template = Template(tokenizer)
-    return Speech(template, max(declared, tokenizer.size), own_template.difference(template, directory))
+    return Speech(template, max(declared, tokenizer.size), template_comparison.difference(template, directory))

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from agentrl.chat.parsers import Call
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tool_call_parsers import Call
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import ToolCallStatus
+from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.exits import EndedError, HandedOverError
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.model_calls import Wait

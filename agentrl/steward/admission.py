@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agentrl.policies import admission
 from agentrl.policies.admission import Counts
-from agentrl.policies.states import TaskStatus
+from agentrl.policies.status_tables import TaskStatus
 from agentrl.steward.rules import Rules
 from agentrl.store import counts, lineages, services, tasks
 from agentrl.store.database import Database

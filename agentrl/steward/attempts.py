@@ -6,7 +6,7 @@ most two re-draws are paid for; a seat of a round that is over gets nothing.
 
 from __future__ import annotations
 
-from agentrl.policies.states import RecordStatus
+from agentrl.policies.status_tables import RecordStatus
 from agentrl.store import groups, tasks
 from agentrl.store.database import Database
 from agentrl.store.groups import Group

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.steward.rules import Rules
 from agentrl.store import groups, retraining, tasks
 from agentrl.store.database import Database

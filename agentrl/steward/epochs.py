@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.policies.states import TaskStatus
+from agentrl.policies.status_tables import TaskStatus
 from agentrl.steward.rules import EnvironmentRules, Rules
 from agentrl.store import datasets, tasks
 from agentrl.store.database import Database

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from agentrl.policies.states import RECORD, Actor, RecordStatus, check
+from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
 from agentrl.store import claims, owners, publications, services, steps, trajectories
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, load

@@ -12,7 +12,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from agentrl.policies import brake
+from agentrl.policies import disk_brake
 from agentrl.steward.rules import Rules
 from agentrl.store import pruning
 from agentrl.store.database import Database
@@ -46,4 +46,4 @@ async def brake_reason(database: Database, rules: Rules, run_dir: Path, *, brake
     told = await database.disk_free_bytes()
     if told is not None:
         free["MongoDB"] = told
-    return brake.reason(free, rules.disk_reserve_bytes, braked=braked)
+    return disk_brake.reason(free, rules.disk_reserve_bytes, braked=braked)

@@ -11,9 +11,9 @@ from typing import Any
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
-from agentrl.policies import admission, groups, outcomes
+from agentrl.policies import admission, group_closing, outcomes
 from agentrl.policies.admission import Plan
-from agentrl.policies.groups import GroupRule
+from agentrl.policies.group_closing import GroupRule
 
 ROUNDS_MAX = 3
 
@@ -66,7 +66,7 @@ class Rules:
     """Why nothing is to be admitted, in words."""
 
     def __post_init__(self) -> None:
-        groups.refuse_impossible(self.n, self.group_rule)
+        group_closing.refuse_impossible(self.n, self.group_rule)
         if not self.frozen:
             admission.refuse_impossible(self.plan({}), [self.n])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, tool_call_within_s
-from agentrl.policies.states import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
+from agentrl.policies.status_tables import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward.admission import Admitted
 from agentrl.steward.rules import Rules

@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from agentrl.policies.states import (
+from agentrl.policies.status_tables import (
     CHECKPOINT,
     DISPATCHED_SAMPLING_TASK,
     PUBLICATION,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl.errors import UnknownNameError
-from agentrl.policies.states import CHECKPOINT, Actor, CheckpointStatus, check
+from agentrl.policies.status_tables import CHECKPOINT, Actor, CheckpointStatus, check
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, CheckpointFile, checkpoint_id, load, load_if, to_bson
 from agentrl.store.updates import NOW, setting

@@ -19,7 +19,7 @@ from pymongo import UpdateOne
 
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.policies.states import RECORD, Actor, RecordStatus, check
+from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
 from agentrl.store.database import Database, Plain, Write
 from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
 from agentrl.store.updates import NOW, seconds_since, setting

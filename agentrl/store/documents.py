@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from agentrl.policies.states import (
+from agentrl.policies.status_tables import (
     CallStatus,
     CheckpointStatus,
     PublicationStatus,
@@ -159,7 +159,7 @@ class Record(Named):
 
 
 class DispatchedSamplingTask(Named):
-    """One model call inside a Record. Ids and log-probs are packed as `agentrl.tokens.binary` does."""
+    """One model call inside a Record. Ids and log-probs are packed as `agentrl.tokens.binary_format` does."""
 
     record: str = ""
     task: str = ""

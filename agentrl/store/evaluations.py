@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.policies.states import TASK, Actor, RecordStatus, TaskStatus, check
+from agentrl.policies.status_tables import TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import Database
 
 ENDED = (TaskStatus.READY, TaskStatus.DONE, TaskStatus.DEAD)

@@ -1,4 +1,4 @@
-"""Closing a group in the store; what follows from its scores is decided in `agentrl.policies.groups`.
+"""Closing a group in the store; what follows from its scores is decided in `agentrl.policies.group_closing`.
 
 Invariants: a group closes by one conditional update that stores baseline and shares together, so whoever comes second
 changes nothing; DBRecordData follows from the shares and can be written again at any time (`settle`); a sampler only
@@ -14,10 +14,11 @@ from typing import Literal
 
 from pymongo import UpdateOne
 
-from agentrl.policies import groups, outcomes
-from agentrl.policies.groups import GroupRule, Member
+from agentrl.policies import group_closing, outcomes
+from agentrl.policies.advantages import Baseline
+from agentrl.policies.group_closing import GroupRule, Member
 from agentrl.policies.outcomes import OutcomeClass
-from agentrl.policies.states import IN_FLIGHT, TASK, Actor, RecordStatus, TaskStatus, check
+from agentrl.policies.status_tables import IN_FLIGHT, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store import tasks
 from agentrl.store.database import Database, Write
 from agentrl.store.documents import TRAINS, Record, Share, Task, load
@@ -49,7 +50,7 @@ class Group:
     def may_close(self) -> bool:
         """A seat that nobody has begun yet is waited for also past the deadline: it is not late but in the queue."""
         waiting = any(record.status == RecordStatus.OPEN for record in self.latest)
-        return groups.may_close(self.settled, past_deadline=self.past_deadline and not waiting)
+        return group_closing.may_close(self.settled, past_deadline=self.past_deadline and not waiting)
 
 
 def redraws_left(attempts: Sequence[Record]) -> bool:
@@ -82,7 +83,7 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
         return "open"
     task = group.task
     members = [_member(record) for record in group.latest if record.status == RecordStatus.SCORED]
-    closed = groups.close(members, task.n, rule, trains=task.purpose in TRAINS)
+    closed = group_closing.close(members, task.n, rule, trains=task.purpose in TRAINS)
     if not closed.enough:
         if actor is not Actor.STEWARD:
             return "open"
@@ -166,13 +167,13 @@ async def _read(database: Database, filter: dict[str, object]) -> list[Group]:
 
 
 def _settled(attempts: Sequence[Record]) -> bool:
-    return groups.seat_settled(RecordStatus(attempts[-1].status), may_redraw=redraws_left(attempts))
+    return group_closing.seat_settled(RecordStatus(attempts[-1].status), may_redraw=redraws_left(attempts))
 
 
 def _member(record: Record) -> Member:
     return Member(record.id, OutcomeClass(record.outcome_class), record.score, record.turns, record.malformed)
 
 
-def _plain_baseline(baseline: groups.Baseline, rule: GroupRule) -> dict[str, float]:
+def _plain_baseline(baseline: Baseline, rule: GroupRule) -> dict[str, float]:
     plain = {"mean": baseline.mean, "std": baseline.std, "valid": baseline.valid}
     return plain | ({"turn_spread": rule.turn_spread} if rule.turn_spread else {})

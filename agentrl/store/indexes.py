@@ -11,7 +11,7 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from agentrl.policies.states import HOLDS_SEAT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
+from agentrl.policies.status_tables import HOLDS_SEAT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.store.database import AlreadyThereError, Database, Plain
 
 

@@ -19,7 +19,7 @@ from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.policies.states import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
+from agentrl.policies.status_tables import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
 from agentrl.store import places
 from agentrl.store.database import Database, Plain
 from agentrl.words.names import singular

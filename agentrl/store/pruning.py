@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.policies.states import CheckpointStatus, TaskStatus
+from agentrl.policies.status_tables import CheckpointStatus, TaskStatus
 from agentrl.store.database import Database
 from agentrl.store.updates import is_older
 

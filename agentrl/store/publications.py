@@ -1,7 +1,7 @@
 """Publications: versions of the weights, from the number to the last engine that needs it.
 
 Invariants: a number is taken by an insert and never used twice, also after a resume, because documents outlive files;
-only the lineage that took a number announces it; engines make it current (`agentrl.engines.published`).
+only the lineage that took a number announces it; engines make it current (`agentrl.engines.publication_store`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from agentrl.policies.states import PUBLICATION, Actor, PublicationStatus, check
+from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
 from agentrl.store.documents import Publication, load, load_if, to_bson
 from agentrl.store.services import PRESENT

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.policies.ages import VersionTree
-from agentrl.policies.states import TaskStatus
+from agentrl.policies.status_tables import TaskStatus
+from agentrl.policies.version_tree import VersionTree
 from agentrl.store import publications
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DBRecordData, load

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from agentrl.errors import ConflictError
-from agentrl.policies.states import IN_FLIGHT, STEP, TASK, Actor, RecordStatus, StepStatus, TaskStatus, check
+from agentrl.policies.status_tables import IN_FLIGHT, STEP, TASK, Actor, RecordStatus, StepStatus, TaskStatus, check
 from agentrl.store import groups
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS, DBRecordData, Step, Task, load, load_if, step_id, to_bson

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.errors import RefusedError, UnknownNameError
-from agentrl.policies import groups
-from agentrl.policies.states import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
+from agentrl.policies import group_closing
+from agentrl.policies.status_tables import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import AlreadyThereError, Database, Plain
 from agentrl.store.documents import TRAINS, Record, Task, load, load_if, record_id, to_bson
 from agentrl.store.updates import NOW, from_now, setting
@@ -146,7 +146,7 @@ async def next_round(
     database: Database, task: Task, actor: Actor, reason: str, *, final_reason: str = "rounds"
 ) -> TaskStatus | None:
     """Sample it again, or give it up if no rounds are left. None if the Task went on meanwhile."""
-    again = groups.another_round(task.round, task.rounds_max)
+    again = group_closing.another_round(task.round, task.rounds_max)
     target = TaskStatus.QUEUED if again else TaskStatus.DEAD
     moved = await _leave(database, task, target, actor, reason if again else final_reason, task.round + again)
     return target if moved else None

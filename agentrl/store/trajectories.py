@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pymongo import UpdateOne
 
 from agentrl.errors import AgentrlError, ConflictError
-from agentrl.policies.states import (
+from agentrl.policies.status_tables import (
     DISPATCHED_SAMPLING_TASK,
     TOOL_CALL,
     Actor,
@@ -32,7 +32,7 @@ from agentrl.store.database import Database, Plain, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, Turn, call_id, load, storable, to_bson
 from agentrl.store.owners import OwnerLostError
 from agentrl.store.updates import NOW, setting
-from agentrl.tokens.binary import unpack_ids
+from agentrl.tokens.binary_format import unpack_ids
 from agentrl.tokens.spans import StoredCall
 
 MOST_AT_ONCE = 500

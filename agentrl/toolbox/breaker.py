@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from agentrl.policies.states import BREAKER, Actor, BreakerStatus, check
+from agentrl.policies.status_tables import BREAKER, Actor, BreakerStatus, check
 
 
 @dataclass(frozen=True, slots=True)

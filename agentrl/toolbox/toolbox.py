@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.policies.states import BreakerStatus
+from agentrl.policies.status_tables import BreakerStatus
 from agentrl.toolbox.answers import (
     Answer,
     BadRequestError,

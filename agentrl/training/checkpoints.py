@@ -15,7 +15,7 @@ import safetensors
 from safetensors.torch import load_file, save_file
 
 from agentrl.errors import ConfigError
-from agentrl.training.files import FileFact, facts, problem_of, whole_directory
+from agentrl.training.atomic_directories import FileFact, facts, problem_of, whole_directory
 from agentrl.training.learner import Learner
 
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -16,10 +16,10 @@ import msgspec
 
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.errors import ConfigError
 from agentrl.tokens.spans import ROOT
-from agentrl.training.trajectories import Segment, Trajectory
+from agentrl.training.batch import Segment, Trajectory
 
 Role = Literal["system", "user", "assistant", "tool"]
 

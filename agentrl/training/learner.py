@@ -20,13 +20,13 @@ import transformers
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
-from agentrl.policies.objective import PolicyLoss
-from agentrl.training import losses, measures
+from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.training import losses, step_metrics
+from agentrl.training.batch import Batch, Segment, Trajectory, in_parts
 from agentrl.training.losses import Denominator, PairFacts, Terms
-from agentrl.training.model import MicroBatch, collate, layout_of, load_model, read_companions, save_model, score
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
-from agentrl.training.trajectories import Batch, Segment, Trajectory, in_parts
+from agentrl.training.policy_model import MicroBatch, collate, layout_of, load_model, read_companions, save_model, score
 
 Objective = PolicyLoss | Literal["supervised"]
 _FREE = (0.0, math.inf)
@@ -136,11 +136,11 @@ class Learner:
         if not parts:
             return StepResult(True, {"pairs": 0.0})
         before = self._state() if len(parts) > 1 else None
-        measured: list[measures.Measures] = []
+        measured: list[step_metrics.Measures] = []
         norms: list[float] = []
         applied = True
         for part in parts:
-            measured.append(measures.Measures(moved=bool(norms)))
+            measured.append(step_metrics.Measures(moved=bool(norms)))
             norms.append(self._gradient(part, objective, measured[-1]))
             applied = math.isfinite(measured[-1].loss) and math.isfinite(norms[-1])
             if not applied:
@@ -150,7 +150,7 @@ class Learner:
         self.optimizers.zero_grad()
         if not applied and before is not None:
             self._restore(before)
-        metrics = measures.together(measured).summary(supervised=objective == "supervised") | {
+        metrics = step_metrics.together(measured).summary(supervised=objective == "supervised") | {
             # One that is not finite is the last, and is what should be told.
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
@@ -167,7 +167,7 @@ class Learner:
         proximal = self._proximal(micros, objective)
         return _Part(batch, counts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
 
-    def _gradient(self, part: _Part, objective: Objective, measured: measures.Measures) -> float:
+    def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Its length before it was cut; it is left where optimizers look for it."""
         self.optimizers.zero_grad()
         for micro, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
@@ -208,7 +208,7 @@ class Learner:
                 found[record].append(value)
         return found
 
-    def _count_kept_only(self, measured: measures.Measures) -> None:
+    def _count_kept_only(self, measured: step_metrics.Measures) -> None:
         """One factor for the whole gradient, before it is clipped."""
         counted = torch.tensor([measured.pairs, measured.masked], device=self.accelerator.device)
         pairs, masked = self.accelerator.reduce(counted, "sum").tolist()

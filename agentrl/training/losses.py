@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.policies.objective import Aggregation, PolicyLoss
+from agentrl.policies.policy_loss import Aggregation, PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
 _NO_REFERENCE = "A run keeps its own in RUN_DIR/reference; see training.reference."

@@ -18,14 +18,14 @@ import torch
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.training import checkpoints, dumps, origin, warmup
+from agentrl.training import batch_dumps, checkpoints, initial_model, warmup
+from agentrl.training.batch import Batch
+from agentrl.training.batch_dumps import Recorded
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
 from agentrl.training.demonstrations import read_demonstrations, tokenized
-from agentrl.training.dumps import Recorded
 from agentrl.training.learner import Learner
 from agentrl.training.reference import REFERENCE
-from agentrl.training.takeover import CHECKPOINTS, settings_of
-from agentrl.training.trajectories import Batch
+from agentrl.training.resume import CHECKPOINTS, settings_of
 
 SUPERVISED = "supervised"
 """Within the run's directory: what a job on demonstrations leaves, if nothing else was said."""
@@ -61,7 +61,7 @@ def train_recorded(
 ) -> Done:
     """Every recorded batch that comes after `start`. `as_configured` takes loss, learning rate and optimizer steps
     of the file instead of those that were recorded."""
-    recorded = list(dumps.read(place))
+    recorded = list(batch_dumps.read(place))
     torch.set_num_threads(config.training.threads)
     begin = start or _starting_point(config, recorded)
     learner, progress = _learner(config, begin)
@@ -69,7 +69,7 @@ def train_recorded(
     _refuse_gap(wanted, progress.step, named=start is not None)
     done = 0
     for one in wanted:
-        result = dumps.train(learner, _as_configured(one, config) if as_configured else one)
+        result = batch_dumps.train(learner, _as_configured(one, config) if as_configured else one)
         done += 1
         if not tell(Stepped(one.batch.step, wanted[-1].batch.step, result.metrics)):
             break
@@ -98,7 +98,7 @@ def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done
     target = out or Path(config.dir) / SUPERVISED
     demonstrations = read_demonstrations(Path(training.demonstrations))
     resumes = (target / PROGRESS_FILE).is_file()
-    begin = target if resumes else origin.model_directory(config, Path(config.dir), demonstrations)
+    begin = target if resumes else initial_model.model_directory(config, Path(config.dir), demonstrations)
     learner, progress = _learner(config, begin)
     shown = tokenized(demonstrations, begin)
     size = min(training.batch, len(shown))
@@ -149,7 +149,7 @@ def _starting_point(config: RunConfig, recorded: list[Recorded]) -> Path:
         if any(one.after <= step < one.batch.step for one in recorded):
             return directory
     if recorded[0].after == 0 and not config.training.warmup.steps:
-        return origin.model_directory(config, Path(config.dir), [])
+        return initial_model.model_directory(config, Path(config.dir), [])
     raise ConfigError(
         f"The recorded batches begin with step {recorded[0].batch.step}, "
         f"and {config.dir} has no checkpoint to start from.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.tokens.spans import ROOT
-from agentrl.training.trajectories import Segment, Trajectory
+from agentrl.training.batch import Segment, Trajectory
 
 Layout = Literal["tree", "linear"]
 """`tree`: a group shares what it has in common. `linear`: every branch is a row of its own, for models whose layers

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import msgspec
 
-from agentrl.policies.ages import VersionTree
+from agentrl.policies.version_tree import VersionTree
 from agentrl.store import publications, trajectories
 from agentrl.store.database import Database
 from agentrl.store.documents import Step
-from agentrl.training import batches
-from agentrl.training.knobs import Plan
-from agentrl.training.selection import Look
+from agentrl.training import batch_assembly
+from agentrl.training.batch_selection import Look
+from agentrl.training.trainer_knobs import Plan
 
 
-async def batch_of(database: Database, leased: Step, look: Look, plan: Plan, tree: VersionTree) -> batches.Made:
+async def batch_of(database: Database, leased: Step, look: Look, plan: Plan, tree: VersionTree) -> batch_assembly.Made:
     wanted = set(leased.records)
     data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
     calls = await trajectories.calls_of(database, [one.id for one in data])
     flat = [call for those in calls.values() for call in those]
-    made = batches.make_batch(
+    made = batch_assembly.make_batch(
         leased.step,
         leased.base_version,
         data,

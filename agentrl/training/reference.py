@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.training.files import sweep_unfinished, whole_directory
+from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
 from agentrl.training.learner import Learner
 
 REFERENCE = Path("reference") / "initial"

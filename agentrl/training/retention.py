@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agentrl.policies.states import PublicationStatus
+from agentrl.policies.status_tables import PublicationStatus
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import publications
 from agentrl.store.database import Database
-from agentrl.training import checkpoints, publication
+from agentrl.training import checkpoints, weight_files
 
 _UNWANTED = [PublicationStatus.SKIPPED, PublicationStatus.REJECTED, PublicationStatus.DELETED]
 
@@ -26,7 +26,7 @@ async def tidy_weights(database: Database, run_dir: Path, newest: int, *, keep: 
     old = [version for version in there if version <= newest - keep and version not in evaluated]
     unwanted = {"_id": {"$in": old}, "status": {"$in": _UNWANTED}}
     for document in await database.find("Publication", unwanted, projection=["_id"]) if old else ():
-        await asyncio.to_thread(publication.remove_weights, run_dir, int(document["_id"]))
+        await asyncio.to_thread(weight_files.remove_weights, run_dir, int(document["_id"]))
 
 
 async def tidy_checkpoints(database: Database, run_dir: Path, *, keep: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
-from agentrl.policies import alarms
+from agentrl.policies import step_alarms
 from agentrl.store import census
 from agentrl.store.database import Database, StoreError
 from agentrl.telemetry.learning import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
@@ -36,8 +36,8 @@ async def with_surroundings(
     try:
         told |= await census.of_trained(database, records)
         told |= await census.since(database, await census.last_commit(database))
-        before = await census.metrics_of_steps(database, alarms.LOOK_BACK)
+        before = await census.metrics_of_steps(database, step_alarms.LOOK_BACK)
     except StoreError as away:
         log.warning("a step is told without what is around it: %s", away.message)
         return told
-    return told | alarms.against(before, told)
+    return told | step_alarms.against(before, told)

@@ -19,9 +19,9 @@ from typing import TypeVar
 from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import Manifest
 from agentrl.errors import AgentrlError, DiskError
-from agentrl.policies.ages import VersionTree
 from agentrl.policies.outcomes import longest_group_s
-from agentrl.policies.states import Actor, StepStatus
+from agentrl.policies.status_tables import Actor, StepStatus
+from agentrl.policies.version_tree import VersionTree
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
@@ -30,31 +30,31 @@ from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
 from agentrl.telemetry.services import WARMUP_UNUSED, Meter
 from agentrl.training import (
+    batch_dumps,
+    batch_selection,
     checkpoints,
-    dumps,
-    origin,
-    publication,
+    initial_model,
+    poisoned_groups,
     reading,
     reference,
-    reports,
     retention,
-    selection,
-    suspicion,
+    step_reporting,
     telling,
+    weight_files,
 )
-from agentrl.training.batchwait import BatchWait
+from agentrl.training.batch import Batch
+from agentrl.training.batch_dumps import DUMPS, Recorder
+from agentrl.training.batch_selection import Look, Place
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curves import Curves
-from agentrl.training.dumps import DUMPS, Recorder
-from agentrl.training.evaluating import Evaluator, over_all
-from agentrl.training.knobs import Knobs, Plan
+from agentrl.training.evaluator import Evaluator, over_all
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.patience import Patience
-from agentrl.training.selection import Look, Place
-from agentrl.training.standing import DivergedError, Standing, ending
-from agentrl.training.suspicion import Suspicion
-from agentrl.training.takeover import CHECKPOINTS, Start, take_over
-from agentrl.training.trajectories import Batch
+from agentrl.training.poisoned_groups import Suspicion
+from agentrl.training.resume import CHECKPOINTS, Start, take_over
+from agentrl.training.trainer_knobs import Knobs, Plan
+from agentrl.training.trainer_state import DivergedError, Standing, ending
+from agentrl.training.waiting import BatchWait
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
@@ -82,7 +82,7 @@ class Trainer:
         self._knobs = Knobs(unit, config)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
-        self._evaluates = origin.has_held_out_tasks(config)
+        self._evaluates = initial_model.has_held_out_tasks(config)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         life = f"{unit.name}.{unit.incarnation}"
         self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
@@ -166,8 +166,8 @@ class Trainer:
             case "end":
                 return look.decision.why
             case "bury":
-                await suspicion.bury(self._database, look.decision.poison, look.decision.why)
-                self._suspicion = await suspicion.recall(self._database)
+                await poisoned_groups.bury(self._database, look.decision.poison, look.decision.why)
+                self._suspicion = await poisoned_groups.recall(self._database)
             case "wait":
                 if look.decision.held:
                     self._held_since = self._held_since or time.monotonic()
@@ -180,7 +180,7 @@ class Trainer:
 
     async def _look(self, plan: Plan) -> Look:
         place = self._place(plan)
-        return await selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
+        return await batch_selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
 
     async def _park(self) -> None:
         """Begin nothing; evaluations that are under way go on."""
@@ -236,7 +236,7 @@ class Trainer:
             await self._quarantine(leased, result)
             return
         records = [one.record for one in made.batch.trajectories]
-        told = reports.of_step(
+        told = step_reporting.of_step(
             made, result, leased, look, seconds=time.monotonic() - began, moved=self.standing.trained
         )
         metrics = told | self._evaluation
@@ -253,7 +253,7 @@ class Trainer:
             await asyncio.to_thread(self._recorder.write, recorded)
         except DiskError as full:
             log.error("%s It trains without that.", full.message)
-        return await self._computed("step", dumps.train, self.learner, recorded)
+        return await self._computed("step", batch_dumps.train, self.learner, recorded)
 
     async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
         """The weights have moved: the answer has to be known, however often it takes to ask."""
@@ -274,7 +274,7 @@ class Trainer:
         reason = f"poison: loss {result.metrics['loss']}, gradient {result.metrics['gradient_norm']}"
         log.error("step %d is skipped, its tasks are dead (%s)", leased.step, reason)
         await steps.release(self._database, leased.id, reason)
-        await suspicion.bury(self._database, leased.tasks, reason)
+        await poisoned_groups.bury(self._database, leased.tasks, reason)
         self.standing.not_finite += 1
         self._unit.metric(NOT_FINITE.name, self.standing.not_finite)
         if self.standing.not_finite >= NOT_FINITE_AT_MOST:
@@ -293,7 +293,7 @@ class Trainer:
         now.taught += trained
         self._unit.metric(NOTHING_TRAINED.name, now.for_nothing)
         self._curves.add(now.step, metrics)
-        reports.to_unit(self._unit, metrics, step)
+        step_reporting.to_unit(self._unit, metrics, step)
 
     # ---- what is due ----
 
@@ -322,11 +322,11 @@ class Trainer:
         self._unit.status(f"writes version {taken.id}")
         if self._written is None:
             self._written = await self._computed(
-                "publication", publication.write_weights, self._run_dir, taken.id, self.learner, self._probes
+                "publication", weight_files.write_weights, self._run_dir, taken.id, self.learner, self._probes
             )
         # A trainer that was replaced and does not know should not serve its weights to anybody.
         if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
-            self._database, taken.id, self._lineage, publication.as_document(self._written)
+            self._database, taken.id, self._lineage, weight_files.as_document(self._written)
         ):
             raise steps.closed(self._lineage)
         self._unannounced = self._written = None
@@ -394,7 +394,7 @@ class Trainer:
         start = await take_over(self._database, self._config, self._run_dir, owner, say=say, on_progress=tick)
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._stand_at(start, await publications.parents(self._database))
-        self._suspicion = await suspicion.recall(self._database)
+        self._suspicion = await poisoned_groups.recall(self._database)
         committed = {"status": StepStatus.COMMITTED}
         self.standing.committed = await self._database.count("Step", committed)
         self.standing.taught = await self._database.count("Step", committed | {"records.0": {"$exists": True}})
@@ -452,7 +452,7 @@ class Trainer:
     async def _ask_for_a_hold(self) -> None:
         if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:
             self._hold_looked_at = time.monotonic()
-            found = await selection.validity(self._database)
+            found = await batch_selection.validity(self._database)
             self._hold, self._trial = found.hold, bool(found.hold)
             self._unit.metric(VALID.name, math.nan if found.share is None else found.share)
 

@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from agentrl.errors import AgentrlError
+from agentrl.training.batch import Batch, Trajectory
 from agentrl.training.learner import Learner
-from agentrl.training.trajectories import Batch, Trajectory
 
 COOLING_SHARE = 0.4
 """The last part of the steps, in which the learning rate falls evenly."""

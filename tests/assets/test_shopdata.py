@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from agentrl.chat.parsers import parse
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tool_call_parsers import parse
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.load import load_config
 from agentrl.store import datasets
 from agentrl.training.demonstrations import Demonstration, read_demonstrations

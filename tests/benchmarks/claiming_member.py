@@ -12,7 +12,7 @@ from typing import Any
 from pymongo import AsyncMongoClient, InsertOne, ReturnDocument, UpdateOne
 
 from agentrl.store.database import connect
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.benchmarks.claiming import CONCURRENCY, SHAPE
 from tests.benchmarks.episodes import Sampler, result_of
 

@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.engines.protocol import Generated, Sampling
-from agentrl.policies.groups import GroupRule
+from agentrl.engines.interface import Generated, Sampling
+from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.policies.states import ToolCallStatus
+from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.ending import Endings, structure
 from agentrl.rollout.loops import AgentLoop
 from agentrl.rollout.ports import ToolAnswer

@@ -19,7 +19,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from agentrl.policies.states import RecordStatus
+from agentrl.policies.status_tables import RecordStatus
 from agentrl.protocol.data_commands import ListRows
 from agentrl.queries import rows
 from agentrl.store import documents, indexes

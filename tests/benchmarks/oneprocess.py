@@ -30,33 +30,33 @@ import torch
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from agentrl.chat import parsers
+from agentrl.chat import tool_call_parsers
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.protocol import Sampling
-from agentrl.policies import batches, groups
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.interface import Sampling
+from agentrl.policies import batch_cut, group_closing
 from agentrl.policies.admission import Counts, Plan, capacity
-from agentrl.policies.ages import VersionTree
-from agentrl.policies.batches import ReadyGroup, ReadyRecord, Situation, Wanted
+from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted
 from agentrl.policies.freshness import Freshness
-from agentrl.policies.groups import Closed, GroupRule, Member
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.group_closing import Closed, GroupRule, Member
 from agentrl.policies.outcomes import Outcome, OutcomeClass, class_of
-from agentrl.policies.seeds import sampling_seed
+from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.sampling_seeds import sampling_seed
+from agentrl.policies.version_tree import VersionTree
 from agentrl.rollout import answers
 from agentrl.store import datasets
 from agentrl.store.datasets import Row
 from agentrl.tokens.spans import ROOT
-from agentrl.training import origin
+from agentrl.training import initial_model
+from agentrl.training.batch import Batch, Segment, Trajectory
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
 from agentrl.training.learner import Learner
-from agentrl.training.takeover import settings_of
-from agentrl.training.trajectories import Batch, Segment, Trajectory
+from agentrl.training.resume import settings_of
 from agentrl.training.warmup import warm_up
 from assets import shopdata
 from tests.engines import unverified
@@ -155,7 +155,7 @@ class OneProcess:
         """Model, warm-up, first weights."""
         training, warmup = self._config.training, self._config.training.warmup
         demonstrations = read_demonstrations(Path(warmup.dataset))
-        model = origin.model_directory(self._config, self._folder, demonstrations)
+        model = initial_model.model_directory(self._config, self._folder, demonstrations)
         self._template = Template(Tokenizer(model))
         self._learner = Learner(model, settings_of(self._config))
         shown = [trajectory_of(one, self._template, str(number)) for number, one in enumerate(demonstrations)]
@@ -221,7 +221,7 @@ class OneProcess:
         """As a run cuts it; None if it would wait."""
         ready = [_as_ready(group, self._tree, self._version) for group in self._ready]
         wanted = self._config.training.groups
-        decision = batches.decide(Situation(ready=ready), Wanted(groups=wanted, max_refill=wanted), freshness)
+        decision = batch_cut.decide(Situation(ready=ready), Wanted(groups=wanted, max_refill=wanted), freshness)
         by_name = {group.name: group for group in self._ready}
         gone = {*decision.stale_groups, *decision.filtered, *(group.task for group in decision.groups)}
         self._ready = [group for group in self._ready if group.name not in gone or decision.act == "wait"]
@@ -273,7 +273,7 @@ class OneProcess:
         members = [
             Member(one.trajectory.record, class_of(one.outcome), one.score, one.turns) for one in played if one.valid
         ]
-        closed = groups.close(members, n, GroupRule())
+        closed = group_closing.close(members, n, GroupRule())
         if closed.enough:
             self._ready.append(Group(name, order, {one.trajectory.record: one.trajectory for one in played}, closed))
 
@@ -310,7 +310,7 @@ class OneProcess:
                 outcome = Outcome.TOKEN_LIMIT
                 break
             text = self._template.tokenizer.decode(made.ids[:-1])
-            parsed = parsers.parse(self._environment.parser, text, self._tools.specs)
+            parsed = tool_call_parsers.parse(self._environment.parser, text, self._tools.specs)
             if not parsed.calls and not parsed.errors:
                 outcome = Outcome.ANSWERED
                 break
@@ -333,7 +333,7 @@ class OneProcess:
         whole = Trajectory(record=name, group=name.rpartition("/")[0], segments=segments)
         return Played(whole, outcome, score, turns)
 
-    async def _call(self, session: str, call: parsers.Call) -> str:
+    async def _call(self, session: str, call: tool_call_parsers.Call) -> str:
         if call.name not in {spec.name for spec in self._tools.specs}:
             return f"There is no tool {call.name}. There are: {', '.join(one.name for one in self._tools.specs)}."
         return await self._tools.call(session, call.name, call.arguments)

@@ -13,7 +13,7 @@ import bson
 
 from agentrl.store import indexes, trajectories
 from agentrl.store.database import Database, connect
-from agentrl.tokens.binary import pack_ids, unpack_ids
+from agentrl.tokens.binary_format import pack_ids, unpack_ids
 from agentrl.tokens.spans import full_prompts
 from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.figures import Outcome

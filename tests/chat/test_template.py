@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from agentrl.chat.building import CONTROL_TOKENS, TAGS, build_tokenizer
-from agentrl.chat.own_template import difference
 from agentrl.chat.template import CHATML, Template
+from agentrl.chat.template_comparison import difference
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.chat.tools import ToolSpec
+from agentrl.chat.tokenizer_training import CONTROL_TOKENS, TAGS, build_tokenizer
+from agentrl.chat.tool_specs import ToolSpec
 from agentrl.errors import ConfigError
 
 TEXTS = [f"What do {n} pears cost? The answer is {n * 3} coins in the shop." for n in range(30)]

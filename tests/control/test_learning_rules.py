@@ -12,7 +12,7 @@ from agentrl.control.alerts.learning_rules import OUT_OF_BAND
 from agentrl.control.alerts.rules import default_rules
 from agentrl.control.state.metrics import Metrics
 from agentrl.engines.manifest import MEAN_LIMIT_HALF, Agreement
-from agentrl.policies import alarms
+from agentrl.policies import step_alarms
 from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
 from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry.learning import LEARNING
@@ -27,7 +27,7 @@ from agentrl.telemetry.services import (
     WARMUP_UNUSED,
     named,
 )
-from tests.policies.test_alarms import HEALTHY, series
+from tests.policies.test_step_alarms import HEALTHY, series
 
 AT = 1_700_000_000.0
 WELL = HEALTHY | {"weight_mean": 1.0, "weight_std": 0.1, "ess": 0.98, "accepted_share": 0.97}
@@ -75,7 +75,7 @@ class Plant:
         """As the trainer tells its Steps: with how each stands against those before."""
         for number, step in enumerate(steps):
             told = WELL | step
-            self.report(**told, **alarms.against(steps[:number], step), step=float(number))
+            self.report(**told, **step_alarms.against(steps[:number], step), step=float(number))
             ids = self.pass_time(every_s)
         return ids
 
@@ -117,7 +117,9 @@ def test_a_short_run_that_trains_nothing_is_told_of_before_ten_steps_and_after_i
     silent = {"groups": [0.0] * 9, "groups_without_signal": [4.0] * 9}
     steps = series(9, **silent)
     for number in range(1, 10):
-        plant.report(**WELL, **alarms.against(steps[: number - 1], steps[number - 1]), steps_without_training=number)
+        plant.report(
+            **WELL, **step_alarms.against(steps[: number - 1], steps[number - 1]), steps_without_training=number
+        )
         assert plant.pass_time(5.0) == ([FOR_NOTHING] if number > 2 else []), number
     assert plant.fired[0].sentence == "trainer-0 has made 3 steps, and none of them trained anything."
     assert plant.fired[0].suggest == "agentrl tune temperature"

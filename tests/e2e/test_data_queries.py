@@ -29,7 +29,7 @@ from agentrl.store.documents import (
     turn_id,
 )
 from agentrl.store.trajectories import Writer
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.store import flow

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from agentrl.engines.embedded.model import Model
-from agentrl.engines.embedded.requests import Request
-from agentrl.engines.embedded.slots import SlotEngine
-from agentrl.engines.protocol import Sampling
+from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.slot_scheduler import SlotEngine
+from agentrl.engines.interface import Sampling
 from tests.engines.conftest import Weights
 
 CLOSE = 1e-5

@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.embedded.building import build_tiny
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.model import Model
-from agentrl.engines.embedded.server import build_app
+from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.http_server import build_app
+from agentrl.engines.embedded.tiny_model import build_tiny
+from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.manifest import Canary, Manifest
 from agentrl.http.server import listening
 from tests.engines import unverified

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError, EngineGoneError, Sampling
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError, EngineGoneError, Sampling
 from tests.waiting import PATIENCE_S
 
 ANSWER: dict[str, Any] = {
@@ -169,7 +169,7 @@ async def test_an_answer_that_breaks_off_means_that_the_engine_is_gone() -> None
 async def test_a_server_that_never_answers_is_given_up_soon_after_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrl.engines.client.ABORT_GRACE_S", 0.2)
+    monkeypatch.setattr("agentrl.engines.http_engine.ABORT_GRACE_S", 0.2)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request_of(reader)

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError
-from agentrl.engines.sglang.server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError
+from agentrl.engines.sglang.guarded_server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
 from agentrl.http.server import listening
 from tests.waiting import PATIENCE_S, aeventually
 

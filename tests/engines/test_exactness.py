@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from agentrl.engines.embedded import slots as slots_module
-from agentrl.engines.embedded.model import Model, score
-from agentrl.engines.embedded.requests import Request
-from agentrl.engines.protocol import EngineError
+from agentrl.engines.embedded import slot_scheduler as slots_module
+from agentrl.engines.embedded.decoder import Model, score
+from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.interface import EngineError
 from tests.engines.asking import CLOSE, ask, assert_exact, engine_of, random_ids, run
 from tests.engines.conftest import Weights
 

@@ -10,9 +10,9 @@ from contextlib import aclosing
 
 import pytest
 
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.protocol import (
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
     EngineError,
@@ -335,7 +335,7 @@ async def test_an_order_that_breaks_the_engine_leaves_nobody_waiting(
     def too_large(_: object, model: object) -> None:
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr("agentrl.engines.embedded.slots.SlotEngine._fit", too_large)
+    monkeypatch.setattr("agentrl.engines.embedded.slot_scheduler.SlotEngine._fit", too_large)
     engine = EmbeddedEngine(slots=2, context=64)
     engine.start()
     update = asyncio.create_task(engine.update(str(first.path), 1))

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agentrl.engines.embedded.model import Model
-from agentrl.engines.embedded.requests import Request, conversation_of, spans_by_position
-from agentrl.engines.embedded.slots import SlotEngine
-from agentrl.engines.protocol import CallRefusedError, EngineBusyError, EngineError, Sampling, WeightsRefusedError
+from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.generation_request import Request, conversation_of, spans_by_position
+from agentrl.engines.embedded.slot_scheduler import SlotEngine
+from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError, Sampling, WeightsRefusedError
 from tests.engines.asking import ask, assert_exact, engine_of, run
 from tests.engines.conftest import Weights
 

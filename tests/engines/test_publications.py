@@ -19,12 +19,12 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from agentrl.config.http_token import http_token
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import EngineGoneError, Load, Sampling
 from agentrl.engines.manifest import Agreement, Canary, Manifest
-from agentrl.engines.protocol import EngineGoneError, Load, Sampling
-from agentrl.engines.published import StoredPublications
-from agentrl.engines.puller import Announced, Puller
+from agentrl.engines.publication_follower import Announced, Puller
+from agentrl.engines.publication_store import StoredPublications
 from agentrl.store import lists
 from agentrl.store.database import connect
 from agentrl.store.documents import Publication, Service, load
@@ -418,7 +418,7 @@ class Away:
 async def test_while_the_store_is_away_it_serves_and_tells_what_it_did_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.engines.puller.MOST_WAIT_S", 0.05)
+    monkeypatch.setattr("agentrl.engines.publication_follower.MOST_WAIT_S", 0.05)
     away = Away()
     puller = puller_of(away, away, tmp_path)
     following = asyncio.create_task(puller.follow())

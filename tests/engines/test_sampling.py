@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.engines.embedded.sampling import Draw, chance, sample
+from agentrl.engines.embedded.token_sampling import Draw, chance, sample
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -8.0])
 

@@ -14,11 +14,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.embedded.building import build_tiny
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.weights import load_verified
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.tiny_model import build_tiny
+from agentrl.engines.embedded.weight_loading import load_verified
+from agentrl.engines.interface import Sampling, WeightsRefusedError
 from agentrl.engines.manifest import MEAN_LIMIT_HALF, Canary, Manifest, compare
-from agentrl.engines.protocol import Sampling, WeightsRefusedError
 from tests.engines import unverified
 from tests.engines.conftest import FILES, TEXTS, Weights
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.model import Model
-from agentrl.engines.embedded.weights import model_of
+from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.weight_loading import model_of
 from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE
 
 

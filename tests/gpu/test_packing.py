@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.engines.embedded.building import build_tiny
+from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.training.learner import Learner, LearnerSettings
 from tests.training.conftest import TEXTS
 from tests.training.test_packing import packed, reference

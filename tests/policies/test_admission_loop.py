@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agentrl.policies.admission import Plan, batch_records
-from agentrl.policies.batches import Wanted
+from agentrl.policies.batch_cut import Wanted
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import TaskStatus
+from agentrl.policies.status_tables import TaskStatus
 from tests.policies.world import SAMPLERS, World
 
 STEP_AT_MOST = 1500

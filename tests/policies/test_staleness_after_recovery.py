@@ -7,9 +7,9 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.policies.ages import VersionTree
-from agentrl.policies.batches import ReadyGroup, ReadyRecord, Situation, Wanted, decide
+from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted, decide
 from agentrl.policies.freshness import Freshness
+from agentrl.policies.version_tree import VersionTree
 
 
 def distance(edges: list[tuple[int, int]], start: int, goal: int) -> int:

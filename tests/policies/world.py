@@ -11,12 +11,12 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from agentrl.policies import admission, groups, outcomes, states
-from agentrl.policies.ages import VersionTree
-from agentrl.policies.batches import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, decide
+from agentrl.policies import admission, group_closing, outcomes, status_tables
+from agentrl.policies.batch_cut import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, decide
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.policies.states import NEW, Actor, RecordStatus, StepStatus, TaskStatus, check
+from agentrl.policies.status_tables import NEW, Actor, RecordStatus, StepStatus, TaskStatus, check
+from agentrl.policies.version_tree import VersionTree
 
 GROUP_DEADLINE_S = 40
 JUDGE_DEADLINE_S = 10
@@ -49,7 +49,7 @@ class Record:
         return f"{self.task.name}#r{self.round}.s{self.seat}.a{self.attempt}"
 
     def move(self, to: RecordStatus, actor: Actor) -> None:
-        check(states.RECORD, self.status, to, actor, self.name)
+        check(status_tables.RECORD, self.status, to, actor, self.name)
         self.status = to
 
 
@@ -66,7 +66,7 @@ class Task:
     records: list[Record] = field(default_factory=list)
 
     def move(self, to: TaskStatus, actor: Actor) -> None:
-        check(states.TASK, self.status, to, actor, self.name)
+        check(status_tables.TASK, self.status, to, actor, self.name)
         self.status = to
 
     def seats(self) -> list[list[Record]]:
@@ -84,7 +84,7 @@ class Step:
     status: str = NEW
 
     def move(self, to: StepStatus, actor: Actor) -> None:
-        check(states.STEP, self.status, to, actor, f"step {self.number}")
+        check(status_tables.STEP, self.status, to, actor, f"step {self.number}")
         self.status = to
 
 
@@ -151,21 +151,23 @@ class World:
                 self._open(task, last.seat, last.attempt + 1)
 
     def _open(self, task: Task, seat: int, attempt: int) -> None:
-        check(states.RECORD, NEW, R.OPEN, Actor.STEWARD)
+        check(status_tables.RECORD, NEW, R.OPEN, Actor.STEWARD)
         task.records.append(Record(task, task.round, seat, attempt))
 
     def close_group(self, task: Task, actor: Actor) -> None:
         seats = task.seats()
         settled = [
-            groups.seat_settled(RecordStatus(attempts[-1].status), may_redraw=self.may_redraw(attempts))
+            group_closing.seat_settled(RecordStatus(attempts[-1].status), may_redraw=self.may_redraw(attempts))
             for attempts in seats
         ]
-        if not groups.may_close(settled, past_deadline=self.now >= task.deadline):
+        if not group_closing.may_close(settled, past_deadline=self.now >= task.deadline):
             return
         last = [attempts[-1] for attempts in seats]
         known = [record for record in last if record.status == R.SCORED and record.kind is not None]
-        members = [groups.Member(record.name, record.kind or OutcomeClass.UNSCORED, record.score) for record in known]
-        closed = groups.close(members, task.n, groups.GroupRule())
+        members = [
+            group_closing.Member(record.name, record.kind or OutcomeClass.UNSCORED, record.score) for record in known
+        ]
+        closed = group_closing.close(members, task.n, group_closing.GroupRule())
         if not closed.enough:
             if actor is Actor.STEWARD:
                 self._next_round(task, actor)
@@ -180,9 +182,9 @@ class World:
 
     def _next_round(self, task: Task, actor: Actor) -> None:
         for record in task.records:
-            if record.status in states.HOLDS_SEAT:
+            if record.status in status_tables.HOLDS_SEAT:
                 record.move(R.SUPERSEDED, actor)
-        if groups.another_round(task.round, ROUNDS_MAX):
+        if group_closing.another_round(task.round, ROUNDS_MAX):
             task.move(T.QUEUED, actor)
             task.round += 1
         else:
@@ -198,7 +200,7 @@ class World:
             if task.status == T.ADMITTED or (task.status == T.READY and task.signal)
         )
         leased = sum(len(task.seats()) for task in self.tasks if task.status == T.LEASED)
-        flying = {status.value: by_status[status] for status in states.IN_FLIGHT}
+        flying = {status.value: by_status[status] for status in status_tables.IN_FLIGHT}
         return admission.Counts(**flying, ready=ready, leased=leased)
 
     def _admit(self) -> None:
@@ -306,7 +308,7 @@ class World:
         under_way = [
             UnderWay(self.tree.staleness(record.versions, self.version))
             for record in unclosed
-            if record.status in states.HOLDS_SEAT and record.versions
+            if record.status in status_tables.HOLDS_SEAT and record.versions
         ]
         return Situation(
             ready=[self._ready(task) for task in self.tasks if task.status == T.READY],
@@ -370,10 +372,10 @@ class World:
         self.plan, self.freshness = plan, freshness
 
     def requeue(self, task: Task) -> None:
-        if task.status not in states.TASK.sources(T.QUEUED, Actor.OPERATOR):
+        if task.status not in status_tables.TASK.sources(T.QUEUED, Actor.OPERATOR):
             return
         for record in task.records:
-            if record.status in states.HOLDS_SEAT:
+            if record.status in status_tables.HOLDS_SEAT:
                 record.move(R.SUPERSEDED, Actor.OPERATOR)
         leaves_a_round = task.status != T.QUEUED
         task.move(T.QUEUED, Actor.OPERATOR)
@@ -414,7 +416,7 @@ class World:
     def verify(self) -> None:
         for task in self.tasks:
             for attempts in task.seats():
-                assert sum(record.status in states.HOLDS_SEAT for record in attempts) <= 1, task.name
+                assert sum(record.status in status_tables.HOLDS_SEAT for record in attempts) <= 1, task.name
                 paid = sum(not record.free for record in attempts)
                 assert paid <= 1 + outcomes.MAX_REDRAWS, f"{task.name} was drawn {paid} times"
             of_step = task.step.status if task.step else ""

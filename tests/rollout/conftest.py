@@ -15,9 +15,9 @@ import torch
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
-from agentrl.engines.embedded.building import build_tiny
+from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.http.server import listening
-from agentrl.policies.states import ToolCallStatus
+from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import speech
 from agentrl.rollout.attempt import House, Settings
 from agentrl.rollout.ending import Endings

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app
-from agentrl.engines.published import StoredPublications
-from agentrl.engines.puller import Puller
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.http_server import build_app
+from agentrl.engines.publication_follower import Puller
+from agentrl.engines.publication_store import StoredPublications
 from agentrl.http.server import listening
 from agentrl.store.database import connect
 from agentrl.store.documents import Service

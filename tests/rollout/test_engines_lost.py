@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.embedded.building import build_tiny
-from agentrl.engines.embedded.model import Model, score
+from agentrl.engines.embedded.decoder import Model, score
+from agentrl.engines.embedded.tiny_model import build_tiny
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import EngineGoneError
 from agentrl.engines.manifest import Canary
-from agentrl.engines.protocol import EngineGoneError
 from agentrl.rollout.attempt import Settings
 from agentrl.store import services
 from agentrl.store.documents import Record
-from agentrl.tokens.binary import unpack_floats, unpack_ids
+from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from tests.engines import unverified
 from tests.rollout.conftest import TEXTS, TOKEN, Stage, configuration
 from tests.waiting import aeventually

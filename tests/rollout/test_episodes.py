@@ -14,8 +14,8 @@ from agentrl.rollout.loops import AgentLoop, register_loop
 from agentrl.store import trajectories
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
-from agentrl.tokens import versions as version_runs
-from agentrl.tokens.binary import unpack_floats, unpack_ids
+from agentrl.tokens import version_runs as version_runs
+from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from tests.rollout.actors import Heard, Spoken
 from tests.rollout.conftest import Stage, configuration
 from tests.waiting import aeventually

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.http_server import build_app
 from agentrl.http import client as http_client
 from agentrl.http.server import listening
 from agentrl.rollout.speech import Speech

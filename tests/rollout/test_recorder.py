@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentrl.engines.protocol import Generated, Sampling
+from agentrl.engines.interface import Generated, Sampling
 from agentrl.rollout import recording
 from agentrl.rollout.exits import EndedError
 from agentrl.rollout.recording import Recorder

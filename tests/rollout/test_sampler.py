@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import RecordStatus
+from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout.loops import register_loop
 from agentrl.rollout.scorers import UnscoredError, register_scorer
 from agentrl.rollout.tool_agent import ToolAgent
@@ -19,7 +19,7 @@ from agentrl.store.claims import Ending
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Record
 from agentrl.store.owners import OwnerLostError
-from agentrl.tokens.binary import unpack_ids
+from agentrl.tokens.binary_format import unpack_ids
 from tests.rollout.actors import Heard, Spoken
 from tests.rollout.conftest import Stage, configuration, unruly_tools
 from tests.store.flow import claim_one

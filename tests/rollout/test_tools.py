@@ -11,7 +11,7 @@ import pytest
 from agentrl.rollout.attempt import Settings
 from agentrl.rollout.ports import OfferedTool, ToolAnswer, ToolRefusedError
 from agentrl.rollout.tool_calls import RETRY_S, offer
-from agentrl.tokens.binary import unpack_ids
+from agentrl.tokens.binary_format import unpack_ids
 from tests.rollout import conftest
 from tests.rollout.actors import Heard
 from tests.rollout.conftest import Stage, configuration, unruly_tools

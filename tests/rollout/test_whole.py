@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.chat.tools import ToolSpec
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app
+from agentrl.chat.tool_specs import ToolSpec
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.http_server import build_app
 from agentrl.errors import UsageError
 from agentrl.http.server import listening
 from agentrl.protocol import messages
@@ -22,9 +22,9 @@ from agentrl.store import publications, trajectories
 from agentrl.store.database import Database
 from agentrl.store.documents import Owner
 from agentrl.tokens import spans as span_lists
-from agentrl.tokens import versions as version_runs
-from agentrl.tokens.binary import unpack_floats, unpack_ids
-from agentrl.tokens.tree import TokenTree
+from agentrl.tokens import version_runs as version_runs
+from agentrl.tokens.binary_format import unpack_floats, unpack_ids
+from agentrl.tokens.token_tree import TokenTree
 from agentrl.unit.environment import read_environment
 from agentrl.unit.unit import Unit
 from assets import shop

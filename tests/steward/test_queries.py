@@ -15,7 +15,7 @@ import pytest
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.filters.sorting import parse_sort, to_mongo_sort
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.data_commands import (
@@ -58,7 +58,7 @@ from agentrl.store.documents import (
     turn_id,
 )
 from agentrl.store.trajectories import Writer
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.spans import Span
 from agentrl.words.folding import kind_of
 from tests.store import flow

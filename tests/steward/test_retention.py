@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.steward import retention
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import EnvironmentRules, Rules
@@ -15,7 +15,7 @@ from agentrl.steward.steward import Steward
 from agentrl.store import accounting, checkpoints, lineages, pruning, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import CheckpointFile, DispatchedSamplingTask, Task, ToolCall, Turn, to_bson
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.store.flow import commit, ready_tasks
 
 RULES = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=1)

@@ -15,7 +15,7 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Counts
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import StepStatus, TaskStatus
+from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.steward import admission, attempts, closing, epochs, expiry
 from agentrl.steward.epochs import Source
 from agentrl.steward.rules import EnvironmentRules, Rules

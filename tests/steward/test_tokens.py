@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.chat.building import build_tokenizer
 from agentrl.chat.tokenizer import Tokenizer
+from agentrl.chat.tokenizer_training import build_tokenizer
 from agentrl.errors import UnknownNameError
 from agentrl.protocol.data_commands import ExportRecords, RecordTokens, TokenPart
 from agentrl.store import pruning
 from agentrl.store.database import Database
 from agentrl.store.documents import DispatchedSamplingTask, Publication, Turn, call_id, to_bson, turn_id
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.steward.test_queries import admitted, asked, episode
 from tests.store import flow
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from agentrl.policies.admission import Counts
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, AROUND_A_TOOL_CALL_S, Outcome
-from agentrl.policies.states import ToolCallStatus
+from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward import admission, waits
 from agentrl.steward.admission import Admitted

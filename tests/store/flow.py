@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.policies.groups import GroupRule
+from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.store import claims, documents, groups, owners, steps, tasks
 from agentrl.store.claims import Claim, Ending, LastClaims
 from agentrl.store.database import Database, Plain

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.policies.groups import GroupRule
-from agentrl.policies.states import Actor, CallStatus
+from agentrl.policies.group_closing import GroupRule
+from agentrl.policies.status_tables import Actor, CallStatus
 from agentrl.store import accounting, groups, indexes, lineages, publications, tasks
 from agentrl.store.audit.problems import SHOWN, Problem
 from agentrl.store.database import Database, Plain
@@ -22,7 +22,7 @@ from agentrl.store.documents import (
     to_bson,
     tool_call_id,
 )
-from agentrl.tokens.binary import pack_floats, pack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, row, sampler
 
 TOKENS = 5

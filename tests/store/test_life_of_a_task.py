@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import Actor, IllegalMoveError, RecordStatus, TaskStatus
+from agentrl.policies.status_tables import Actor, IllegalMoveError, RecordStatus, TaskStatus
 from agentrl.store import claims, counts, groups, owners, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database

@@ -35,7 +35,7 @@ from agentrl.store import (
 from agentrl.store.claims import Reached
 from agentrl.store.database import Bulk, Database, Filter, Plain, Write
 from agentrl.store.documents import Task, to_bson
-from agentrl.training import selection
+from agentrl.training import batch_selection
 from tests.store.flow import claim_one, commit, explained, ready_tasks, row, run_group, sampler
 from tests.store.server import NAME
 
@@ -165,7 +165,7 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await lineages.current(watched)
     await steps.under_way(watched)
     await steps.deaths(watched)
-    await selection.validity(watched)
+    await batch_selection.validity(watched)
     await census.of_trained(watched, ["x"])
     await census.since(watched, await census.last_commit(watched))
     await census.metrics_of_steps(watched, 8)

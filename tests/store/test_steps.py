@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from agentrl.policies.states import StepStatus, TaskStatus
+from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store import accounting, checkpoints, claims, lineages, publications, services, steps, tasks
 from agentrl.store.claims import Reached
 from agentrl.store.database import Database, Filter, Plain, Update

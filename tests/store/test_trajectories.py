@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.policies.states import CallStatus, IllegalMoveError, ToolCallStatus
+from agentrl.policies.status_tables import CallStatus, IllegalMoveError, ToolCallStatus
 from agentrl.store import chunks, owners, trajectories
 from agentrl.store.database import Bulk, Database, StoreUnavailableError
 from agentrl.store.documents import (
@@ -22,7 +22,7 @@ from agentrl.store.documents import (
     turn_id,
 )
 from agentrl.store.trajectories import OwnershipError, Writer
-from agentrl.tokens.binary import pack_floats, pack_ids, unpack_ids
+from agentrl.tokens.binary_format import pack_floats, pack_ids, unpack_ids
 from agentrl.tokens.spans import full_prompts
 
 RECORD = "shop/train/0/000001#r1.s0.a1"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.engines.embedded.building import build_tiny
+from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.training.learner import Learner, LearnerSettings
 
 TEXTS = ("lookup(item) calculator(expression)", "what do 3 apples and 12 pears cost?", "the answer is 45")

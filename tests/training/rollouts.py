@@ -13,14 +13,14 @@ import pytest
 
 from agentrl.config.run import RunConfig
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.store import claims, documents, groups
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Epoch
 from agentrl.store.trajectories import Writer
-from agentrl.tokens.binary import pack_floats, pack_ids
-from agentrl.tokens.tree import TokenTree
+from agentrl.tokens.binary_format import pack_floats, pack_ids
+from agentrl.tokens.token_tree import TokenTree
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentrl.policies.ages import VersionTree
 from agentrl.policies.freshness import Freshness
+from agentrl.policies.version_tree import VersionTree
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, call_id
-from agentrl.tokens.binary import pack_floats, pack_ids
-from agentrl.tokens.tree import TokenTree
-from agentrl.training.batches import UntrainableSamplingError, make_batch, refuse_untrainable, trajectory_of
-from agentrl.training.trajectories import BrokenTrajectoryError
+from agentrl.tokens.binary_format import pack_floats, pack_ids
+from agentrl.tokens.token_tree import TokenTree
+from agentrl.training.batch import BrokenTrajectoryError
+from agentrl.training.batch_assembly import UntrainableSamplingError, make_batch, refuse_untrainable, trajectory_of
 from tests.training.trees import Call, fork, some
 
 TREE = VersionTree({1: None, 2: 1, 3: 2, 4: 1})

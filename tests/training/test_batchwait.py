@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.training.batchwait import LATE, LATE_AFTER_S, BatchWait, late_after_s
+from agentrl.training.waiting import LATE, LATE_AFTER_S, BatchWait, late_after_s
 
 
 class Unit:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, DiskError
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.store.documents import Checkpoint, Lineage
-from agentrl.training import checkpoints, files
+from agentrl.training import atomic_directories, checkpoints
 from agentrl.training.checkpoints import Progress
 from agentrl.training.history import standing
 from agentrl.training.learner import Learner
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_found_out(tiny: Path, tmp_path: Path, damage: s
 
 
 def write_half(target: Path) -> None:
-    with files.whole_directory(target, durable=True) as directory:
+    with atomic_directories.whole_directory(target, durable=True) as directory:
         (directory / "half").write_text("ha")
         raise KeyboardInterrupt
 
@@ -114,9 +114,9 @@ def test_what_a_killed_writer_left_has_no_name_and_goes(tmp_path: Path) -> None:
         write_half(target)
     assert not target.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".unfinished-step-000001"]
-    files.sweep_unfinished(tmp_path)
+    atomic_directories.sweep_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with files.whole_directory(target, durable=True) as directory:
+    with atomic_directories.whole_directory(target, durable=True) as directory:
         (directory / "whole").write_text("whole")
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
@@ -125,7 +125,7 @@ def test_a_disk_that_refuses_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     with (
         pytest.raises(DiskError, match="cannot be written"),
-        files.whole_directory(tmp_path / "file" / "step", durable=True),
+        atomic_directories.whole_directory(tmp_path / "file" / "step", durable=True),
     ):
         pass
 

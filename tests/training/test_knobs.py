@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
-from agentrl.training.knobs import Knobs
+from agentrl.training.trainer_knobs import Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
 from tests.training.rollouts import configuration

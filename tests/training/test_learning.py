@@ -13,13 +13,13 @@ import torch
 
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.engines.embedded.model import score as engine_score
+from agentrl.engines.embedded.decoder import score as engine_score
 from agentrl.errors import ConfigError
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.training.batch import Segment, Trajectory
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
-from agentrl.training.publication import make_canary, probe_set
-from agentrl.training.trajectories import Segment, Trajectory
 from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up
+from agentrl.training.weight_files import make_canary, probe_set
 from tests.engines import unverified
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group

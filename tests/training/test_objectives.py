@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from agentrl.policies.freshness import Decay
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner
-from agentrl.training.trajectories import Batch
 from tests.training.trees import batch_of, group
 
 TIGHT = Decay(out_of_date_decay=5.0, epsilon=0.05, extra=0.0, cap=2.0)

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, ExitCode
 from agentrl.store import publications, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Step
-from agentrl.training import dumps, offline
+from agentrl.training import batch_dumps, offline
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.offline import Stepped
 from tests.training.rollouts import after, closed_groups, configuration, trainer
@@ -156,7 +156,7 @@ async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
     monkeypatch.setattr(steps, "lease", lost_at_two)
     await trainer(db, config, tmp_path).run()
     place, own = tmp_path / "dumps", config.model_copy(update={"dir": str(tmp_path)})
-    assert [(one.after, one.batch.step) for one in dumps.read(place)] == [(0, 1), (1, 3), (3, 4)]
+    assert [(one.after, one.batch.step) for one in batch_dumps.read(place)] == [(0, 1), (1, 3), (3, 4)]
     start = tmp_path / publications.path_of(1)
     out = tmp_path / "again"
     offline.train_recorded(own, place, start=start, out=out, as_configured=False, tell=Ear())
@@ -167,7 +167,7 @@ async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
 
 
 def test_batches_of_steps_that_were_rolled_back_are_forgotten(tmp_path: Path) -> None:
-    recorder = dumps.Recorder(tmp_path, 3)
+    recorder = batch_dumps.Recorder(tmp_path, 3)
     for step in (8, 9, 10):
         (tmp_path / f"step-{step:06d}.msgpack").touch()
     recorder.forget_after(8)

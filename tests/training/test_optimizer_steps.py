@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.training.batch import Batch, Trajectory, in_parts
 from agentrl.training.learner import Learner
-from agentrl.training.trajectories import Batch, Trajectory, in_parts
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, chain, group, some, trajectory_of_calls
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.training import learner as learning
+from agentrl.training.batch import Batch, Segment, Trajectory
 from agentrl.training.learner import Learner
 from agentrl.training.packing import micro_batches, rows
-from agentrl.training.trajectories import Batch, Segment, Trajectory
 from tests.training.trees import batch_of, chain, fork, group, some, trajectory_of_calls
 
 LOSS = PolicyLoss()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.policies.batches import ReadyGroup, ReadyRecord
+from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord
 from agentrl.policies.freshness import Freshness
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.store import accounting, lineages, steps, tasks
 from agentrl.store.database import Database
-from agentrl.training import suspicion
+from agentrl.training import poisoned_groups
 from tests.store.flow import ready_tasks, step_of
 from tests.store.server import NAME
 from tests.training.rollouts import closed_groups, configuration, end_of_data
@@ -64,7 +64,7 @@ async def accused(db: Database) -> tuple[str, ...]:
         ReadyGroup(name, one.task.admitted_order, True, tuple(ReadyRecord(data.id, 0) for data in one.records))
         for name, one in known.items()
     ]
-    decision = (await suspicion.recall(db)).decide(known, groups, Freshness())
+    decision = (await poisoned_groups.recall(db)).decide(known, groups, Freshness())
     return tuple(group.task for group in decision.groups) if decision else ()
 
 
@@ -98,5 +98,5 @@ async def test_another_round_has_other_records_and_is_not_accused(db: Database, 
 
 
 async def test_deaths_that_a_dead_letter_explains_accuse_nobody_else(db: Database, died_twice: list[str]) -> None:
-    assert await tasks.kill(db, await tasks.get(db, died_twice[3]), Actor.TRAINER, f"{suspicion.POISON}: it is")
+    assert await tasks.kill(db, await tasks.get(db, died_twice[3]), Actor.TRAINER, f"{poisoned_groups.POISON}: it is")
     assert await accused(db) == ()

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, DiskError
-from agentrl.policies.objective import PolicyLoss
+from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.store import lineages
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import offline, patience, reference
 from agentrl.training import trainer as training
+from agentrl.training.batch import Batch
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.learner import Learner
 from agentrl.training.reference import REFERENCE
-from agentrl.training.trajectories import Batch
 from tests.training.conftest import make_exact, make_learner
 from tests.training.rollouts import after, closed_groups, configuration, trainer
 from tests.training.test_packing import agree, packed

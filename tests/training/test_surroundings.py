@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.policies.states import Actor
+from agentrl.policies.status_tables import Actor
 from agentrl.store import census, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, ToolCall, to_bson
-from agentrl.training import retention, selection
+from agentrl.training import batch_selection, retention
 from tests.store.flow import RULE, admit, claim_one, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
 from tests.waiting import aeventually
@@ -91,10 +91,10 @@ async def ended(db: Database, classes: list[str], purpose: str = "train") -> Non
 
 async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await ended(db, ["infrastructure"] * 30 + ["policy"] * 10)
-    assert await selection.validity(db) == (None, ""), "too few to judge by"
+    assert await batch_selection.validity(db) == (None, ""), "too few to judge by"
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
-    found = await selection.validity(db)
+    found = await batch_selection.validity(db)
     tried = "a few are tried every minute, and it goes on once those succeed"
     silent = f"60 of the last 100 records failed for infrastructure; {tried}"
     assert (found.share, found.hold) == (0.4, silent)
@@ -102,37 +102,37 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     for at, one in enumerate(failed):
         error = f"Lost: line {at}" if at % 3 == 0 else "AttributeError: no\nattribute"
         await db.update_many("Record", {"_id": one["_id"]}, {"$set": {"error": error}})
-    told = (await selection.validity(db)).hold
+    told = (await batch_selection.validity(db)).hold
     assert "failed for infrastructure, most often: AttributeError: no attribute; a few" in told, "what to mend"
     await db.update_many("Record", {}, {"$set": {"finished_at": datetime.now(UTC) - timedelta(seconds=700)}})
-    assert await selection.validity(db) == (None, ""), "what is long ago says nothing"
+    assert await batch_selection.validity(db) == (None, ""), "what is long ago says nothing"
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
     await db.update_many("Record", {"outcome_class": "infrastructure"}, {"$set": {"free": True}})
-    assert await selection.validity(db) == (None, ""), "what failed on an open breaker is the breaker's to tell"
+    assert await batch_selection.validity(db) == (None, ""), "what failed on an open breaker is the breaker's to tell"
     await db.delete_many("Record", {})
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 150)
-    assert await selection.validity(db) == (0.75, ""), "only recent ones count"
+    assert await batch_selection.validity(db) == (0.75, ""), "only recent ones count"
 
 
 async def test_what_failed_is_over_once_the_newest_succeed(db: Database) -> None:
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 11 + ["infrastructure"] * 5)
-    assert (await selection.validity(db)).hold
+    assert (await batch_selection.validity(db)).hold
     await db.delete_many("Record", {})
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 12 + ["infrastructure"] * 4)
-    found = await selection.validity(db)
+    found = await batch_selection.validity(db)
     assert found.share is not None
     assert found.share < 0.2, "the share is told as it is"
     assert found.hold == ""
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 16 + ["infrastructure"] * 34)
-    assert (await selection.validity(db)).hold, "it is the newest that count"
+    assert (await batch_selection.validity(db)).hold, "it is the newest that count"
 
 
 async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:
     await ended(db, ["policy"] * 60)
     await ended(db, ["infrastructure"] * 150, purpose="eval")
-    assert await selection.validity(db) == (1.0, "")
+    assert await batch_selection.validity(db) == (1.0, "")
     told = await census.since(db, None)
     assert (told["attempts"], told["infrastructure_share"]) == (60, 0)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.engines.embedded.weights import load_verified
+from agentrl.engines.embedded.weight_loading import load_verified
 from agentrl.engines.manifest import read
-from agentrl.policies.states import StepStatus
+from agentrl.policies.status_tables import StepStatus
 from agentrl.steward import closing
 from agentrl.steward.rules import from_config
 from agentrl.store import accounting, lineages, publications
@@ -22,7 +22,7 @@ from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Lineage
 from agentrl.store.steps import LineageClosedError
-from agentrl.training import checkpoints, patience, publication
+from agentrl.training import checkpoints, patience, weight_files
 from agentrl.training import trainer as training
 from agentrl.training.learner import Learner
 from agentrl.training.trainer import DivergedError
@@ -31,7 +31,7 @@ from tests.training.rollouts import after, closed_groups, configuration, end_of_
 from tests.waiting import aeventually
 
 PLACES: dict[str, tuple[object, str]] = {
-    "weights written": (publication, "write_weights"),
+    "weights written": (weight_files, "write_weights"),
     "leased": (training.steps, "lease"),
     "optimized": (Learner, "train"),
     "committed": (training.steps, "commit"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agentrl.tokens.tree import TokenTree
-from agentrl.training.trajectories import Batch, Segment, Trajectory, checked
+from agentrl.tokens.token_tree import TokenTree
+from agentrl.training.batch import Batch, Segment, Trajectory, checked
 
 VOCABULARY = 200
 Call = tuple[int, list[int], list[int]]

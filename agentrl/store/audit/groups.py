@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from agentrl.policies import outcomes
-from agentrl.policies.groups import baseline_of, shaped
+from agentrl.policies.advantages import baseline_of, shaped
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.store.audit.problems import Problem, listed
 from agentrl.store.database import Database, Plain

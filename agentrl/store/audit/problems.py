@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.policies.states import TaskStatus
+from agentrl.policies.status_tables import TaskStatus
 from agentrl.store.database import Database, Plain
 from agentrl.words.amounts import counted
 

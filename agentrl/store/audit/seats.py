@@ -8,7 +8,7 @@ each after one that failed, and no more of them are paid for than are allowed.
 from __future__ import annotations
 
 from agentrl.policies import outcomes
-from agentrl.policies.states import HOLDS_SEAT, RecordStatus, Table, TaskStatus
+from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus, Table, TaskStatus
 from agentrl.store import owners
 from agentrl.store.audit.problems import SEATED, Check, Problem, attempts, found
 from agentrl.store.database import Database, Plain

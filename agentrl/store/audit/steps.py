@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.policies.states import StepStatus, TaskStatus
+from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store.audit.problems import Check, Problem, found, listed
 from agentrl.store.database import Database, Plain
 from agentrl.words.amounts import counted

@@ -6,7 +6,7 @@ as its calls have, each with a log-prob and a version; it trains no more than it
 
 from __future__ import annotations
 
-from agentrl.policies.states import CallStatus, RecordStatus, ToolCallStatus
+from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.store.audit.problems import Problem, found
 from agentrl.store.database import Database, Plain
 

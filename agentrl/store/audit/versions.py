@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from agentrl.policies.ages import UnknownVersionError, VersionTree
-from agentrl.policies.states import StepStatus
+from agentrl.policies.status_tables import StepStatus
+from agentrl.policies.version_tree import UnknownVersionError, VersionTree
 from agentrl.store import publications
 from agentrl.store.audit.problems import Problem, found, listed
 from agentrl.store.database import Database, Plain

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from agentrl.config.data_plane import Engines
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.server import build_app
-from agentrl.engines.protocol import Generated, Sampling
-from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.http_server import build_app
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import Generated, Sampling
+from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.http.ports import free_port
 from agentrl.http.server import listening
 from tests.engines.conftest import Weights

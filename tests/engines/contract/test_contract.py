@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import (
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
     Generated,

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.client import HttpEngine
-from agentrl.engines.protocol import EngineBusyError, EngineGoneError, Generated, Sampling, WeightsRefusedError
-from agentrl.engines.sglang.engine import SglangEngine
-from agentrl.engines.sglang.process import SglangServer
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import EngineBusyError, EngineGoneError, Generated, Sampling, WeightsRefusedError
+from agentrl.engines.sglang.server_process import SglangServer
+from agentrl.engines.sglang.sglang_engine import SglangEngine
 from tests.engines.conftest import Weights
 from tests.engines.contract.fixtures import TOKEN, begun
 from tests.engines.contract.servers import UP_WITHIN_S

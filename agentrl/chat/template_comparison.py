@@ -1,0 +1,94 @@
+"""What a model's own chat template makes of a conversation, beside what this run writes.
+
+Invariants: nothing here is trained on or sampled from, it only finds differences; a template that cannot be asked is a
+difference too, and never an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.chat.template import Template
+from agentrl.chat.tool_specs import ToolSpec
+
+_SYSTEM, _QUERY = "Be brief.", "And 2 + 2?"
+_EARLIER = (("user", "What is 1 + 1?"), ("assistant", "2"))
+_TOOL = ToolSpec(
+    name="add",
+    description="Add numbers.",
+    schema={"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+)
+_AROUND = 24
+"""Characters shown before and behind the first difference."""
+
+
+def difference(template: Template, directory: Path) -> str:
+    """Where the two part, as a sentence; empty if they agree, or if the model brings none."""
+    try:
+        source, names = _source(directory)
+    except (OSError, ValueError) as broken:
+        return f"The chat template of {directory} cannot be read: {broken}."
+    if not source:
+        return ""
+    for tools in ((), (_TOOL,)):
+        ours = template.tokenizer.decode(template.first(_SYSTEM, tools, _QUERY, earlier=_EARLIER))
+        try:
+            theirs = _rendered(source, names, tools)
+        except Exception as broken:  # noqa: BLE001 - a template is a program of somebody else
+            return f"The model's own chat template cannot be asked: {type(broken).__name__}: {broken}."
+        if ours != theirs:
+            what = "a conversation with tools" if tools else "a conversation"
+            at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+            place = slice(max(0, (min(len(ours), len(theirs)) if at is None else at) - _AROUND), None)
+            shown = [text[place][: 2 * _AROUND] for text in (theirs, ours)]
+            return (
+                f"The model's own chat template writes {what} otherwise than {template.markup.name}, which is used: "
+                f"{shown[0]!r} there, {shown[1]!r} here."
+            )
+    return ""
+
+
+def _source(directory: Path) -> tuple[str, Mapping[str, str]]:
+    """The text of the template, and the tokens that it may name."""
+    described: dict[str, Any] = {}
+    if (file := directory / "tokenizer_config.json").is_file():
+        described = json.loads(file.read_bytes())
+    tokens = {name: described.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    names = {
+        name: str(token["content"] if isinstance(token, Mapping) else token) for name, token in tokens.items() if token
+    }
+    if (file := directory / "chat_template.jinja").is_file():
+        return file.read_text(), names
+    source = described.get("chat_template") or ""
+    if isinstance(source, list):  # several, each with a name
+        source = next((one["template"] for one in source if one["name"] == "default"), "")
+    return str(source), names
+
+
+def _rendered(source: str, names: Mapping[str, str], tools: tuple[ToolSpec, ...]) -> str:
+    sandbox = importlib.import_module("jinja2.sandbox")
+    made = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    made.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    made.globals["raise_exception"] = _refuse
+    said = (("system", _SYSTEM), *_EARLIER, ("user", _QUERY))
+    functions = [
+        {"type": "function", "function": {"name": one.name, "description": one.description, "parameters": one.schema}}
+        for one in tools
+    ]
+    text = made.from_string(source).render(
+        messages=[{"role": role, "content": content} for role, content in said],
+        tools=functions or None,
+        add_generation_prompt=True,
+        **names,
+    )
+    return str(text)
+
+
+def _refuse(why: str) -> None:
+    raise ValueError(why)

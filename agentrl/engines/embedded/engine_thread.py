@@ -1,0 +1,352 @@
+"""The embedded engine: the slot engine in a thread of its own, with an asynchronous face.
+
+Invariants: only that thread touches the slot engine, everybody else hands it orders, which it carries out between two
+steps; if it fails, every call fails with it and `failure` says why: an engine in an unknown state is replaced, not
+repaired. Weights are read and checked outside of the thread, so that it goes on generating meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from agentrl.engines import manifest as manifests
+from agentrl.engines.embedded.decoder import Model, score
+from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.slot_scheduler import SlotEngine
+from agentrl.engines.embedded.weight_loading import load_verified
+from agentrl.engines.interface import (
+    CallRefusedError,
+    EngineError,
+    EngineGoneError,
+    Generated,
+    Load,
+    PauseMode,
+    Sampling,
+)
+from agentrl.engines.manifest import Agreement, Manifest
+
+log = logging.getLogger("engine")
+T = TypeVar("T")
+CLOSE_WITHIN_S = 5.0
+ORDER_WITHIN_S = 60.0
+"""An order waits for one step at most; a step that takes longer than this is a hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order(Generic[T]):
+    """Something that the thread is to do. It is done even if nobody waits for it any more."""
+
+    act: Callable[[], T]
+    done: concurrent.futures.Future[T]
+
+    def carry_out(self) -> None:
+        try:
+            self.done.set_result(self.act())
+        except EngineError as refused:
+            self.done.set_exception(refused)
+        except BaseException as broken:
+            self.done.set_exception(EngineGoneError(f"The engine does not run: {broken}."))
+            raise
+
+
+class EmbeddedEngine:
+    """Implements `Engine` within the process. Its methods are called from one event loop.
+
+    A round of computing costs nearly as much for few sequences as for many. While less than half of the slots are
+    taken, rounds begin at least `gather_s` apart, so that calls which come one by one are computed together.
+    """
+
+    def __init__(self, *, slots: int, context: int, gather_s: float = 0.0) -> None:
+        self._slots = SlotEngine(slots=slots, context=context)
+        self._gather_s = gather_s
+        self._next_round_at = 0.0
+        self._orders: list[_Order[Any]] = []
+        self._news = threading.Condition()
+        self._closing = False
+        self._updating = asyncio.Lock()
+        self.failure: BaseException | None = None
+        """What ended the thread, if something did."""
+        self.steps = 0
+        """Rounds of computing so far: whoever watches for a hang looks here."""
+        self.agreement: Agreement | None = None
+        """How the canary of the weights that serve compared."""
+        self._thread = threading.Thread(target=self._work, name="engine-loop", daemon=True)
+
+    # ---- life ----
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Ends the thread; calls in flight end as aborted."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
+
+    @property
+    def busy(self) -> bool:
+        """Does it have something to compute? Then `steps` grows."""
+        return self._slots.busy and self.failure is None
+
+    def check(self) -> None:
+        """Raises what ended the thread, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+    # ---- the protocol ----
+
+    async def generate(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        on_progress: Callable[[Generated], None] | None = None,
+    ) -> Generated:
+        """`on_progress` is told, on the caller's loop, what there is after every token."""
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        ended: concurrent.futures.Future[Generated] = _promise()
+
+        def end(request: Request) -> None:
+            if request.error is not None:
+                ended.set_exception(request.error)
+            else:
+                ended.set_result(_generated(request, began))
+
+        def progress(request: Request) -> None:
+            if on_progress is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(on_progress, _generated(request, began))
+
+        request = Request(
+            rid,
+            list(ids),
+            sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            on_token=None if on_progress is None else progress,
+            on_end=end,
+        )
+        submitted = _promise()
+        # Whatever keeps it from being taken is its answer, so nobody has to wait for the order as well.
+        submitted.add_done_callback(lambda order: _fail_with(request, order))
+        if not self._hand_over(_Order(lambda: self._slots.submit(request, version), submitted)):
+            raise self._gone()
+        answer = asyncio.wrap_future(ended)
+        try:
+            done, _ = await asyncio.wait([answer], timeout=deadline_s)
+            if not done:
+                await self.abort(rid)
+            return await answer
+        except asyncio.CancelledError:
+            self._hand_over(_Order(lambda: self._slots.abort(rid), _promise()))
+            raise
+
+    async def stream(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> AsyncIterator[Generated]:
+        news: asyncio.Queue[Generated | None] = asyncio.Queue()
+        call = asyncio.create_task(
+            self.generate(rid, ids, sampling, deadline_s=deadline_s, version=version, on_progress=news.put_nowait)
+        )
+        call.add_done_callback(lambda _: news.put_nowait(None))
+        try:
+            while (sofar := await news.get()) is not None:
+                yield sofar
+            yield await call
+        finally:
+            call.cancel()
+
+    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+        model = await self._order(lambda: self._slots.model_of(version))
+        if len(ids) > self._slots.context or not all(0 <= token < model.architecture.vocab_size for token in ids):
+            raise CallRefusedError(f"Only known ids can be scored, at most {self._slots.context} of them.")
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await asyncio.to_thread(_score, model, list(ids))
+        except TimeoutError:
+            raise EngineError(f"The sequence was not scored within {deadline_s:g} s.") from None
+
+    async def abort(self, rid: str) -> None:
+        await self._order(lambda: self._slots.abort(rid))
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._order(lambda: self._slots.pause(mode))
+
+    async def resume(self) -> None:
+        await self._order(self._slots.resume)
+
+    async def release_memory(self) -> None:
+        await self._order(self._slots.release_memory)
+
+    async def restore_memory(self) -> None:
+        await self._order(self._slots.restore_memory)
+
+    async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
+        """Check and load; then serve. Without `manifest` that of the directory counts. Raises WeightsRefusedError."""
+        async with self._updating:
+            directory = Path(path)
+            model, agreement = await asyncio.to_thread(_load, directory, version, manifest)
+            await self._order(lambda: self._slots.switch(model))
+            self.agreement = agreement
+
+    async def pin(self, version: int, path: str = "") -> None:
+        """Hold a version beside the current one, for calls that name it. It is loaded unless it is held already."""
+        async with self._updating:
+            if not path:
+                await self._order(lambda: self._slots.pin(self._slots.model_of(version)))
+                return
+            model, _ = await asyncio.to_thread(_load, Path(path), version, None)
+            await self._order(lambda: self._slots.pin(model))
+
+    async def unpin(self) -> None:
+        await self._order(lambda: self._slots.pin(None))
+
+    async def health(self) -> bool:
+        return self.failure is None and self._thread.is_alive()
+
+    async def load(self) -> Load:
+        def look() -> Load:
+            slots = self._slots
+            return Load(
+                version=None if slots.current is None else slots.current.version,
+                versions_loaded=slots.versions_loaded,
+                slots=len(slots.slots),
+                running=len(slots.running),
+                waiting=len(slots.waiting),
+                context=slots.context,
+                paused=slots.paused,
+                generated_tokens=slots.generated_tokens,
+            )
+
+        return await self._order(look)
+
+    # ---- between the loop and the thread ----
+
+    async def _order(self, act: Callable[[], T]) -> T:
+        """Have it done by the thread, between two steps."""
+        order = _Order(act, _promise())
+        if not self._hand_over(order):
+            raise self._gone()
+        try:
+            async with asyncio.timeout(ORDER_WITHIN_S):
+                return await asyncio.wrap_future(order.done)
+        except TimeoutError:
+            raise EngineError(f"The engine's thread did not answer within {ORDER_WITHIN_S:g} s.") from None
+
+    def _hand_over(self, order: _Order[Any]) -> bool:
+        with self._news:
+            if self._closing or self.failure is not None:
+                return False
+            self._orders.append(order)
+            self._news.notify()
+            return True
+
+    def _work(self) -> None:
+        """The thread."""
+        try:
+            with torch.inference_mode():
+                while self._next_round():
+                    self._slots.step()
+                    self.steps += 1
+        except Exception as broken:
+            log.exception("the engine's thread ends")
+            self.failure = broken
+        finally:
+            self._end_all()
+
+    def _next_round(self) -> bool:
+        """Carry out what is ordered until the next round is due; wait if there is nothing else to do. False at the
+        end."""
+        while self._next_orders():
+            now = time.monotonic()
+            if self._slots.busy and (now >= self._next_round_at or self._slots.half_taken):
+                self._next_round_at = now + self._gather_s
+                return True
+        return False
+
+    def _next_orders(self) -> bool:
+        """Carry out what was ordered; wait if there is neither that nor a round that is due. False at the end."""
+        with self._news:
+            if not (self._orders or self._closing):
+                self._news.wait(self._until_next_round())
+            orders, self._orders = self._orders, []
+            if self._closing:
+                self._orders = orders
+                return False
+        for place, order in enumerate(orders):
+            try:
+                order.carry_out()
+            except BaseException:
+                # The thread ends with it; those behind it are still to be told.
+                self._orders = [*orders[place + 1 :], *self._orders]
+                raise
+        return True
+
+    def _until_next_round(self) -> float | None:
+        """Seconds; None if nothing would be computed in it."""
+        if not self._slots.busy:
+            return None
+        return 0.0 if self._slots.half_taken else max(0.0, self._next_round_at - time.monotonic())
+
+    def _end_all(self) -> None:
+        with self._news:
+            self._closing = True
+            orders, self._orders = self._orders, []
+        if self.failure is None:
+            for order in orders:
+                order.carry_out()
+            self._slots.abort("")
+            return
+        for order in orders:
+            order.done.set_exception(self._gone())
+        self._slots.fail_all(self._gone())
+
+    def _gone(self) -> EngineGoneError:
+        return EngineGoneError(f"The engine does not run: {self.failure or 'it was closed'}.")
+
+
+def _load(directory: Path, version: int, manifest: Manifest | None) -> tuple[Model, Agreement]:
+    return load_verified(directory, version, manifest or manifests.read(directory))
+
+
+@torch.inference_mode()
+def _score(model: Model, ids: Sequence[int]) -> list[float]:
+    return score(model, ids)
+
+
+def _generated(request: Request, began: float) -> Generated:
+    return Generated(
+        ids=list(request.output),
+        log_probs=list(request.log_probs),
+        versions=list(request.versions),
+        finish=request.finish or "abort",
+        cached_tokens=request.cached_tokens,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _fail_with(request: Request, order: concurrent.futures.Future[None]) -> None:
+    if isinstance(error := order.exception(), EngineError):
+        request.fail(error)
+
+
+def _promise() -> concurrent.futures.Future[Any]:
+    """A future that cannot be cancelled from the waiting side: the thread must be able to keep it, whoever waits."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+    return future

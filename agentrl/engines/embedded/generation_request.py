@@ -1,0 +1,84 @@
+"""One call inside the engine, from its arrival to its end.
+
+Invariants: `versions` spans exactly the tokens of `output`; a request ends once, and whoever asked is told once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.token_sampling import Draw, chance
+from agentrl.engines.interface import EngineError, Finish, Sampling
+
+
+def conversation_of(rid: str) -> str:
+    """Calls of one conversation share everything up to the last slash: `task#r1.s2.a1/c3`."""
+    return rid.rpartition("/")[0] or rid
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What was asked, and what there is of the answer."""
+
+    rid: str
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    pinned: Model | None = None
+    """The weights it insists on; otherwise those that are current, token by token."""
+    on_token: Callable[[Request], None] | None = None
+    on_end: Callable[[Request], None] = lambda request: None
+    output: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    cached_tokens: int = 0
+    finish: Finish | None = None
+    error: EngineError | None = None
+    begun: bool = False
+    """It had a slot already: what was cached for it is counted once."""
+
+    @property
+    def conversation(self) -> str:
+        return conversation_of(self.rid)
+
+    @property
+    def ids(self) -> list[int]:
+        """Everything that its next token follows."""
+        return self.prompt + self.output
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+    def draw(self) -> Draw:
+        """How its next token is sampled."""
+        return Draw(self.sampling.temperature, self.sampling.top_p, chance(self.seed, len(self.output)))
+
+    def accept(self, token: int, log_prob: float, version: int) -> None:
+        self.output.append(token)
+        self.log_probs.append(log_prob)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + 1)
+        else:
+            self.versions.append((version, 1))
+
+    def end(self, finish: Finish) -> None:
+        if not self.ended:
+            self.finish = finish
+            self.on_end(self)
+
+    def fail(self, error: EngineError) -> None:
+        if not self.ended:
+            self.error = error
+            self.on_end(self)
+
+
+def spans_by_position(versions: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
+    """Spans as SGLang tells them: version, and the places in the output from `start` up to, not including, `end`."""
+    spans, at = [], 0
+    for version, count in versions:
+        spans.append({"version": version, "start": at, "end": at + count})
+        at += count
+    return spans

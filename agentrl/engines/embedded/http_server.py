@@ -1,0 +1,318 @@
+"""The embedded engine over HTTP, in the words of SGLang's native API.
+
+Invariants: nothing is answered without the run's token; a caller that goes away has its call aborted; an aborted call
+answers 200 with what it had generated; the loop only moves bytes, computing is done by the engine's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.generation_request import spans_by_position
+from agentrl.engines.interface import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineError,
+    Generated,
+    PauseMode,
+    Sampling,
+    VersionNotServedError,
+    WeightsRefusedError,
+)
+from agentrl.http.server import Act, Application, BodyError, Route, bears, body_of
+
+log = logging.getLogger("engine")
+LONGEST_CALL_S = 3600.0
+"""A call without an end of its own; whoever called has an earlier deadline and aborts."""
+Decode = Callable[[list[int]], str]
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What of SGLang's sampling parameters is served; a parameter that is not known is refused, not ignored."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+    stop_token_ids: list[int] | None = None
+    sampling_seed: int | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    input_ids: list[int]
+    rid: str = ""
+    sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    """0 asks for the log-probs of the prompt."""
+    stream: bool = False
+    version: int | None = None
+    """The version of the weights that must answer; otherwise whichever is current."""
+
+
+class AbortBody(msgspec.Struct, kw_only=True):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    mode: PauseMode = "abort"
+
+
+class UpdateBody(msgspec.Struct, kw_only=True):
+    model_path: str
+    weight_version: str
+
+
+class PinBody(msgspec.Struct, kw_only=True):
+    version: int | None
+    """None lets go of the pinned version."""
+    model_path: str = ""
+
+
+def build_app(engine: EmbeddedEngine, token: str, *, decode: Decode | None = None, model_path: str = "") -> Application:
+    """`decode` makes the `text` of answers; without it they have ids only."""
+    handlers = _Handlers(engine, decode, model_path)
+    table = (
+        Route("/generate", "POST", handlers.generate),
+        Route("/abort_request", "POST", handlers.abort),
+        Route("/pause_generation", "POST", handlers.pause),
+        Route("/continue_generation", "POST", handlers.resume),
+        Route("/release_memory_occupation", "POST", handlers.release_memory),
+        Route("/resume_memory_occupation", "POST", handlers.restore_memory),
+        Route("/update_weights_from_disk", "POST", handlers.update),
+        Route("/pin_weights", "POST", handlers.pin),
+        Route("/health", "GET", handlers.health),
+        Route("/model_info", "GET", handlers.model_info),
+        Route("/server_info", "GET", handlers.loads),
+        Route("/v1/loads", "GET", handlers.loads),
+    )
+    return Application(table, lambda act: _guarded(token, act))
+
+
+class _Handlers:
+    """One method per path."""
+
+    def __init__(self, engine: EmbeddedEngine, decode: Decode | None, model_path: str) -> None:
+        self._engine = engine
+        self._decode = decode
+        self._model_path = model_path
+
+    async def generate(self, request: Request) -> Response:
+        body = await body_of(request, GenerateBody)
+        rid = body.rid or uuid.uuid4().hex
+        if body.stream:
+            return await self._stream(rid, body)
+        if body.logprob_start_len == 0 and body.sampling_params.max_new_tokens == 0:
+            return await self._score(rid, body)
+        call = asyncio.create_task(self._call(rid, body), name=f"generate {rid}")
+        gone = asyncio.create_task(_disconnected(request), name=f"caller of {rid}")
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise ClientDisconnect
+            return _json(self._answer(rid, body, call.result()))
+        finally:
+            call.cancel()
+            gone.cancel()
+
+    async def abort(self, request: Request) -> Response:
+        body = await body_of(request, AbortBody)
+        if body.rid or body.abort_all:
+            await self._engine.abort("" if body.abort_all else body.rid)
+        return _json({"success": True})
+
+    async def pause(self, request: Request) -> Response:
+        await self._engine.pause((await body_of(request, PauseBody)).mode)
+        return _json({"success": True})
+
+    async def resume(self, request: Request) -> Response:
+        await self._engine.resume()
+        return _json({"success": True})
+
+    async def release_memory(self, request: Request) -> Response:
+        await self._engine.release_memory()
+        return _json({"success": True})
+
+    async def restore_memory(self, request: Request) -> Response:
+        await self._engine.restore_memory()
+        return _json({"success": True})
+
+    async def update(self, request: Request) -> Response:
+        body = await body_of(request, UpdateBody)
+        if not body.weight_version.isdecimal():
+            raise CallRefusedError(f"weight_version must be a whole number, not {body.weight_version!r}.")
+        await self._engine.update(body.model_path, int(body.weight_version))
+        self._model_path = body.model_path
+        return _json({"success": True, "message": "Succeeded to update model weights."})
+
+    async def pin(self, request: Request) -> Response:
+        body = await body_of(request, PinBody)
+        if body.version is None:
+            await self._engine.unpin()
+        else:
+            await self._engine.pin(body.version, body.model_path)
+        return _json({"success": True})
+
+    async def health(self, request: Request) -> Response:
+        if await self._engine.health():
+            return Response(status_code=200)
+        return _failure(503, "The engine does not run.")
+
+    async def model_info(self, request: Request) -> Response:
+        load = await self._engine.load()
+        version = "" if load.version is None else str(load.version)
+        return _json({"model_path": self._model_path, "weight_version": version, "is_generation": True})
+
+    async def loads(self, request: Request) -> Response:
+        return _json(msgspec.to_builtins(await self._engine.load()))
+
+    async def _call(
+        self, rid: str, body: GenerateBody, on_progress: Callable[[Generated], None] | None = None
+    ) -> Generated:
+        return await self._engine.generate(
+            rid,
+            body.input_ids,
+            _sampling(body.sampling_params),
+            deadline_s=LONGEST_CALL_S,
+            version=body.version,
+            on_progress=on_progress,
+        )
+
+    async def _stream(self, rid: str, body: GenerateBody) -> Response:
+        """Every event has all of the output so far, as SGLang's have."""
+        news: asyncio.Queue[Generated | None] = asyncio.Queue()
+        call = asyncio.create_task(self._call(rid, body, news.put_nowait), name=f"stream {rid}")
+        call.add_done_callback(lambda _: news.put_nowait(None))
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                while (sofar := await news.get()) is not None:
+                    while not news.empty() and (newer := news.get_nowait()) is not None:
+                        sofar = newer  # a slow reader skips what it would have read
+                    if not call.done():
+                        yield _event(self._answer(rid, body, sofar, ended=False))
+                    else:
+                        break
+                try:
+                    yield _event(self._answer(rid, body, await call))
+                except EngineError as failed:
+                    yield _event({"error": {"message": failed.message}})
+                yield b"data: [DONE]\n\n"
+            finally:
+                call.cancel()
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _score(self, rid: str, body: GenerateBody) -> Response:
+        found = await self._engine.score(body.input_ids, deadline_s=LONGEST_CALL_S, version=body.version)
+        pairs: list[list[float | None]] = [[None, body.input_ids[0], None]] if body.input_ids else []
+        pairs += [[value, token, None] for value, token in zip(found, body.input_ids[1:], strict=True)]
+        meta = {
+            "id": rid,
+            "finish_reason": {"type": "length", "length": 0},
+            "prompt_tokens": len(body.input_ids),
+            "completion_tokens": 0,
+            "input_token_logprobs": pairs,
+            "output_token_logprobs": [],
+        }
+        return _json({"text": "", "output_ids": [], "meta_info": meta})
+
+    def _answer(self, rid: str, body: GenerateBody, made: Generated, *, ended: bool = True) -> dict[str, Any]:
+        spans = spans_by_position(made.versions)
+        meta: dict[str, Any] = {
+            "id": rid,
+            "finish_reason": _finish_reason(made) if ended else None,
+            "prompt_tokens": len(body.input_ids),
+            "completion_tokens": len(made.ids),
+            "cached_tokens": made.cached_tokens,
+            "weight_version": str(made.versions[-1][0]) if made.versions else "",
+            "weight_versions": [{**span, "version": str(span["version"])} for span in spans],
+            "version_spans": made.versions,
+            "e2e_latency": made.seconds,
+        }
+        if body.return_logprob:
+            pairs = zip(made.log_probs, made.ids, strict=True)
+            meta["output_token_logprobs"] = [(value, token, None) for value, token in pairs]
+        text = self._decode(made.ids) if self._decode is not None else ""
+        return {"text": text, "output_ids": made.ids, "meta_info": meta}
+
+
+def _sampling(params: SamplingParams) -> Sampling:
+    return Sampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_new_tokens=params.max_new_tokens,
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        seed=params.sampling_seed,
+    )
+
+
+def _finish_reason(made: Generated) -> dict[str, Any]:
+    match made.finish:
+        case "stop":
+            return {"type": "stop", "matched": made.ids[-1]}
+        case "length":
+            return {"type": "length", "length": len(made.ids)}
+        case _:
+            return {"type": "abort", "message": "aborted"}
+
+
+def _guarded(token: str, act: Act) -> Act:
+    """The token first; then every failure becomes an answer with a sentence."""
+
+    async def answer(request: Request) -> Response:
+        if not bears(request, token):
+            return _failure(401, "This engine wants the token of its run.", {"WWW-Authenticate": "Bearer"})
+        try:
+            return await act(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except BodyError as wrong:
+            return _failure(400, wrong.message)
+        except EngineError as failed:
+            return _failure(_status_of(failed), failed.message)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            return _failure(500, "The engine failed in an unforeseen way; its log has the story.")
+
+    return answer
+
+
+def _status_of(failed: EngineError) -> int:
+    match failed:
+        case VersionNotServedError():
+            return 409
+        case CallRefusedError() | WeightsRefusedError():
+            return 400
+        case EngineBusyError():
+            return 503
+        case _:
+            return 500
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns when the caller went away; to be asked after the body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _failure(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode({"error": {"message": sentence}})
+    return Response(body, status_code=status, headers=headers, media_type="application/json")

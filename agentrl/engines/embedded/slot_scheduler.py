@@ -1,0 +1,355 @@
+"""The slot engine: which sequence has which row of the cache, and what is computed next. One thread owns it.
+
+Invariants: keys and values of a row are those of its first `cached` ids under its own weights, so nothing computed by
+one version is ever continued by another: new weights mean that sequences in flight are computed again; a row that a
+request has is given to nobody else; a request that waits is admitted in its turn, except that it may be passed over
+while the prompt it shares with another is being computed; whatever happens, every request ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from agentrl.engines.embedded.decoder import Batch, Cache, Model, Rotation, Run, forward, logits
+from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.token_sampling import sample
+from agentrl.engines.interface import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineError,
+    PauseMode,
+    VersionNotServedError,
+    WeightsRefusedError,
+)
+
+MOST_PROMPT_TOKENS = 1024
+"""Tokens of prompts in one step: those who generate already wait no longer than these take."""
+LEAST_SHARED = 16
+"""A shared beginning shorter than this is computed again rather than copied or waited for."""
+MOST_WAITING = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One row of the cache."""
+
+    row: int
+    request: Request | None = None
+    model: Model | None = None
+    """The weights that its cache was computed with."""
+    length: int = 0
+    """Ids that it holds; they stay after its request ended, for the next turn of the conversation."""
+    cached: int = 0
+    conversation: str = ""
+    used_at: int = 0
+
+    @property
+    def pending(self) -> int:
+        return self.length - self.cached
+
+    def forget(self) -> None:
+        self.model, self.length, self.cached, self.conversation = None, 0, 0, ""
+
+
+class SlotEngine:
+    """`step` does one round of computing; everything else is bookkeeping between two rounds."""
+
+    def __init__(self, *, slots: int, context: int) -> None:
+        self.context = context
+        self.slots = [Slot(row) for row in range(slots)]
+        self.waiting: deque[Request] = deque()
+        self.paused = False
+        self.released = False
+        """Its cache is given up for a while."""
+        self.current: Model | None = None
+        self.pinned: Model | None = None
+        self.generated_tokens = 0
+        # Both have the shape of the first weights, and nothing is computed before those are there.
+        self._cache: Cache
+        self._rotation: Rotation
+        # One column more than ids: it differs from every prompt, so that each comparison finds an end.
+        self._ids = torch.full((slots, context + 1), -1, dtype=torch.int64)
+        self._requests: dict[str, Request] = {}
+        self._clock = 0
+
+    # ---- what others ask of it ----
+
+    @property
+    def running(self) -> list[Request]:
+        return [slot.request for slot in self.slots if slot.request is not None]
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything that a step would advance?"""
+        return not self.paused and not self.released and bool(self._requests)
+
+    @property
+    def half_taken(self) -> bool:
+        """Are there sequences for half of the slots, waiting ones included?"""
+        return 2 * len(self._requests) >= len(self.slots)
+
+    @property
+    def versions_loaded(self) -> tuple[int, ...]:
+        held = [*(request.pinned for request in self._requests.values()), self.pinned, self.current]
+        return tuple(sorted({model.version for model in held if model is not None}))
+
+    def model_of(self, version: int | None) -> Model:
+        """The weights of a version; the current ones for None. Raises if they are not held."""
+        if self.current is None:
+            raise EngineBusyError("The engine has no weights yet.")
+        if version is None:
+            return self.current
+        for model in (self.current, self.pinned):
+            if model is not None and model.version == version:
+                return model
+        raise VersionNotServedError(
+            f"Version {version} is not held here; held are {', '.join(map(str, self.versions_loaded))}."
+        )
+
+    def submit(self, request: Request, version: int | None = None) -> None:
+        """Take a request. Raises an EngineError for one that cannot be served."""
+        model = self.model_of(version)
+        vocabulary = model.architecture.vocab_size
+        if problem := request.sampling.problem():
+            raise CallRefusedError(f"{problem[0].upper()}{problem[1:]}.")
+        if not request.prompt or not all(0 <= token < vocabulary for token in request.prompt):
+            raise CallRefusedError(f"The prompt must be ids from 0 to {vocabulary - 1}, at least one.")
+        if len(request.prompt) >= self.context:
+            raise CallRefusedError(
+                f"The prompt has {len(request.prompt)} tokens; with a context of {self.context} nothing could follow."
+            )
+        if request.rid in self._requests:
+            raise CallRefusedError(f"The request {request.rid} is under way already.")
+        if len(self.waiting) >= MOST_WAITING:
+            raise EngineBusyError(f"{MOST_WAITING} requests wait already.")
+        if request.sampling.max_new_tokens == 0:
+            request.end("length")
+            return
+        request.pinned = None if version is None else model
+        self._requests[request.rid] = request
+        self.waiting.append(request)
+
+    def abort(self, rid: str) -> None:
+        """End one request, or all for an empty `rid`; what it has is its answer."""
+        for request in [one for one in self._requests.values() if rid in ("", one.rid)]:
+            self._release(request)
+            request.end("abort")
+
+    def fail_all(self, error: EngineError) -> None:
+        for request in list(self._requests.values()):
+            self._release(request)
+            request.fail(error)
+
+    def pause(self, mode: PauseMode) -> None:
+        self.paused = True
+        if mode == "abort":
+            self.abort("")
+        elif mode == "retract":
+            self._retract()
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def release_memory(self) -> None:
+        """Give up the cache. What comes meanwhile waits."""
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} calls are under way; their cache cannot be given up.")
+        self.released = True
+        for slot in self.slots:
+            slot.forget()
+        self._cache = Cache([], [])
+
+    def restore_memory(self) -> None:
+        if self.released and self.current is not None:
+            self._cache = Cache.empty(self.current.architecture, len(self.slots), self.context)
+        self.released = False
+
+    def switch(self, model: Model) -> None:
+        """New current weights. Requests in flight go on with them; those that insist on a version keep it."""
+        self._fit(model)
+        former, self.current = self.current, model
+        for slot in self.slots:
+            if slot.request is not None and slot.request.pinned is None:
+                slot.model, slot.cached = model, 0
+            elif slot.request is None and slot.model is former and former is not self.pinned:
+                slot.forget()
+
+    def pin(self, model: Model | None) -> None:
+        """Hold these weights beside the current ones, for calls that name their version; None lets go of them."""
+        if model is not None:
+            self._fit(model)
+        self.pinned = model
+
+    def _fit(self, model: Model) -> None:
+        """The cache has the shape of the first weights; others must fit into it."""
+        if self.current is None:
+            self._cache = Cache.empty(model.architecture, len(self.slots), self.context)
+            self._rotation = Rotation.of(model.architecture, self.context)
+        elif model.architecture.shapes() != self.current.architecture.shapes():
+            raise WeightsRefusedError(f"Version {model.version} is of another architecture than this engine's.")
+
+    # ---- one round ----
+
+    def step(self) -> None:
+        """Admit whom there is room for, compute, and take one token for every sequence that is complete."""
+        if self.paused or self.released:
+            return
+        self._admit()
+        for model in self._models_at_work():
+            self._advance(model, [slot for slot in self.slots if slot.request is not None and slot.model is model])
+
+    def _models_at_work(self) -> list[Model]:
+        models: list[Model] = []
+        for slot in self.slots:
+            if slot.request is not None and slot.model is not None and slot.model not in models:
+                models.append(slot.model)
+        return models
+
+    def _advance(self, model: Model, slots: list[Slot]) -> None:
+        runs = _plan(slots)
+        batch = Batch(model.architecture, runs)
+        tokens = self._ids[batch.rows, batch.positions]
+        hidden = forward(model, self._cache, self._rotation, tokens, batch)
+        by_row = {slot.row: slot for slot in slots}
+        complete: list[Slot] = []
+        lasts: list[int] = []
+        at = -1
+        for run in runs:
+            at += run.size
+            slot = by_row[run.row]
+            slot.cached += run.size
+            if slot.pending == 0:
+                complete.append(slot)
+                lasts.append(at)
+        if complete:
+            self._take_tokens(model, complete, logits(model, hidden[lasts]))
+
+    def _take_tokens(self, model: Model, slots: list[Slot], values: torch.Tensor) -> None:
+        requests = [slot.request for slot in slots if slot.request is not None]
+        tokens, log_probs = sample(values, [request.draw() for request in requests])
+        self._ids[[slot.row for slot in slots], [slot.length for slot in slots]] = torch.tensor(tokens)
+        self.generated_tokens += len(tokens)
+        for slot, request, token, log_prob in zip(slots, requests, tokens, log_probs, strict=True):
+            if not -1e30 < log_prob <= 0.0:
+                self._release(request)
+                slot.forget()
+                request.fail(EngineError(f"Version {model.version} answers with {log_prob}, which is no log-prob."))
+                continue
+            slot.length += 1
+            request.accept(token, log_prob, model.version)
+            self._after_token(slot, request, token)
+
+    def _after_token(self, slot: Slot, request: Request, token: int) -> None:
+        if request.on_token is not None:
+            request.on_token(request)
+        if token in request.sampling.stop_token_ids:
+            self._release(request)
+            request.end("stop")
+        elif len(request.output) >= request.sampling.max_new_tokens or slot.length >= self.context:
+            self._release(request)
+            request.end("length")
+
+    # ---- who gets which slot ----
+
+    def _admit(self) -> None:
+        free = sum(slot.request is None for slot in self.slots)
+        passed_over: list[Request] = []
+        while free and self.waiting:
+            request = self.waiting.popleft()
+            if self._place(request):
+                free -= 1
+            else:
+                passed_over.append(request)
+        self.waiting.extendleft(reversed(passed_over))
+
+    def _place(self, request: Request) -> bool:
+        """Give it a slot with as much of its prompt in the cache as there is. False if waiting a step is better."""
+        model = request.pinned or self.current
+        ids = torch.tensor(request.ids)
+        length = len(request.ids)
+        common = self._common_prefixes(ids)
+        best, shared, promised = None, 0, 0
+        for slot, prefix in zip(self.slots, common, strict=True):
+            if slot.model is not model:
+                continue
+            usable = min(prefix, slot.cached, length - 1)
+            # The same length in a slot that continues this conversation needs no copy.
+            if usable > shared or (usable == shared and usable and slot.conversation == request.conversation):
+                best, shared = slot, usable
+            if slot.request is not None:
+                promised = max(promised, min(prefix, slot.length, length - 1))
+        if promised - shared >= LEAST_SHARED:
+            return False
+        slot, shared = self._choose(best, shared, request.conversation)
+        slot.request, slot.model, slot.conversation = request, model, request.conversation
+        slot.length, slot.cached = length, shared
+        self._ids[slot.row, :length] = ids
+        self._touch(slot)
+        if not request.begun:
+            request.begun, request.cached_tokens = True, shared
+        return True
+
+    def _choose(self, best: Slot | None, shared: int, conversation: str) -> tuple[Slot, int]:
+        """The slot to use, and how much of it is computed: in place for the same conversation, else by a copy."""
+        if best is not None and best.request is None and best.conversation == conversation:
+            return best, shared
+        oldest = min((slot for slot in self.slots if slot.request is None), key=lambda slot: slot.used_at)
+        if best is None or shared < LEAST_SHARED:
+            return oldest, 0
+        if best is not oldest:
+            self._cache.copy_prefix(best.row, oldest.row, shared)
+        return oldest, shared
+
+    def _common_prefixes(self, ids: torch.Tensor) -> list[int]:
+        """How many of `ids` each slot begins with."""
+        differs = self._ids[:, : len(ids) + 1] != torch.nn.functional.pad(ids, (0, 1), value=-2)
+        first: list[int] = differs.to(torch.uint8).argmax(dim=1).tolist()
+        return [min(first[slot.row], slot.length) for slot in self.slots]
+
+    def _release(self, request: Request) -> None:
+        """Take it out of everything; what is cached of it stays in its slot."""
+        self._requests.pop(request.rid, None)
+        slot = self._slot_of(request)
+        if slot is not None:
+            slot.request = None
+            self._touch(slot)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    def _retract(self) -> None:
+        """Back to the front of the queue, oldest first; nothing of the cache is kept."""
+        began: list[Request] = []
+        for slot in self.slots:
+            if slot.request is not None:
+                began.append(slot.request)
+                slot.request = None
+            slot.forget()
+        order = {rid: place for place, rid in enumerate(self._requests)}
+        self.waiting.extendleft(sorted(began, key=lambda request: order[request.rid], reverse=True))
+
+    def _slot_of(self, request: Request) -> Slot | None:
+        return next((slot for slot in self.slots if slot.request is request), None)
+
+    def _touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.used_at = self._clock
+
+
+def _plan(slots: Iterable[Slot]) -> list[Run]:
+    """What to compute now: every sequence that generates, and prompts up to the limit, at least a piece of one."""
+    single, longer = [], []
+    room = MOST_PROMPT_TOKENS
+    for slot in slots:
+        if slot.pending == 1:
+            single.append(Run(slot.row, slot.cached, 1))
+        elif room > 0:
+            count = min(slot.pending, room)
+            # A piece of one token would have to stand among the single ones.
+            longer.append(Run(slot.row, slot.cached, count))
+            room -= count
+    pieces: Iterator[Run] = (run for run in longer if run.size == 1)
+    return [*single, *pieces, *(run for run in longer if run.size > 1)]

@@ -1,0 +1,84 @@
+"""A small model, built on the spot: the one that a run begins with when it names none.
+
+Invariant: the same texts and seed give the same directory, byte for byte, as Hugging Face libraries read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from agentrl.chat.tokenizer_training import CONTROL_TOKENS, build_tokenizer
+from agentrl.engines.embedded.architecture import parse_architecture
+from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE
+
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,  # copying needs two
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "dtype": "float32",
+    "torch_dtype": "float32",
+}
+
+
+def build_tiny(path: Path | str, texts: Iterable[str], seed: int, **changes: Any) -> None:
+    """Write a model of 0.44 M parameters with random weights and a tokenizer trained on `texts`.
+
+    `changes` are entries of `config.json` to be set otherwise.
+    """
+    directory = Path(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(texts)
+    end = tokenizer.token_to_id("<|end|>")
+    config = {**TINY, "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": end, "pad_token_id": end, **changes}
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(directory / "tokenizer_config.json", _tokenizer_config(config["max_position_embeddings"]))
+    _write_json(directory / "generation_config.json", {"eos_token_id": end, "pad_token_id": end})
+    _write_json(directory / CONFIG_FILE, config)
+    shapes = parse_architecture((directory / CONFIG_FILE).read_bytes(), directory / CONFIG_FILE).shapes()
+    save_file(_tensors(shapes, config["initializer_range"], seed), directory / WEIGHTS_FILE, {"format": "pt"})
+
+
+def _tensors(shapes: dict[str, tuple[int, ...]], deviation: float, seed: int) -> dict[str, torch.Tensor]:
+    """As transformers would: matrices from a normal distribution, scales of norms one."""
+    chance = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0.0, deviation, generator=chance)
+        for name, shape in sorted(shapes.items())
+    }
+
+
+def _tokenizer_config(longest: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "eos_token": "<|end|>",
+        "pad_token": "<|end|>",
+        "additional_special_tokens": [token for token in CONTROL_TOKENS if token != "<|end|>"],
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

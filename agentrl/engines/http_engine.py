@@ -1,0 +1,398 @@
+"""An engine behind HTTP: the embedded one, or SGLang's server by its native API.
+
+Invariants: every failure is an EngineError that says whether the engine is gone, busy, or refuses the call; a call ends
+within its deadline plus a short grace, and what an aborted call had generated is returned; tokens are never guessed: an
+answer whose ids, log-probs and versions do not fit each other is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentrl.engines.interface import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineError,
+    EngineGoneError,
+    EngineRubbishError,
+    Generated,
+    Load,
+    PauseMode,
+    Sampling,
+    VersionNotServedError,
+    WeightsRefusedError,
+)
+from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
+
+ORDER_WITHIN_S = 30.0
+HEALTH_WITHIN_S = 5.0
+UPDATE_WITHIN_S = 600.0
+FLUSH_EVERY_S = 0.05
+T = TypeVar("T")
+ABORT_GRACE_S = 5.0
+"""An aborted call answers with what it has; it gets this long."""
+
+
+class FinishReason(msgspec.Struct):
+    type: str
+    message: str = ""
+
+
+class VersionSpan(msgspec.Struct):
+    """SGLang tells versions by places in the output."""
+
+    version: str | int
+    start: int
+    end: int
+
+
+class Meta(msgspec.Struct):
+    """What is read of `meta_info`."""
+
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    weight_version: str = ""
+    weight_versions: list[VersionSpan] | None = None
+    version_spans: list[tuple[int, int]] | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    input_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+
+
+class Answer(msgspec.Struct):
+    meta_info: Meta
+    output_ids: list[int] | None = None
+
+
+class HttpEngine:
+    """Implements `Engine`. One instance per engine process; it keeps connections open, so close it."""
+
+    def __init__(self, url: str, token: str, *, headers: Mapping[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}", **(headers or {})})
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def generate(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> Generated:
+        began = time.monotonic()
+        body = _generate_body(rid, ids, sampling, version)
+        with self._aborted_late(rid, deadline_s):
+            answer = await self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S)
+        made = _generated(_answer(answer), time.monotonic() - began)
+        _check_version(made, version)
+        return made
+
+    async def stream(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> AsyncIterator[Generated]:
+        began = time.monotonic()
+        body = {**_generate_body(rid, ids, sampling, version), "stream": True}
+        try:
+            with self._aborted_late(rid, deadline_s):
+                async with (
+                    asyncio.timeout(deadline_s + ABORT_GRACE_S),
+                    self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
+                ):
+                    if reply.status != 200:
+                        _raise_for(reply.status, await reply.read())
+                    async for event in _events(reply):
+                        yield _generated(_answer(event), time.monotonic() - began, ended=False)
+        except TimeoutError:
+            raise EngineError(f"The engine {self.url} did not end {rid} within {deadline_s:g} s.") from None
+        except ConnectionBrokenError as broken:
+            raise self._gone(broken) from broken
+        except BodyTooLargeError as endless:
+            raise self._rubbish(endless) from endless
+
+    @contextlib.contextmanager
+    def _aborted_late(self, rid: str, deadline_s: float) -> Iterator[None]:
+        """The engine is told to end the call if it is still under way by then."""
+        telling: list[asyncio.Task[None]] = []
+
+        def tell() -> None:
+            telling.append(asyncio.create_task(self._abort_late(rid), name=f"abort {rid}"))
+
+        timer = asyncio.get_running_loop().call_later(deadline_s, tell)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in telling:
+                task.cancel()
+
+    async def _abort_late(self, rid: str) -> None:
+        """An engine that cannot be told has no answer either, which the call itself will find out."""
+        with contextlib.suppress(EngineError):
+            await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
+
+    async def score(
+        self, ids: Sequence[int], *, deadline_s: float, version: int | None = None, vocabulary: int | None = None
+    ) -> list[float]:
+        """`vocabulary`: how many ids the model of an SGLang server has, which tells the last of them as 0."""
+        body = {
+            **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version),
+            "logprob_start_len": 0,
+        }
+        del body["rid"]
+        pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
+        found = [value for value, _, _ in pairs[1:] if value is not None]
+        if not _is_echo([token for _, token, _ in pairs], ids, vocabulary) or len(found) != len(pairs) - 1:
+            raise EngineRubbishError(f"The engine {self.url} scored another sequence than it was given.")
+        return found
+
+    async def abort(self, rid: str) -> None:
+        await self._post("/abort_request", {"rid": _sent_rid(rid), "abort_all": not rid})
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation", {})
+
+    async def release_memory(self) -> None:
+        """SGLang does it if it was started with `--enable-memory-saver`."""
+        await self._post("/release_memory_occupation", {"tags": ["kv_cache"]})
+
+    async def restore_memory(self) -> None:
+        await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+
+    async def flush(self, within_s: float = ORDER_WITHIN_S) -> None:
+        """SGLang only: forget what is in the cache, as soon as no call is in it. A call whose answer was read is in it
+        a moment longer."""
+        end = time.monotonic() + within_s
+        while True:
+            try:
+                return await self.order("/flush_cache")
+            except CallRefusedError as refused:
+                if time.monotonic() > end:
+                    told = f"The engine {self.url} did not flush its cache within {within_s:g} s: {refused.message}"
+                    raise EngineBusyError(told) from None
+            await asyncio.sleep(FLUSH_EVERY_S)
+
+    async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
+        """`keep_cache`: what calls in flight have computed is continued by the new weights. SGLang does nothing else
+        for calls that are paused in place; the embedded engine always computes anew. An SGLang server that is to keep
+        nothing is flushed first: with a call in its cache it takes the weights and then says that it did not."""
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": not keep_cache}
+        try:
+            answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)
+        except CallRefusedError as refused:
+            raise WeightsRefusedError(refused.message) from refused
+        told = _decode(answer, _Success)
+        if not told.success:
+            raise WeightsRefusedError(f"The engine {self.url} refuses version {version}: {told.message}.")
+
+    async def pin(self, version: int, path: str = "") -> None:
+        """The embedded engine only: hold this version beside the current one."""
+        await self._post("/pin_weights", {"version": version, "model_path": path}, within_s=UPDATE_WITHIN_S)
+
+    async def unpin(self) -> None:
+        await self._post("/pin_weights", {"version": None})
+
+    async def health(self) -> bool:
+        try:
+            await self._send("GET", "/health", b"", HEALTH_WITHIN_S)
+        except EngineError:
+            return False
+        return True
+
+    async def load(self) -> Load:
+        answer = await self._send("GET", "/v1/loads", b"", ORDER_WITHIN_S)
+        ranks = _decode(answer, _SglangLoads).loads
+        if ranks is None:
+            return _decode(answer, Load)
+        model = _decode(await self._send("GET", "/model_info", b"", ORDER_WITHIN_S), _ModelInfo)
+        version = int(model.weight_version) if model.weight_version.isdecimal() else None
+        return Load(
+            version=version,
+            versions_loaded=() if version is None else (version,),
+            slots=sum(rank.max_running_requests for rank in ranks),
+            running=sum(rank.num_running_reqs for rank in ranks),
+            waiting=sum(rank.num_waiting_reqs for rank in ranks),
+            tokens_per_s=sum(rank.gen_throughput for rank in ranks),
+        )
+
+    async def order(self, path: str) -> None:
+        """An order without arguments."""
+        await self._post(path, {})
+
+    async def _post(self, path: str, body: dict[str, Any], *, within_s: float = ORDER_WITHIN_S) -> bytes:
+        return await self._send("POST", path, msgspec.json.encode(body), within_s)
+
+    async def _send(self, method: str, path: str, content: bytes, within_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(within_s), self._http.ask(method, path, content) as reply:
+                status, answer = reply.status, await reply.read()
+        except TimeoutError:
+            raise EngineError(f"The engine {self.url} did not answer {path} within {within_s:g} s.") from None
+        except ConnectionBrokenError as broken:
+            raise self._gone(broken) from broken
+        except BodyTooLargeError as endless:
+            raise self._rubbish(endless) from endless
+        if status != 200:
+            _raise_for(status, answer)
+        return answer
+
+    def _gone(self, broken: ConnectionBrokenError) -> EngineGoneError:
+        return EngineGoneError(f"The engine {self.url} is gone: {broken}.")
+
+    def _rubbish(self, endless: BodyTooLargeError) -> EngineRubbishError:
+        return EngineRubbishError(f"The engine {self.url} does not answer as one: {endless}.")
+
+
+class _RankLoad(msgspec.Struct):
+    """One data-parallel rank of an SGLang server."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    max_running_requests: int = 0
+    gen_throughput: float = 0.0
+
+
+class _SglangLoads(msgspec.Struct):
+    loads: list[_RankLoad] | None = None
+
+
+class _ModelInfo(msgspec.Struct):
+    weight_version: str = ""
+
+
+class _Success(msgspec.Struct):
+    success: bool = False
+    message: str = ""
+
+
+def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: int | None) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    body = {
+        "rid": _sent_rid(rid),
+        "input_ids": list(ids),
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": False,
+    }
+    return body if version is None else {**body, "version": version}
+
+
+def _is_echo(told: Sequence[int], ids: Sequence[int], vocabulary: int | None) -> bool:
+    """Whether these are the ids that were sent. The last one of the vocabulary has its own log-prob under the id 0."""
+    last = None if vocabulary is None else vocabulary - 1
+    return list(told) in (list(ids), [0 if sent == last else sent for sent in ids])
+
+
+def _sent_rid(rid: str) -> str:
+    """With an end to it: SGLang aborts every call whose name begins with what it is told, and c1 begins c10."""
+    return f"{rid};" if rid else ""
+
+
+def _check_version(made: Generated, wanted: int | None) -> None:
+    """SGLang knows nothing of a wanted version, and may have got another since it was asked."""
+    others = [version for version, _ in made.versions if version != wanted]
+    if wanted is not None and others:
+        raise VersionNotServedError(f"Version {wanted} was asked for, and version {others[0]} answered.")
+
+
+def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generated:
+    meta = answer.meta_info
+    pairs = meta.output_token_logprobs or []
+    ids = [token for _, token, _ in pairs]
+    log_probs = [value for value, _, _ in pairs if value is not None]
+    if len(log_probs) != len(ids) or (answer.output_ids is not None and answer.output_ids != ids):
+        raise EngineRubbishError("The engine's answer has other tokens than log-probs.")
+    versions = _spans(meta, len(ids))
+    if sum(count for _, count in versions) != len(ids):
+        raise EngineRubbishError("The engine's answer does not say by which version each token was made.")
+    kind = meta.finish_reason.type if meta.finish_reason else "abort"
+    if kind not in ("stop", "length", "abort") or (ended and meta.finish_reason is None):
+        raise EngineRubbishError(f"The engine's answer ends in an unknown way, {kind!r}.")
+    return Generated(
+        ids=ids,
+        log_probs=log_probs,
+        versions=versions,
+        finish=kind,  # type: ignore[arg-type] # one of the three, as just checked
+        cached_tokens=meta.cached_tokens,
+        seconds=seconds,
+    )
+
+
+def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
+    """Spans of versions, in whichever way the server tells them."""
+    if meta.version_spans is not None:
+        return meta.version_spans
+    try:
+        if meta.weight_versions:
+            return [
+                (int(span.version), span.end - span.start) for span in meta.weight_versions if span.end > span.start
+            ]
+        return [(int(meta.weight_version), tokens)] if tokens else []
+    except ValueError as wrong:
+        raise EngineRubbishError("The engine's answer names a version that is no number.") from wrong
+
+
+async def _events(reply: Reply) -> AsyncIterator[bytes]:
+    """The events of a stream; an error among them is raised."""
+    rest = b""
+    async for piece in reply.pieces():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            event = line.removeprefix(b"data: ")
+            if event == line or event == b"[DONE]":
+                continue
+            if event.startswith(b'{"error"'):
+                _raise_for(500, event)
+            yield event
+
+
+def _answer(data: bytes) -> Answer:
+    return _decode(data, Answer)
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+        raise EngineRubbishError(f"The engine's answer makes no sense: {wrong}.") from wrong
+
+
+class _Told(msgspec.Struct):
+    message: str = ""
+
+
+class _Failure(msgspec.Struct):
+    error: _Told = msgspec.field(default_factory=_Told)
+    message: str = ""
+
+
+def _raise_for(status: int, content: bytes) -> None:
+    try:
+        told = msgspec.json.decode(content, type=_Failure)
+        sentence = told.error.message or told.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        sentence = ""
+    sentence = sentence or f"The engine answers with status {status}."
+    match status:
+        case 409:
+            raise VersionNotServedError(sentence)
+        case 401 | 403:
+            raise CallRefusedError(sentence, hint="Its token is in http.token of the run's state directory.")
+        case 400 | 404 | 405 | 413 | 422:
+            raise CallRefusedError(sentence)
+        case 503:
+            raise EngineBusyError(sentence)
+        case _:
+            raise EngineError(sentence)

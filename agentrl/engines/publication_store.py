@@ -1,0 +1,121 @@
+"""Publications and services in MongoDB, as an engine sees them.
+
+Invariants: every change is one conditional update; a publication becomes `current` by the first engine that serves it,
+and what it overtook becomes `retained` or `skipped` in the same act's wake; at most half of the serving engines load
+at once; times are the server's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from agentrl.engines.manifest import Agreement, Manifest
+from agentrl.engines.publication_follower import Announced
+from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
+from agentrl.store import services
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import CanaryReading, Service
+from agentrl.store.updates import NOW, from_now
+
+S = PublicationStatus
+LOADABLE = [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.SKIPPED]
+"""For an evaluation: one that was skipped has its files as long as an evaluation waits for it."""
+
+
+class StoredPublications:
+    """Implements `Publications`."""
+
+    def __init__(self, database: Database, *, load_within_s: float = 600.0) -> None:
+        """A permit is good for as long as a load may take."""
+        self._database = database
+        self._load_within_s = load_within_s
+
+    async def newest(self, than: int | None, *, but: Collection[int] = ()) -> Announced | None:
+        newer = {} if than is None else {"$gt": than}
+        wanted = {"status": {"$in": [S.ANNOUNCED, S.CURRENT]}, "_id": {**newer, "$nin": sorted(but)}}
+        return _announced(await self._database.find_one("Publication", wanted, sort=[("_id", -1)]))
+
+    async def pinned(self) -> Announced | None:
+        """A version whose evaluation is wanted, or that open evaluation tasks name; the oldest, asked for first.
+        Also one that was overtaken before an engine served it."""
+        loadable = {"status": {"$in": LOADABLE}}
+        wanted = {**loadable, "evaluation": {"$in": ["wanted", "queued"]}}
+        asked = await self._database.find_one("Publication", wanted, sort=[("_id", 1)])
+        if asked is not None:
+            return _announced(asked)
+        open_tasks = {"purpose": "eval", "status": {"$in": ["queued", "admitted"]}, "version": {"$type": "number"}}
+        task = await self._database.find_one("Task", open_tasks, sort=[("version", 1)])
+        if task is None:
+            return None
+        return _announced(await self._database.find_one("Publication", {"_id": task["version"], **loadable}))
+
+    async def permit(self, version: int, engine: str) -> bool:
+        """At most half of the serving engines load at once, but always one, whichever versions they load."""
+        serving = await self._database.count("Service", {"kind": "engine", "state": "serving"})
+        others = _valid_permits(await self._routed(but=engine))
+        mine = {"engine": {"$literal": engine}, "version": version, "until": from_now(self._load_within_s)}
+        return await self._database.update_one(
+            "Publication",
+            {"_id": await self._keeps_permits(), "$expr": {"$lt": [{"$size": others}, max(1, serving // 2)]}},
+            [{"$set": {"permits": {"$concatArrays": [others, [mine]]}}}],
+        )
+
+    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
+        check(PUBLICATION, S.ANNOUNCED, S.CURRENT, Actor.ENGINE, str(version))
+        told: Plain = {"$addToSet": {"served_by": engine}}
+        if agreement is not None and agreement.tokens:
+            reading = CanaryReading(engine, agreement.largest, agreement.mean, agreement.limit)
+            told["$addToSet"]["canary"] = msgspec.to_builtins(reading)
+            told["$max"] = {"canary_largest": agreement.largest}
+        first = await self._database.update_one(
+            "Publication", {"_id": version, "status": S.ANNOUNCED}, {"$set": {"status": S.CURRENT}, **told}
+        )
+        if not first:
+            await self._database.update_one("Publication", {"_id": version}, told)
+        # Repeated by every engine: the first may have died right here.
+        for former, overtaken in ((S.CURRENT, S.RETAINED), (S.ANNOUNCED, S.SKIPPED)):
+            check(PUBLICATION, former, overtaken, Actor.ENGINE, str(version))
+            older = {"_id": {"$lt": version}, "status": former}
+            await self._database.update_many("Publication", older, {"$set": {"status": overtaken}})
+        await self._give_back(engine)
+
+    async def refused(self, version: int, engine: str, why: str) -> None:
+        told = {"$addToSet": {"reasons": f"{engine}: {why}"}}
+        await self._database.update_one("Publication", {"_id": version}, told)
+        await self._give_back(engine)
+
+    async def report(self, service: Service) -> None:
+        await services.report(self._database, service)
+
+    async def _routed(self, *, but: str) -> list[str]:
+        """Whose permits count: what has not served yet takes nothing out of routing, nor does what is gone."""
+        there = await services.seen(self._database, "engine", ["serving", "loading"])
+        return [one.id for one in there if one.id != but]
+
+    async def _keeps_permits(self) -> int | None:
+        """The first publication keeps those of all versions: only in one document can they be counted and taken at
+        once."""
+        first = await self._database.find_one("Publication", {}, sort=[("_id", 1)], projection=["_id"])
+        return None if first is None else int(first["_id"])
+
+    async def _give_back(self, engine: str) -> None:
+        mine = {"$pull": {"permits": {"engine": engine}}}
+        await self._database.update_one("Publication", {"_id": await self._keeps_permits()}, mine)
+
+
+def _valid_permits(engines: list[str]) -> dict[str, Any]:
+    valid = {"$and": [{"$gt": ["$$permit.until", NOW]}, {"$in": ["$$permit.engine", {"$literal": engines}]}]}
+    return {"$filter": {"input": {"$ifNull": ["$permits", []]}, "as": "permit", "cond": valid}}
+
+
+def _announced(document: dict[str, Any] | None) -> Announced | None:
+    if document is None:
+        return None
+    return Announced(
+        version=int(document["_id"]),
+        path=str(document["path"]),
+        manifest=msgspec.convert(document.get("manifest") or {"files": {}}, Manifest),
+    )

@@ -1,0 +1,99 @@
+"""The process of an SGLang server: from its start to the end of everything that it started.
+
+Invariants: whoever waits for a server that ended is told so at once; a server has a process group of its own, and
+nothing of it is left when `close` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.interface import EngineError, EngineGoneError
+from agentrl.engines.sglang import guarded_server
+
+LOOK_EVERY_S = 0.25
+TERM_WITHIN_S = 5.0
+HOST = "127.0.0.1"
+
+
+class SglangServer:
+    """One server. `client` passes its door while that is shut."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str) -> None:
+        self._process = process
+        self.url = url
+        self.client = HttpEngine(url, token, headers={guarded_server.UNIT_HEADER.decode(): "1"})
+
+    @classmethod
+    async def start(
+        cls,
+        python: str,
+        arguments: Sequence[str],
+        *,
+        port: int,
+        token: str,
+        token_file: Path,
+        environment: Mapping[str, str],
+    ) -> SglangServer:
+        """Begin to start it. It reads the token from the file; its output goes where this process's goes."""
+        process = await asyncio.create_subprocess_exec(
+            *(python, "-P", guarded_server.__file__, str(token_file), str(os.getpid())),
+            *("--host", HOST, "--port", str(port), *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env=dict(environment),
+        )
+        return cls(process, url_of(port), token)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.returncode
+
+    async def until_up(self, within_s: float) -> None:
+        """Raises EngineGoneError if it ends instead, EngineError if it takes longer."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    self.check()
+                    with contextlib.suppress(EngineError):
+                        await self.client.load()
+                        return
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError:
+            raise EngineError(f"SGLang's server was not up within {within_s:g} s; its output has the story.") from None
+
+    def check(self) -> None:
+        if self.ended is not None:
+            raise EngineGoneError(f"SGLang's server ended with {self.ended}; its output has the story.")
+
+    async def open(self) -> None:
+        await self.client.order(guarded_server.OPEN)
+
+    async def shut(self) -> None:
+        await self.client.order(guarded_server.SHUT)
+
+    async def close(self) -> None:
+        await self.client.close()
+        if self.ended is None:
+            self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TERM_WITHIN_S):
+                    await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self._process.wait()
+
+
+def url_of(port: int) -> str:
+    return f"http://{HOST}:{port}"

@@ -1,0 +1,103 @@
+"""Baselines and advantages: from the scores of a group to what each record trains with.
+
+Invariants: advantages do not depend on the order of the members; the optional normalization over a batch leaves an
+environment with a single group unchanged and never makes a capped advantage positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Estimator = Literal["grpo", "leave_one_out"]
+
+STD_FLOOR = 1e-4
+ENVIRONMENT_STD_FLOOR = 1e-6
+RIGHT_SCORE = 0.5
+"""Scores above it count as right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    mean: float
+    std: float
+    valid: int
+
+
+def shaped(scores: Sequence[float], turns: Sequence[int], spread: float) -> list[float]:
+    """The scores that the baseline is computed from."""
+    if not spread:
+        return list(scores)
+    bonus = turn_bonus(turns, [score > RIGHT_SCORE for score in scores], spread)
+    return [score + more for score, more in zip(scores, bonus, strict=True)]
+
+
+def turn_bonus(turns: Sequence[int], right: Sequence[bool], spread: float) -> list[float]:
+    """What the number of turns adds to each score. Among right answers fewer turns rank higher; among wrong ones more,
+    because giving up early is worse. Each half is ranked by itself, ties share the mean rank, each half sums to 0."""
+    bonus = [0.0] * len(turns)
+    for half in (True, False):
+        places = [place for place, is_right in enumerate(right) if is_right is half]
+        if len(places) < 2:
+            continue
+        worth = {place: -turns[place] if half else turns[place] for place in places}
+        for place in places:
+            worse = sum(worth[other] < worth[place] for other in places)
+            better = sum(worth[other] > worth[place] for other in places)
+            bonus[place] = spread / 2 * ((worse - better) / (len(places) - 1))
+    return bonus
+
+
+def baseline_of(scores: Sequence[float]) -> Baseline | None:
+    if not scores:
+        return None
+    # fsum rounds once, so the result does not depend on the order of the members.
+    mean = math.fsum(scores) / len(scores)
+    variance = math.fsum((score - mean) ** 2 for score in scores) / len(scores)
+    return Baseline(mean, math.sqrt(variance), len(scores))
+
+
+def advantage_of(score: float, baseline: Baseline, estimator: Estimator, *, divide_by_std: bool = True) -> float:
+    """`divide_by_std` applies to GRPO only."""
+    above = score - baseline.mean
+    if estimator == "leave_one_out":
+        return baseline.valid / (baseline.valid - 1) * above
+    return above / (baseline.std + STD_FLOOR) if divide_by_std else above
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A record of a batch, as the normalization over its environment sees it."""
+
+    environment: str
+    group: str
+    advantage: float
+    tokens: int
+    capped: bool = False
+
+
+def normalized(records: Sequence[Trained]) -> list[float]:
+    """Advantages with mean 0 and standard deviation 1 over the trained tokens of each environment, in input order.
+
+    An environment with fewer than two groups in the batch is unchanged. Capped advantages are capped again:
+    subtracting a negative mean must not reward a record that ran into a limit.
+    """
+    scales = {environment: _scale(records, environment) for environment in {record.environment for record in records}}
+    found = []
+    for record in records:
+        mean, std = scales[record.environment]
+        advantage = (record.advantage - mean) / std
+        found.append(min(advantage, 0.0) if record.capped else advantage)
+    return found
+
+
+def _scale(records: Sequence[Trained], environment: str) -> tuple[float, float]:
+    members = [record for record in records if record.environment == environment]
+    tokens = sum(record.tokens for record in members)
+    if len({record.group for record in members}) < 2 or not tokens:
+        return 0.0, 1.0
+    mean = math.fsum(record.advantage * record.tokens for record in members) / tokens
+    variance = math.fsum((record.advantage - mean) ** 2 * record.tokens for record in members) / tokens
+    return mean, math.sqrt(variance) + ENVIRONMENT_STD_FLOOR

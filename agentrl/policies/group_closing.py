@@ -1,0 +1,147 @@
+"""Closing a group: when it may close, which members train, and whether the group has signal.
+
+Invariants:
+- infrastructure failures are in no baseline;
+- the baseline covers all validly scored members, including those that are capped or do not train;
+- a group with fewer valid members than required trains none of them;
+- a group has signal only if one of its records trains with an advantage other than 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import ConfigError
+from agentrl.policies import outcomes
+from agentrl.policies.advantages import RIGHT_SCORE, Baseline, Estimator, advantage_of, baseline_of, shaped
+from agentrl.policies.outcomes import LimitRule, OutcomeClass
+from agentrl.policies.status_tables import RecordStatus
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule:
+    estimator: Estimator = "grpo"
+    divide_by_std: bool = True
+    """Applies to GRPO only."""
+    min_valid: int | None = None
+    """Valid members that a group needs; None means half of the group. At least 2 in any case."""
+    limits: LimitRule = "cap"
+    min_range: float = 0.0
+    """A group whose highest and lowest score differ by no more than this has no signal."""
+    sign_clip: bool = False
+    """Wrong answers get no positive advantage and right ones no negative one."""
+    cap_malformed: bool = False
+    """Records that continued after a malformed call get no positive advantage."""
+    turn_spread: float = 0.0
+    """Spread between best and worst of what the number of turns adds to the scores; 0 turns it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A record of the round that closes. Excluded and superseded records are not members."""
+
+    record: str
+    kind: OutcomeClass
+    score: float | None = None
+    turns: int = 0
+    malformed: bool = False
+    """It made malformed calls and continued."""
+    late: bool = False
+    """It ended after the group's deadline: kept, never trained, in no baseline."""
+
+    @property
+    def valid(self) -> bool:
+        return (
+            not self.late and self.score is not None and math.isfinite(self.score) and outcomes.in_baseline(self.kind)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a record trains with. It does not train if the advantage is None."""
+
+    advantage: float | None
+    capped: bool = False
+    """Its advantage stays at or below 0 after any later normalization."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    enough: bool
+    """Whether enough members are valid; if not, the task goes to its next round."""
+    signal: bool
+    baseline: Baseline | None
+    shares: Mapping[str, Share]
+    why: str
+    """Why the group has no signal."""
+
+
+def seat_settled(latest: RecordStatus, *, may_redraw: bool) -> bool:
+    """Whether a seat is done: its latest attempt is scored, or it failed and may not be redrawn."""
+    if latest in (RecordStatus.FAILED, RecordStatus.ABANDONED):
+        return not may_redraw
+    return latest in (RecordStatus.SCORED, RecordStatus.UNSCORABLE, RecordStatus.EXCLUDED)
+
+
+def may_close(settled: Iterable[bool], *, past_deadline: bool) -> bool:
+    return past_deadline or all(settled)
+
+
+def required_valid(n: int, min_valid: int | None) -> int:
+    return max(2, math.ceil(n / 2) if min_valid is None else min_valid)
+
+
+def refuse_impossible(n: int, rule: GroupRule) -> None:
+    """Raises ConfigError if no group of n could ever train."""
+    if n < 2:
+        raise ConfigError(f"A group of {n} has nothing to compare its records with.", hint="Set n to 2 or more.")
+    if required_valid(n, rule.min_valid) > n:
+        raise ConfigError(f"min_valid is {rule.min_valid}, and a group has only {n} members.")
+
+
+def another_round(rounds_sampled: int, rounds_max: int) -> bool:
+    """Whether a task that could not be trained is sampled again; otherwise it is dead."""
+    return rounds_sampled < rounds_max
+
+
+def close(members: Sequence[Member], n: int, rule: GroupRule, *, trains: bool = True) -> Closed:
+    """Closes a group of n seats. With `trains=False` (evaluation, probes) any number of valid members is enough."""
+    valid = [member for member in members if member.valid]
+    no_shares = {member.record: Share(None) for member in members}
+    needed = required_valid(n, rule.min_valid) if trains else 0
+    if len(valid) < needed:
+        return Closed(False, False, None, no_shares, f"{len(valid)} of {n} are valid, {needed} are needed")
+    scores = shaped([member.score or 0.0 for member in valid], [member.turns for member in valid], rule.turn_spread)
+    baseline = baseline_of(scores)
+    if not trains:
+        return Closed(True, False, baseline, no_shares, "it does not train")
+    if flat := _flat(scores, rule.min_range):
+        return Closed(True, False, baseline, no_shares, flat)
+    assert baseline is not None
+    shares = {member.record: _share(member, score, baseline, rule) for member, score in zip(valid, scores, strict=True)}
+    signal = any(share.advantage for share in shares.values())
+    why = "" if signal else "no record that trains has an advantage"
+    return Closed(True, signal, baseline, no_shares | shares, why)
+
+
+def _flat(scores: Sequence[float], min_range: float) -> str:
+    """Why these scores have no signal. The variance of equal numbers may not round to 0, so scores are compared."""
+    lowest, highest = min(scores), max(scores)
+    if lowest == highest:
+        return f"all scores are {lowest:g}"
+    if highest - lowest <= min_range:
+        return f"the scores span only {highest - lowest:g}"
+    return ""
+
+
+def _share(member: Member, score: float, baseline: Baseline, rule: GroupRule) -> Share:
+    if not outcomes.trains(member.kind, rule.limits):
+        return Share(None)
+    advantage = advantage_of(score, baseline, rule.estimator, divide_by_std=rule.divide_by_std)
+    right = member.score is not None and member.score > RIGHT_SCORE
+    if rule.sign_clip:
+        advantage = max(advantage, 0.0) if right else min(advantage, 0.0)
+    capped = outcomes.capped(member.kind, rule.limits) or (rule.cap_malformed and member.malformed)
+    return Share(min(advantage, 0.0) if capped else advantage, capped)

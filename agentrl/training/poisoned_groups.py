@@ -1,0 +1,88 @@
+"""Whether former trainers died of what they trained, and what that means for the next Step.
+
+Invariants: the store is asked once, at the start of a life, because only former lives can have died; as long as a group
+is accused, no Step mixes accused and others; what is past the bound is no suspect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.policies import poison_bisection
+from agentrl.policies.batch_cut import Decision, ReadyGroup, cut
+from agentrl.policies.freshness import Freshness
+from agentrl.policies.poison_bisection import Death
+from agentrl.policies.status_tables import Actor, TaskStatus
+from agentrl.store import steps, tasks
+from agentrl.store.database import Database
+from agentrl.store.steps import Ready
+
+log = logging.getLogger("trainer")
+POISON = "poison"
+"""What the reasons of such dead Tasks begin with."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    deaths: Sequence[steps.Died] = ()
+    trained: dict[str, float] = field(default_factory=dict)
+
+    def cleared(self, tasks: Sequence[str]) -> None:
+        """They were trained, and this trainer lives."""
+        self.trained |= dict.fromkeys(tasks, float("inf"))
+
+    def decide(self, ready: Mapping[str, Ready], groups: Sequence[ReadyGroup], freshness: Freshness) -> Decision | None:
+        """None where nobody is accused."""
+        if len(self.deaths) < poison_bisection.ACCUSED_FROM:
+            return None
+        left = cut(groups, freshness)
+        fresh = {group.task: group for group in left.fresh}
+        weights = {name: _weight(ready[name]) for name in fresh}
+        verdict = poison_bisection.judge(weights, [_among(fresh, ready, died) for died in self.deaths], self.trained)
+        if verdict.poison:
+            why = f"{POISON}: trainers died with it, at last with it alone"
+            return Decision("bury", why, stale_groups=left.stale_groups, poison=verdict.poison)
+        if not verdict.trial:
+            return None
+        tried, suspected = len(verdict.trial), len(verdict.suspects)
+        return Decision(
+            "step",
+            f"{suspected} groups are suspected of ending the trainer: tries {tried} of them alone",
+            groups=tuple(fresh[name] for name in verdict.trial),
+            stale_records=tuple(record for name in verdict.trial for record in left.stale_records[name]),
+            stale_groups=left.stale_groups,
+        )
+
+
+async def recall(database: Database) -> Suspicion:
+    """What former lives left, without the deaths that a dead letter explains."""
+    deaths = await steps.deaths(database)
+    names = sorted({task for died in deaths for task in died.tasks})
+    found = {"_id": {"$in": names}, "status": TaskStatus.DEAD, "reason": {"$regex": f"^{POISON}"}}
+    explained = {task["_id"] for task in await database.find("Task", found, projection=["_id"])} if names else set()
+    left = [died for died in deaths if not explained & died.tasks]
+    return Suspicion(left, await steps.last_trained(database, names) if left else {})
+
+
+async def bury(database: Database, names: Sequence[str], reason: str) -> None:
+    """Set them aside; the run goes on."""
+    for name in names:
+        log.error("%s is dead (%s)", name, reason)
+        await tasks.kill(database, await tasks.get(database, name), Actor.TRAINER, reason)
+
+
+def _among(fresh: Iterable[str], ready: Mapping[str, Ready], died: steps.Died) -> Death:
+    there = frozenset(name for name in fresh if _was_in(died, ready[name]))
+    return Death(died.order, there, alone=len(died.tasks) == 1)
+
+
+def _was_in(died: steps.Died, one: Ready) -> bool:
+    """With records of the round that is ready now: those of another round are others."""
+    return any(record.id in died.records for record in one.records)
+
+
+def _weight(one: Ready) -> int:
+    """Tokens of the longest record: memory goes by it."""
+    return max((sum(span.length for span in record.spans) for record in one.records), default=0)

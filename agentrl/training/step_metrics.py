@@ -1,0 +1,138 @@
+"""What is measured of a step beside its loss: mismatch between engine and trainer, drift of the policy, entropy.
+
+Invariants: mismatch is measured on tokens of age 0 only, and only with the weights that the step begins with, where
+any difference is a bug and not learning; everything is over all pairs of the step, whatever their micro-batches and
+optimizer steps; measuring changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
+from agentrl.training.policy_model import Scored
+
+Metrics = dict[str, float]
+OLDEST_AGE = 8
+"""Ages beyond are counted as this one."""
+
+
+class Measures:
+    """Collects over the micro-batches of one optimizer step."""
+
+    def __init__(self, *, moved: bool = False) -> None:
+        """`moved`: the weights are not any more those that the batch began with."""
+        self._moved = moved
+        self.loss = 0.0
+        self._columns: dict[str, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, scored: Scored, terms: Terms, facts: PairFacts, ages: Tensor) -> None:
+        self.loss += float(loss.detach())
+        at_start = scored.log_probs if facts.proximal is None else facts.proximal
+        moved = self._moved and facts.proximal is None
+        for name, column in (
+            ("log_ratio", at_start - facts.behaviour),
+            ("log_prob", scored.log_probs),
+            ("entropy", scored.entropy),
+            ("clipped", terms.clipped),
+            ("masked", terms.masked),
+            ("advantage", facts.advantage),
+            ("age", ages),
+            *((("log_reference", facts.reference - scored.log_probs),) if facts.reference is not None else ()),
+            ("fresh", (ages == 0) & (not moved)),
+        ):
+            self._columns.setdefault(name, []).append(column.detach().double().cpu())
+
+    @property
+    def pairs(self) -> int:
+        return sum(column.numel() for column in self._columns["log_prob"])
+
+    @property
+    def masked(self) -> int:
+        return int(sum(float(column.sum()) for column in self._columns["masked"]))
+
+    def rescale(self, factor: float) -> None:
+        """The loss, as the gradient was rescaled."""
+        self.loss *= factor
+
+    def summary(self, *, supervised: bool) -> Metrics:
+        whole = {name: torch.cat(columns) for name, columns in self._columns.items()}
+        metrics = {
+            "loss": self.loss,
+            "pairs": float(whole["log_prob"].numel()),
+            "entropy": float(whole["entropy"].mean()),
+        }
+        if supervised:
+            return metrics
+        difference, fresh = whole["log_ratio"], whole["fresh"] > 0
+        return (
+            metrics
+            | {
+                "clipped_share": float(whole["clipped"].mean()),
+                "masked_share": float(whole["masked"].mean()),
+                "accepted_share": 1.0 - float(((whole["clipped"] + whole["masked"]) > 0).double().mean()),
+                "advantage_mean": float(whole["advantage"].mean()),
+                "advantage_std": float(whole["advantage"].std(unbiased=False)),
+                "age_mean": float(whole["age"].mean()),
+                "age_max": float(whole["age"].max()),
+            }
+            | ({"kl_reference": _k3(whole["log_reference"])} if "log_reference" in whole else {})
+            | _drift(difference)
+            | _by_age(difference, whole["age"])
+            | _mismatch(difference[fresh])
+        )
+
+
+def together(parts: Sequence[Measures]) -> Measures:
+    """Of all optimizer steps of a batch. Each has a loss and a denominator of its own, so losses are averaged."""
+    whole = Measures()
+    whole.loss = math.fsum(part.loss for part in parts) / len(parts)
+    for part in parts:
+        for name, columns in part._columns.items():
+            whole._columns.setdefault(name, []).extend(columns)
+    return whole
+
+
+def _by_age(difference: Tensor, ages: Tensor) -> Metrics:
+    """How many pairs of each age there are, and how far the policy has moved away from them."""
+    found: Metrics = {}
+    capped = ages.clamp(max=OLDEST_AGE)
+    for age in sorted({int(age) for age in capped.tolist()}):
+        of_age = difference[capped == age]
+        drift = _drift(of_age)
+        found[f"age_{age}_pairs"] = float(of_age.numel())
+        found |= {f"age_{age}_{name}": drift[name] for name in ("weight_mean", "weight_std", "ess")}
+    return found
+
+
+def _drift(difference: Tensor) -> Metrics:
+    weights = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return {
+        "weight_mean": float(weights.mean()),
+        "weight_std": float(weights.std(unbiased=False)),
+        # Effective sample size, as a share of the pairs.
+        "ess": float(weights.sum() ** 2 / (weights.numel() * (weights**2).sum())),
+        "kl_behaviour": _k3(difference),
+    }
+
+
+def _mismatch(difference: Tensor) -> Metrics:
+    if not difference.numel():
+        return {}
+    size = difference.abs()
+    return {
+        "mismatch_mean": float(size.mean()),
+        "mismatch_p99": float(size.quantile(0.99)) if size.numel() < 1 << 20 else float(size.max()),
+        "mismatch_max": float(size.max()),
+        "mismatch_k3": _k3(difference),
+    }
+
+
+def _k3(difference: Tensor) -> float:
+    """Mean of exp(d) - 1 - d: a KL that is never negative, of the policy whose log-probs are taken away."""
+    return float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean())

@@ -1,0 +1,102 @@
+"""What ends trainers is found by halves, and nothing else is accused for long."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from agentrl.policies.poison_bisection import Death, judge
+
+FOUR = {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+def died(order: float, tasks: str) -> Death:
+    return Death(order, frozenset(tasks), alone=len(tasks) == 1)
+
+
+def test_one_death_accuses_nobody() -> None:
+    assert judge(FOUR, [died(1, "abcd")], {}).suspects == ()
+    assert judge(FOUR, [died(1, "ab"), died(2, "cd")], {}).suspects == (), "two batches, one death each"
+
+
+def test_a_batch_that_ends_two_lives_is_halved_and_the_lighter_half_goes_first() -> None:
+    verdict = judge({"a": 9, "b": 2, "c": 3, "d": 4}, [died(1, "abcd"), died(2, "abcd")], {})
+    assert verdict.suspects == ("b", "c", "d", "a")
+    assert verdict.trial == ("b", "c")
+
+
+def test_what_was_trained_since_is_cleared() -> None:
+    deaths = [died(1, "abcd"), died(2, "abcd")]
+    assert judge(FOUR, deaths, {"a": 3, "b": 3}).suspects == ("c", "d")
+    assert judge(FOUR, deaths, {"a": 1.5}).suspects == ("b", "c", "d"), "it died once more after that"
+
+
+def test_nobody_is_poison_who_did_not_end_a_trainer_alone() -> None:
+    deaths = [died(1, "abcd"), died(2, "abcd")]
+    last = judge(FOUR, deaths, {"a": 3, "b": 3, "c": 4})
+    assert (last.poison, last.trial) == ((), ("d",)), "two accidents leave a last suspect, too"
+    assert judge({"d": 4}, deaths, {}).trial == ("d",), "the others are not ready any more"
+    assert judge(FOUR, [*deaths, died(5, "d")], {"a": 3, "b": 3, "c": 4}).poison == ("d",)
+    assert judge({"a": 1}, [died(1, "a"), died(2, "a")], {}).poison == ("a",), "batches of one group"
+
+
+@given(
+    st.integers(1, 16).flatmap(
+        lambda n: st.tuples(st.lists(st.integers(1, 99), min_size=n, max_size=n), st.sets(st.integers(0, n - 1)))
+    ),
+    st.integers(1, 16),
+    st.sets(st.integers(0, 20), max_size=2),
+)
+@example(([1, 1], {1}), 2, {2})
+def test_poison_is_found_and_everything_else_is_trained(
+    groups: tuple[list[int], set[int]], at_once: int, accidents: set[int]
+) -> None:
+    """A trainer that dies of some groups, and now and then of an accident; each life goes on with what it finds."""
+    weights = {f"t{number:02d}": weight for number, weight in enumerate(groups[0])}
+    bad = {f"t{number:02d}" for number in groups[1]}
+    ready, deaths, trained, dead = dict(weights), [], {}, set()
+    lives = 0
+    for turn in range(1000):
+        if not ready:
+            break
+        known = [each for each in deaths if not each.tasks & dead]
+        verdict = judge(ready, known, trained)
+        if verdict.poison:
+            dead |= set(verdict.poison)
+            for name in verdict.poison:
+                del ready[name]
+            continue
+        step = set(verdict.trial or sorted(ready)[:at_once])
+        if step & bad or turn in accidents:
+            lives += 1
+            deaths.append(Death(turn, frozenset(step), alone=len(step) == 1))
+            continue
+        for name in step:
+            del ready[name]
+            trained[name] = turn
+    assert not ready, "it comes to an end"
+    assert bad <= dead
+    # Two accidents with a group look like poison; one will do if it was in the steps that died of another.
+    assert len(dead - bad) <= (len(accidents) if bad else len(accidents) // 2)
+    halvings = math.ceil(math.log2(max(2, min(at_once, len(weights)))))
+    assert lives <= len(bad) * (3 + halvings) + 3 * len(accidents)
+
+
+def test_where_the_heaviest_is_the_poison_one_death_more_is_enough() -> None:
+    weights = {f"t{number}": number for number in range(8)}
+    everybody = frozenset(weights)
+    deaths, trained, lives = [Death(0, everybody), Death(1, everybody)], {}, 2
+    for turn in range(2, 20):
+        left = {name: weight for name, weight in weights.items() if name not in trained}
+        verdict = judge(left, deaths, trained)
+        if verdict.poison:
+            break
+        if "t7" in verdict.trial:
+            lives += 1
+            deaths.append(Death(turn, frozenset(verdict.trial), alone=len(verdict.trial) == 1))
+        else:
+            trained |= dict.fromkeys(verdict.trial, turn)
+    assert verdict.poison == ("t7",)
+    assert lives == 3
