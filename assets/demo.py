@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.hints import aimed
+from agentrl.cli.suggested_commands import aimed
 from agentrl.errors import ExitCode
 
 KNOB = "supervision.dead_after_s"

@@ -32,7 +32,7 @@ from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.telemetry.services import BUSY, IN_MODEL, IN_TOOLS, Meter
-from agentrl.toolbox import answers
+from agentrl.toolbox import api_messages
 from agentrl.toolbox.client import Tools
 from agentrl.unit import Unit, run_unit
 
@@ -231,13 +231,13 @@ class PluggedToolbox:
         await self._tools.aclose()
 
 
-_KINDS: tuple[tuple[type[answers.ToolboxError], RefusalKind], ...] = (
-    (answers.BadRequestError, "invalid"),
-    (answers.UnknownToolError, "invalid"),
-    (answers.SessionError, "session_lost"),
-    (answers.QuotaError, "quota"),
-    (answers.UnavailableError, "unavailable"),
-    (answers.ToolboxGoneError, "gone"),
+_KINDS: tuple[tuple[type[api_messages.ToolboxError], RefusalKind], ...] = (
+    (api_messages.BadRequestError, "invalid"),
+    (api_messages.UnknownToolError, "invalid"),
+    (api_messages.SessionError, "session_lost"),
+    (api_messages.QuotaError, "quota"),
+    (api_messages.UnavailableError, "unavailable"),
+    (api_messages.ToolboxGoneError, "gone"),
 )
 
 
@@ -245,7 +245,7 @@ _KINDS: tuple[tuple[type[answers.ToolboxError], RefusalKind], ...] = (
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except answers.ToolboxError as refused:
+    except api_messages.ToolboxError as refused:
         kind: RefusalKind = next((kind for error, kind in _KINDS if isinstance(refused, error)), "failed")
         raise ToolRefusedError(kind, refused.message, retry_after_s=refused.retry_after_s) from refused
 

@@ -20,7 +20,7 @@ from agentrl.store import access
 from agentrl.store.documents import Service
 from agentrl.telemetry import services
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.reporting import Reporter, status_of
+from agentrl.toolbox.service_report import Reporter, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, group, seconds, verb
+from agentrl.cli.options import Cli, group, seconds, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
 
 async def acknowledge(cli: Cli, alert: Annotated[str, ALERT]) -> ExitCode:
     """Say that somebody is on it: it is not sent again."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import Acknowledge
 
     return await act(cli, "acknowledge", Acknowledge(id=alert))
@@ -87,7 +87,7 @@ async def silence(
     ] = "",
 ) -> ExitCode:
     """Send nothing for a while. The alert stays visible."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import Silence
 
     return await act(cli, "silence", Silence(id=alert, for_s=seconds(duration), why=why))
@@ -95,7 +95,7 @@ async def silence(
 
 async def test(cli: Cli) -> ExitCode:
     """Send a test through every sink."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import SendTestAlert
 
     return await act(cli, "test_alert", SendTestAlert())

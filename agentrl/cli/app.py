@@ -18,25 +18,24 @@ import typer
 from agentrl import __version__, errors
 from agentrl.cli import (
     alerts,
-    checks,
     completion,
+    diagnosis,
     down,
     events,
-    house,
-    insight,
-    jobs,
     keys,
     logs,
+    options,
+    programs,
     records,
-    settings,
+    run_file,
     status,
+    steps,
     tasks,
-    training,
+    train,
     tui,
     tune,
     units,
     up,
-    verbs,
 )
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.words.sentences import ended
@@ -56,12 +55,12 @@ app = typer.Typer(
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    run: verbs.Run = None,
-    key: verbs.Key = None,
-    json: verbs.Json = False,
-    no_color: verbs.NoColor = False,
+    run: options.Run = None,
+    key: options.Key = None,
+    json: options.Json = False,
+    no_color: options.NoColor = False,
 ) -> ExitCode:
-    verbs.root_options(context, run, key, json, no_color)
+    options.root_options(context, run, key, json, no_color)
     if context.invoked_subcommand is None:
         if version and json:
             from agentrl.cli import output
@@ -74,9 +73,9 @@ def root(
 
 # The order of the help: what one needs first comes first.
 for group_of_verbs in (
-    *(up, down, status, tui, units, tune, logs, events, alerts, insight),
-    *(tasks, records, training, checks, jobs),
-    *(house, keys, settings, completion),
+    *(up, down, status, tui, units, tune, logs, events, alerts),
+    *(diagnosis, tasks, records, steps, train),
+    *(programs, keys, run_file, completion),
 ):
     group_of_verbs.register(app)
 

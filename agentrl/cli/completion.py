@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.options import Cli, verb
 from agentrl.errors import AgentrlError, ExitCode
 
 _PATIENCE_S = 0.5
@@ -192,10 +192,10 @@ async def _arguments(cli: Cli, command: Any, path: list[str], place: int) -> lis
 
 async def _values(cli: Cli, name: str) -> list[str]:
     """Values of an argument or option by what it means."""
-    from agentrl.cli import events, house, keys
+    from agentrl.cli import events, keys, programs
 
     fixed: dict[str, Iterable[str]] = {
-        "daemon": house.DAEMONS,
+        "daemon": programs.DAEMONS,
         "kind": events.Kind,
         "permission": keys.Permission,
         "shell": Shell,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.options import Cli, verb
 from agentrl.errors import ExitCode
 
 
@@ -19,6 +19,6 @@ async def down(
     now: Annotated[bool, typer.Option("--now", help="Kill instead of letting units finish.")] = False,
 ) -> ExitCode:
     """Stop everything and prove that nothing is left."""
-    from agentrl.cli import ending
+    from agentrl.cli import down_transaction
 
-    return await ending.end_run(cli, now=now)
+    return await down_transaction.end_run(cli, now=now)

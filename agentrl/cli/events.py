@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, seconds, verb
+from agentrl.cli.options import Cli, seconds, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def events(
     import time
 
     from agentrl.cli import output
-    from agentrl.cli.afterwards import living, reader
+    from agentrl.cli.offline import living, reader
     from agentrl.words.rows import told_once, when
 
     kinds = tuple(str(chosen) for chosen in kind or ())

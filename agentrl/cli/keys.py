@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, group, verb
+from agentrl.cli.options import Cli, group, verb
 from agentrl.errors import (
     AgentrlError,
     ConfigError,
@@ -57,7 +57,7 @@ async def new(
 ) -> ExitCode:
     """Make a key file that opens the run from another host."""
     from agentrl.cli import output
-    from agentrl.cli.acts import agreed, finished
+    from agentrl.cli.execute import agreed, finished
     from agentrl.client import ClientKey, new_keypair
     from agentrl.protocol.commands import AddKey
     from agentrl.protocol.messages import Permission as Allowed
@@ -168,7 +168,7 @@ async def list_keys(cli: Cli) -> ExitCode:
 
 async def revoke(cli: Cli, name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")]) -> ExitCode:
     """Refuse a key from now on; its holder is cut off at once."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import RevokeKey
 
     return await act(cli, "revoke_key", RevokeKey(name=name))

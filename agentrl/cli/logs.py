@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, seconds, verb
+from agentrl.cli.options import Cli, seconds, verb
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from agentrl.cli.afterwards import Reader
+    from agentrl.cli.offline import Reader
     from agentrl.client import Client
     from agentrl.protocol.messages import LogChunk
     from agentrl.words.logtext import Choice
@@ -54,7 +54,7 @@ async def logs(
     """Show what a unit wrote."""
     import time
 
-    from agentrl.cli.afterwards import living, reader
+    from agentrl.cli.offline import living, reader
     from agentrl.words.logtext import Choice
 
     if follow and previous:

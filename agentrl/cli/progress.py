@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from agentrl.cli import output
-from agentrl.cli.verbs import Cli
+from agentrl.cli.options import Cli
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli import lists
-from agentrl.cli.lists import After, Limit, Row
-from agentrl.cli.verbs import Cli, group, verb
+from agentrl.cli import list_pages
+from agentrl.cli.list_pages import After, Limit, Row
+from agentrl.cli.options import Cli, group, verb
 from agentrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
     from agentrl.client.long_answers import Tokens
-    from agentrl.protocol.data_commands import RecordStory
+    from agentrl.protocol.data_commands import RecordStory, Story
 
 RIGHT = ("score", "turns", "tokens", "took")
 SPARE = ("begun", "tokens", "owner")
@@ -32,14 +32,14 @@ def register(app: typer.Typer) -> None:
 
 async def list_records(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("records list")] = "",
-    sort: Annotated[str, lists.sorting("records list")] = "",
+    filter: Annotated[str, list_pages.filtering("records list")] = "",
+    sort: Annotated[str, list_pages.sorting("records list")] = "",
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
     """List attempts; those under way with the call that they wait for."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_records", asked, COLUMNS, right=RIGHT, spare=SPARE)
+    return await list_pages.show_page(cli, "list_records", asked, COLUMNS, right=RIGHT, spare=SPARE)
 
 
 # ---- one record ----
@@ -67,7 +67,7 @@ async def show_record(
                 await _tokens(client, record, range(after_turn + 1, after_turn + 1 + limit)), cli, chars
             )
         story = await client.show_record(
-            record, after_turn=after_turn, limit=limit, chars=chars, deadline_s=lists.ANSWER_WITHIN_S
+            record, after_turn=after_turn, limit=limit, chars=chars, deadline_s=list_pages.ANSWER_WITHIN_S
         )
     if cli.json:
         output.emit(story)
@@ -152,6 +152,24 @@ def _block(title: str, text: str, indent: str = "  ") -> None:
         output.say(f"{indent}{title + ': ' if title and not number else ''}{line}")
 
 
+async def show_with_records(cli: Cli, command: str, id: str, tell: Callable[[Cli, Story], None]) -> ExitCode:
+    """Ask for one thing and everything that belongs to it; its records follow as a table."""
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        story = await client.call(command, {"id": id}, deadline_s=list_pages.ANSWER_WITHIN_S)
+    if cli.json:
+        output.emit(story)
+        return ExitCode.OK
+    tell(cli, story)
+    if story.records:
+        output.say()
+        list_pages.show_rows(cli, story.records, COLUMNS, right=RIGHT, spare=SPARE)
+    if story.more_records:
+        output.note(f"{story.more_records} more; `agentrl records list` has all of them.")
+    return ExitCode.OK
+
+
 # ---- its tokens ----
 
 
@@ -195,7 +213,7 @@ def _tell_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
 
 async def export(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("records export")] = "",
+    filter: Annotated[str, list_pages.filtering("records export")] = "",
     after: After = "",
     limit: Annotated[
         int | None,
@@ -254,14 +272,14 @@ def _time_taken(row: Row) -> object:
     return output.duration(seconds) if seconds else ""
 
 
-COLUMNS: lists.Columns = {
-    "record": lists.field("id"),
-    "status": lists.field("status"),
-    "owner": lists.field("owner"),
-    "score": lists.field("score"),
-    "turns": lists.field("turns"),
-    "tokens": lists.field("generated_tokens"),
+COLUMNS: list_pages.Columns = {
+    "record": list_pages.field("id"),
+    "status": list_pages.field("status"),
+    "owner": list_pages.field("owner"),
+    "score": list_pages.field("score"),
+    "turns": list_pages.field("turns"),
+    "tokens": list_pages.field("generated_tokens"),
     "took": _time_taken,
-    "begun": lists.moment("started_at"),
+    "begun": list_pages.moment("started_at"),
     "what": _what,
 }

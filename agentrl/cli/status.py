@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.options import Cli, verb
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ async def status(
     try:
         return await (_watch(cli) if watch else _once(cli, check=check))
     except NoCoordinatorError as nobody:
-        from agentrl.cli import afterwards
+        from agentrl.cli import offline
 
-        raise await afterwards.standing(cli, nobody) from nobody
+        raise await offline.standing(cli, nobody) from nobody
 
 
 async def _once(cli: Cli, *, check: bool) -> ExitCode:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import lists, stories
-from agentrl.cli.lists import After, Limit, Row
-from agentrl.cli.verbs import Cli, group, verb
+from agentrl.cli import list_pages, records
+from agentrl.cli.list_pages import After, Limit, Row
+from agentrl.cli.options import Cli, group, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,21 +28,21 @@ def register(app: typer.Typer) -> None:
 
 async def list_tasks(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("tasks list")] = "",
-    sort: Annotated[str, lists.sorting("tasks list")] = "",
+    filter: Annotated[str, list_pages.filtering("tasks list")] = "",
+    sort: Annotated[str, list_pages.sorting("tasks list")] = "",
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
     """List tasks: a dataset row in an epoch, sampled n times."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(
+    return await list_pages.show_page(
         cli, "list_tasks", asked, COLUMNS, right=("round", "n", "mean", "trained"), spare=("n", "purpose", "admitted")
     )
 
 
 async def show_task(cli: Cli, task: Annotated[str, TASK]) -> ExitCode:
     """Show a task with all its attempts, and the steps that took it."""
-    return await stories.show_story(cli, "show_task", task, _tell)
+    return await records.show_with_records(cli, "show_task", task, _tell)
 
 
 def _tell(cli: Cli, story: Story) -> None:
@@ -68,7 +68,7 @@ async def requeue(
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept with them.", show_default=False)] = "",
 ) -> ExitCode:
     """Sample tasks again, in their next round. What their present round has is given up."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import RequeueTasks
 
     return await act(cli, "requeue_tasks", RequeueTasks(ids=tuple(tasks), note=note))
@@ -82,7 +82,7 @@ async def add(
     environment: Annotated[str, typer.Option("--environment", "-e", metavar="NAME", help="Whose tasks they become.")],
 ) -> ExitCode:
     """Queue the rows of a file as tasks of an environment. The same file is added once."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import AddTasks
 
     return await act(cli, "add_tasks", AddTasks(environment=environment, file=str(file.absolute())))
@@ -92,14 +92,14 @@ def _query(row: Row) -> object:
     return row.get("reason") or str(row.get("query", ""))[:60]
 
 
-COLUMNS: lists.Columns = {
-    "task": lists.field("id"),
-    "status": lists.field("status"),
-    "purpose": lists.field("purpose"),
-    "round": lists.field("round"),
-    "n": lists.field("n"),
-    "mean": lists.field("baseline.mean"),
-    "trained": lists.field("trained_count"),
-    "admitted": lists.moment("admitted_at"),
+COLUMNS: list_pages.Columns = {
+    "task": list_pages.field("id"),
+    "status": list_pages.field("status"),
+    "purpose": list_pages.field("purpose"),
+    "round": list_pages.field("round"),
+    "n": list_pages.field("n"),
+    "mean": list_pages.field("baseline.mean"),
+    "trained": list_pages.field("trained_count"),
+    "admitted": list_pages.moment("admitted_at"),
     "what": _query,
 }

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.verbs import RUN_VARIABLE, Cli, verb
+from agentrl.cli.options import RUN_VARIABLE, Cli, verb
 from agentrl.errors import ExitCode, UsageError
 
 ANYWHERE = "127.0.0.1:0"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.options import Cli, verb
 from agentrl.errors import ConfigError, ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def tune(
     """Show or change a setting of the living run."""
     import dataclasses
 
-    from agentrl.cli.acts import act_with
+    from agentrl.cli.execute import act_with
     from agentrl.config.knob import knob_of
     from agentrl.protocol.commands import Tune, UndoTune
     from agentrl.words.rows import knob_value, takes_effect

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.options import Cli, verb
 from agentrl.errors import ExitCode, UsageError
 
 UNIT = "A unit such as web-0, or one life of it such as web-0.7."
@@ -33,7 +33,7 @@ async def scale(
     ] = None,
 ) -> ExitCode:
     """Change how many units a group has. Fewer are drained, not killed."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import Scale
 
     to, by = parse_count(count)
@@ -57,7 +57,7 @@ async def drain(
     cancel: Annotated[bool, typer.Option("--cancel", help="Take a drain back: the units work on.")] = False,
 ) -> ExitCode:
     """Let a unit, or a whole host, finish its work and stop."""
-    from agentrl.cli.acts import act_with, aimed
+    from agentrl.cli.execute import act_with, aimed
     from agentrl.protocol.commands import DrainUnits
 
     if bool(unit) == bool(host):
@@ -76,7 +76,7 @@ async def restart(
     now: Annotated[bool, typer.Option("--now", help="Without letting it finish what is under way.")] = False,
 ) -> ExitCode:
     """Replace a unit, or all units of a group, by new incarnations."""
-    from agentrl.cli.acts import act_with, aimed
+    from agentrl.cli.execute import act_with, aimed
     from agentrl.protocol.commands import Restart
 
     async with cli.connect() as client:
@@ -93,7 +93,7 @@ async def stop(
     ] = False,
 ) -> ExitCode:
     """Stop one unit until `restart` or `up` wants it again."""
-    from agentrl.cli.acts import act_with, aimed
+    from agentrl.cli.execute import act_with, aimed
     from agentrl.protocol.commands import ForceStopped, Stop
 
     if now and force:
@@ -110,7 +110,7 @@ PAUSABLE = typer.Argument(metavar="[TARGET]", help="A unit, a group, or `run` fo
 
 async def pause(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
     """Let units take no new work."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import Pause
 
     return await act(cli, "pause", Pause(target=target))
@@ -118,7 +118,7 @@ async def pause(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
 
 async def resume(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
     """Let units take work again."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.commands import Resume
 
     return await act(cli, "resume", Resume(target=target))

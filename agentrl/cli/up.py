@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from agentrl.cli.settings import RunFile, Sets, load, nothing_to_bring_up
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.options import Cli, verb
+from agentrl.cli.run_file import RunFile, Sets, check_datasets, load, nothing_to_bring_up
 from agentrl.errors import (
     AgentrlError,
     ConfigError,
@@ -33,8 +33,8 @@ from agentrl.errors import (
 from agentrl.words.sentences import ended
 
 if TYPE_CHECKING:
-    from agentrl.cli.beginning import Beginning
-    from agentrl.cli.launch import Place
+    from agentrl.cli.start_coordinator import Place
+    from agentrl.cli.up_transaction import Beginning
     from agentrl.client import Client
     from agentrl.client.offline_run import Remains
     from agentrl.config.load import Loaded
@@ -61,8 +61,8 @@ async def up(
     ] = False,
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
-    from agentrl.cli import launch
-    from agentrl.cli.beginning import Beginning
+    from agentrl.cli import start_coordinator
+    from agentrl.cli.up_transaction import Beginning
     from agentrl.client.run_processes import left_up
     from agentrl.config import paths
 
@@ -71,19 +71,19 @@ async def up(
     loaded, chosen_sets = load(cli, file, sets)
     config = loaded.config
     run_dir = Path(config.dir)
-    place = launch.Place(config.name, paths.state_dir(config.name), run_dir)
+    place = start_coordinator.Place(config.name, paths.state_dir(config.name), run_dir)
     if cli.remote:
         with _Terminal() as terminal:
             return await _apply(cli, Beginning(place), _arguments(loaded), follow=follow, terminal=terminal)
-    if launch.others_are_up(config.name):
+    if start_coordinator.others_are_up(config.name):
         cli = dataclasses.replace(cli, run=config.name)
-    launch.refuse_if_in_use(place)
+    start_coordinator.refuse_if_in_use(place)
     if not config.groups and not left_up(place.state_dir):
         # Where it is up, what it was is stopped.
         raise ConfigError(f"{loaded.path}: {nothing_to_bring_up(loaded)}")
     _tell_of_datasets(loaded, chosen_sets, place)
     _tell_of_left_out(loaded, chosen_sets, place)
-    if cli.dry_run and not (paths.read_run(place.state_dir) and await launch.answers(place.name)):
+    if cli.dry_run and not (paths.read_run(place.state_dir) and await start_coordinator.answers(place.name)):
         return _everything_is_started(cli, loaded)
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
     silent_s = config.supervision.coordinator_silent_s
@@ -98,8 +98,8 @@ async def up(
 
 async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
     """The store of a run that is down, and who answers questions about it. No run file is needed, or looked at."""
-    from agentrl.cli import launch, output
-    from agentrl.cli.beginning import Beginning
+    from agentrl.cli import output, start_coordinator
+    from agentrl.cli.up_transaction import Beginning
     from agentrl.config.supervision_times import SupervisionTimes
     from agentrl.protocol.commands import Apply
 
@@ -110,14 +110,14 @@ async def _to_be_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
         )
     found = _run_to_read(cli)
     cli = dataclasses.replace(cli, run=found.name)
-    place = launch.Place(found.name, found.state_dir, found.run_dir)
+    place = start_coordinator.Place(found.name, found.state_dir, found.run_dir)
 
     def make() -> Beginning:
         _run_to_read(cli)  # it may have been forgotten by now
         return Beginning(place)
 
-    launch.refuse_if_in_use(place)
-    if cli.dry_run and not await launch.answers(place.name):
+    start_coordinator.refuse_if_in_use(place)
+    if cli.dry_run and not await start_coordinator.answers(place.name):
         output.say("Would bring up the store of the run, and who answers questions about it.")
         return ExitCode.OK
     with _Terminal() as terminal, cli.hinting():
@@ -148,18 +148,18 @@ def _run_to_read(cli: Cli) -> Remains:
 @contextlib.asynccontextmanager
 async def _begun(cli: Cli, place: Place, make: Callable[[], Beginning], silent_s: float) -> AsyncIterator[Beginning]:
     """The run, with a coordinator that answers; nobody else begins it meanwhile."""
-    from agentrl.cli import launch
-    from agentrl.cli.beginning import Beginning, what_lives
+    from agentrl.cli import start_coordinator
     from agentrl.cli.progress import Progress
+    from agentrl.cli.up_transaction import Beginning, what_lives
     from agentrl.client.run_processes import keepers_of
 
-    patience_s = launch.START_WITHIN_S + silent_s if cli.timeout_s is None else cli.timeout_s
+    patience_s = start_coordinator.START_WITHIN_S + silent_s if cli.timeout_s is None else cli.timeout_s
     with Progress(cli) as progress:
         begun = await Beginning.in_turn(place, make, progress, patience_s)
     try:
         started = not keepers_of(place.state_dir)  # nobody of the run lived here before
         with _if_it_fails(lambda: what_lives(place)), Progress(cli) as progress:
-            await launch.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
+            await start_coordinator.ensure_coordinator(place, progress, silent_s, cli.timeout_s)
         if not started:
             begun.let_go()
         yield dataclasses.replace(begun, started=started)
@@ -172,11 +172,11 @@ def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> No
 
     A run that was not taken down has read them already, and whoever brings it up again is not refused for them.
     """
-    from agentrl.cli import datasets, output
+    from agentrl.cli import output
     from agentrl.client.run_processes import left_up
 
     try:
-        told = datasets.look(loaded, sets)
+        told = check_datasets(loaded, sets)
     except ConfigError as wrong:
         if not left_up(place.state_dir):
             raise
@@ -188,7 +188,7 @@ def _tell_of_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> No
 def _tell_of_left_out(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
     """Settings of the last `up` of this file that were given by hand, and are not given now."""
     from agentrl.cli import output
-    from agentrl.cli.beginning import remembered
+    from agentrl.cli.up_transaction import remembered
 
     before = remembered(place.state_dir)
     if before is None or before[0] != loaded.path:
@@ -257,7 +257,7 @@ def _if_it_is_taken_down(cli: Cli, place: Place) -> Iterator[None]:
 
 
 def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
-    from agentrl.cli.acts import report_preview
+    from agentrl.cli.execute import report_preview
     from agentrl.protocol.effects import Effect, tier_of
     from agentrl.protocol.specs import unit_name
 
@@ -269,7 +269,7 @@ def _everything_is_started(cli: Cli, loaded: Loaded) -> ExitCode:
 
 async def _apply(cli: Cli, begun: Beginning, args: Apply, *, follow: bool, terminal: _Terminal) -> ExitCode:
     """Send it, wait for what it wants, and say what became of it."""
-    from agentrl.cli.acts import finished, report_accepted
+    from agentrl.cli.execute import finished, report_accepted
     from agentrl.client import Client
 
     name = begun.place.name
@@ -300,7 +300,7 @@ async def _apply(cli: Cli, begun: Beginning, args: Apply, *, follow: bool, termi
 async def _accepted(cli: Cli, client: Client, begun: Beginning, args: Apply) -> Accepted | None:
     """None if it was not wanted after all. What ends before it is accepted leaves everything as it was, and says so."""
     from agentrl.cli import output
-    from agentrl.cli.acts import agreed
+    from agentrl.cli.execute import agreed
 
     sent = False
     try:
@@ -326,7 +326,7 @@ async def _accepted(cli: Cli, client: Client, begun: Beginning, args: Apply) -> 
 
 async def _taken_back(begun: Beginning) -> str:
     """The second Ctrl-C ends this as well, and leaves what is there."""
-    from agentrl.cli.beginning import what_lives
+    from agentrl.cli.up_transaction import what_lives
 
     with _if_it_fails(lambda: what_lives(begun.place)):
         return await begun.taken_back()
@@ -352,7 +352,7 @@ def _arguments(loaded: Loaded) -> Apply:
 async def _report(cli: Cli, client: Client, run: str, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
     """Units kept, started, replaced, stopped; settings changed; and who is up and who is not at this moment."""
     from agentrl.cli import output
-    from agentrl.cli.acts import exit_code, tell, unit_rows
+    from agentrl.cli.execute import exit_code, tell, unit_rows
     from agentrl.protocol.rows import UnitState
 
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentrl.http.server import Act, Application, BodyError, Route, bears, body_of
-from agentrl.toolbox.answers import (
+from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallTool,
     OpenSession,

@@ -17,8 +17,8 @@ import msgspec
 
 from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from agentrl.policies.outcomes import tool_call_within_s
-from agentrl.toolbox.answers import (
-    Answer,
+from agentrl.toolbox.api_messages import (
+    CallAnswer,
     CallTool,
     Opened,
     OpenSession,
@@ -29,7 +29,7 @@ from agentrl.toolbox.answers import (
     ToolInfo,
     error_of,
 )
-from agentrl.toolbox.statistics import ToolStatistics
+from agentrl.toolbox.tool_statistics import ToolStatistics
 
 ANSWER_WITHIN_S = 10.0
 """For everything that does not wait for a server."""
@@ -91,7 +91,7 @@ class Tools:
 
     async def call(
         self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float = 0.0
-    ) -> Answer:
+    ) -> CallAnswer:
         """How the call ended. `timeout_s` 0 leaves it to the server's limit.
 
         Raises QuotaError or UnavailableError (not run; ask again later, it costs no attempt), SessionLostError and
@@ -100,7 +100,9 @@ class Tools:
         """
         body = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
         within_s = tool_call_within_s(timeout_s or LONGEST_CALL_S)
-        return await self._ask("POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", Answer, body, within_s=within_s)
+        return await self._ask(
+            "POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", CallAnswer, body, within_s=within_s
+        )
 
     async def close(self, session: str) -> None:
         """Give the servers back. What is under way is cancelled; closing twice is fine."""

@@ -22,8 +22,8 @@ from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
 from agentrl.errors import AgentrlError
-from agentrl.toolbox.answers import ToolInfo
-from agentrl.toolbox.pipes import MOST_MESSAGE_BYTES, TOO_LONG, ServerProcess
+from agentrl.toolbox.api_messages import ToolInfo
+from agentrl.toolbox.stdio_transport import MOST_MESSAGE_BYTES, TOO_LONG, ServerProcess
 
 log = logging.getLogger("toolbox")
 START_WITHIN_S = 60.0

@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass, field
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.toolbox.answers import SessionError, SessionLostError, ToolInfo
-from agentrl.toolbox.breaker import Breaker
+from agentrl.toolbox.api_messages import SessionError, SessionLostError, ToolInfo
+from agentrl.toolbox.call_registry import Call
+from agentrl.toolbox.circuit_breaker import Breaker
 from agentrl.toolbox.connection import Connection
-from agentrl.toolbox.memory import Call
-from agentrl.toolbox.servers import Keeper
-from agentrl.toolbox.trial import Trials
+from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.server_pool import Keeper
 
 RETURN_WITHIN_S = 5.0
 """How long a call waits for a server that died and is being started again."""
@@ -33,7 +33,7 @@ class Server:
     breaker: Breaker
     at_once: int
     """More calls at once only make a server slower, or fail."""
-    trials: Trials
+    trials: FreshSessionRetry
     turns: asyncio.Semaphore = field(init=False)
     tools: dict[str, ToolInfo] = field(default_factory=dict)
     sessions: int = 0

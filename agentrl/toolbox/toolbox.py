@@ -18,9 +18,9 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.status_tables import BreakerStatus
-from agentrl.toolbox.answers import (
-    Answer,
+from agentrl.toolbox.api_messages import (
     BadRequestError,
+    CallAnswer,
     CallConflictError,
     CallTool,
     Opened,
@@ -33,17 +33,17 @@ from agentrl.toolbox.answers import (
     UnavailableError,
     UnknownToolError,
 )
-from agentrl.toolbox.asking import ask
-from agentrl.toolbox.breaker import Breaker, BreakerRule
+from agentrl.toolbox.call_outcomes import ask
+from agentrl.toolbox.call_registry import Call, CallRegistry
+from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.connection import Connection
-from agentrl.toolbox.memory import Call, Memory
-from agentrl.toolbox.servers import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
+from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.server_pool import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
 from agentrl.toolbox.sessions import Lease, Server, Session, reserve
-from agentrl.toolbox.statistics import Statistics
-from agentrl.toolbox.trial import Trials
+from agentrl.toolbox.tool_statistics import Statistics
 
 TIDY_EVERY_S = 5.0
-CANCELLED = Answer(status="cancelled", content="The session was closed.")
+CANCELLED = CallAnswer(status="cancelled", content="The session was closed.")
 T = TypeVar("T")
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
@@ -84,7 +84,7 @@ class Toolbox:
         self._servers = {key: self._make(key, server, run_dir, breaker) for key, server in servers.items()}
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
-        self._memory = Memory()
+        self._memory = CallRegistry()
         self.statistics = Statistics()
         self.draining = False
         """It ends when its sessions have ended."""
@@ -99,7 +99,7 @@ class Toolbox:
         starter = Starter(connect, self._gate, take_tools)
         keeper: Keeper = Pool(starter, config.pool) if config.session == "process" else OneForAll(starter)
         at_once = self._quotas.calls_of_server // (2 if config.url else 1)
-        trials = Trials(config, connect, self._gate)
+        trials = FreshSessionRetry(config, connect, self._gate)
         server = Server(name, config, keeper, Breaker(breaker), max(1, at_once), trials)
         return server
 
@@ -217,7 +217,7 @@ class Toolbox:
 
     # ---- calls ----
 
-    async def call(self, tool: str, wanted: CallTool) -> Answer:
+    async def call(self, tool: str, wanted: CallTool) -> CallAnswer:
         """`tool` is `server.tool`. The call goes on if the caller leaves, and can be joined."""
         call = self._memory.find(wanted.call, wanted.session, tool, wanted.arguments)
         if call is None:
@@ -253,7 +253,7 @@ class Toolbox:
         session.running.add(call)
         return call
 
-    async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> Answer:
+    async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> CallAnswer:
         """From its turn to its answer. A ToolboxError says that it was not run."""
         try:
             answer = await self._in_turn(call, tool, lease, asked_s)
@@ -271,7 +271,7 @@ class Toolbox:
         self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
 
-    async def _in_turn(self, call: Call, tool: ToolInfo, lease: Lease, asked_s: float) -> Answer:
+    async def _in_turn(self, call: Call, tool: ToolInfo, lease: Lease, asked_s: float) -> CallAnswer:
         server = lease.server
         server.waiting += 1
         try:
@@ -289,7 +289,9 @@ class Toolbox:
             server.running -= 1
             server.turns.release()
 
-    async def _ask(self, call: Call, tool: ToolInfo, server: Server, connection: Connection, asked_s: float) -> Answer:
+    async def _ask(
+        self, call: Call, tool: ToolInfo, server: Server, connection: Connection, asked_s: float
+    ) -> CallAnswer:
         permit = server.breaker.admit(time.monotonic())
         if permit is None:
             raise self._broken(server)

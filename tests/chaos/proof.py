@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.toolbox.trial import FRESH
+from agentrl.toolbox.fresh_session_retry import FRESH
 from assets import shop
 from tests.chaos.arena import BOUND, Arena
 from tests.chaos.books import Plain, Witness, by_id

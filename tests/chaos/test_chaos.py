@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.toolbox.trial import FRESH
+from agentrl.toolbox.fresh_session_retry import FRESH
 from tests.chaos.blows import REQUIRED
 from tests.chaos.proof import unknown_calls
 from tests.chaos.schedule import schedule, steps_of

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentrl.cli import lists, output
-from agentrl.cli.checks import FAILURES, FAILURES_SPARE
-from agentrl.cli.training import STEPS, STEPS_RIGHT, STEPS_SPARE
+from agentrl.cli import list_pages, output
+from agentrl.cli.diagnosis import FAILURES, FAILURES_SPARE
+from agentrl.cli.steps import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
 from agentrl.protocol.effects import Tier
 
@@ -64,7 +64,7 @@ def test_a_list_of_steps_has_whole_headings_and_numbers_in_80_columns(lineage: s
         "duration_s": 12.3,
         "committed_at": datetime.now(UTC),
     }
-    cells = [[lists._shown(of(step)) for of in STEPS.values()]]
+    cells = [[list_pages._shown(of(step)) for of in STEPS.values()]]
     console = Console(file=io.StringIO(), width=80)
     console.print(output.table(list(STEPS), cells, width=80, right=STEPS_RIGHT, spare=STEPS_SPARE))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ FAILED = {
 
 
 def failures(width: int) -> str:
-    cells = [[lists._shown(of(FAILED)) for of in FAILURES.values()]]
+    cells = [[list_pages._shown(of(FAILED)) for of in FAILURES.values()]]
     console = Console(file=io.StringIO(), width=width)
     console.print(output.table(list(FAILURES), cells, width=width, right=("took",), spare=FAILURES_SPARE))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.launch import Place, refuse_if_in_use
+from agentrl.cli.start_coordinator import Place, refuse_if_in_use
 from agentrl.client.run_processes import boot_id, start_ticks
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.beginning import Turn
-from agentrl.cli.forgetting import remove_state
+from agentrl.cli.forget_run import remove_state
+from agentrl.cli.up_transaction import Turn
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from tests.cli.conftest import Said

@@ -41,14 +41,14 @@ from agentrl.store.documents import (
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.toolbox.api import build_app as build_toolbox_app
-from agentrl.toolbox.reporting import Reporter
+from agentrl.toolbox.service_report import Reporter
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
 from tests.waiting import PATIENCE_S, aeventually
 
 TOKEN = "a-token-for-tests-only"
-UNRULY = Path(__file__).parents[1] / "toolbox" / "unruly.py"
+UNRULY = Path(__file__).parents[1] / "toolbox" / "faulty_servers.py"
 TEXTS = [
     f"what costs {n} pears? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer> it costs" for n in range(30)
 ]

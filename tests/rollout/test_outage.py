@@ -14,7 +14,7 @@ from agentrl.steward.steward import Steward
 from agentrl.store import accounting
 from agentrl.store.datasets import Row
 from agentrl.store.documents import Record, Task
-from agentrl.toolbox.breaker import BreakerRule
+from agentrl.toolbox.circuit_breaker import BreakerRule
 from tests.rollout.conftest import Stage, configuration, unruly_tools
 from tests.waiting import aeventually
 

@@ -16,15 +16,15 @@ import pytest
 from agentrl.config.data_plane import ToolServer
 from agentrl.http.ports import free_port
 from agentrl.http.server import listening
-from agentrl.toolbox.answers import Answer, CallTool, OpenSession
 from agentrl.toolbox.api import build_app
+from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession
 from agentrl.toolbox.client import Tools
 from agentrl.toolbox.toolbox import Toolbox
-from tests.toolbox.others import Others
+from tests.toolbox.third_party_servers import Others
 from tests.waiting import eventually
 
 TOKEN = "a-token-of-this-test"
-UNRULY = Path(__file__).with_name("unruly.py")
+UNRULY = Path(__file__).with_name("faulty_servers.py")
 MakeToolbox = Callable[..., AbstractAsyncContextManager["Hands"]]
 
 
@@ -40,7 +40,7 @@ class Hands:
 
     async def call(
         self, session: str, call: str, tool: str, *, timeout_s: float = 0.0, server: str = "unruly", **arguments: Any
-    ) -> Answer:
+    ) -> CallAnswer:
         asked = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
         return await self.toolbox.call(f"{server}.{tool}", asked)
 

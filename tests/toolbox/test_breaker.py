@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.policies.status_tables import BreakerStatus
-from agentrl.toolbox.breaker import Breaker, BreakerRule, Permit
+from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule, Permit
 
 RULE = BreakerRule(share=0.5, least=20, window_s=60.0, open_s=5.0, open_most_s=12.0, probes=3)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.toolbox import connection, pipes
-from agentrl.toolbox.answers import (
+from agentrl.toolbox import connection, stdio_transport
+from agentrl.toolbox.api_messages import (
     CallConflictError,
     QuotaError,
     SessionError,
@@ -23,7 +23,7 @@ from agentrl.toolbox.answers import (
     UnavailableError,
     UnknownToolError,
 )
-from agentrl.toolbox.breaker import BreakerRule
+from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import MakeToolbox, unruly
 from tests.waiting import aeventually
@@ -122,8 +122,8 @@ async def test_a_result_of_fifty_megabytes_keeps_both_ends(make: MakeToolbox) ->
 async def test_an_answer_without_end_costs_only_its_own_call(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "MOST_MESSAGE_BYTES", 1 << 20)
-    monkeypatch.setattr(pipes._lines, "__kwdefaults__", {"most": 1 << 20})
+    monkeypatch.setattr(stdio_transport, "MOST_MESSAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(stdio_transport._lines, "__kwdefaults__", {"most": 1 << 20})
     async with make() as hands:
         await hands.open("s")
         beside = asyncio.create_task(hands.call("s", "beside", "echo", text="here"))
@@ -154,7 +154,7 @@ async def test_a_keyed_server_that_dies_is_back_and_its_sessions_are_lost(make: 
 async def test_how_a_process_ended_is_known_before_its_status_is_taken(command: str, code: int) -> None:
     """By a thread of asyncio, which may get no processor time for a while."""
     with subprocess.Popen(["sh", "-c", command]) as process:  # noqa: ASYNC220
-        assert await pipes._death_of(process) == code  # type: ignore[arg-type]
+        assert await stdio_transport._death_of(process) == code  # type: ignore[arg-type]
         assert process.returncode is None
     assert process.returncode == code, "and whoever takes it finds it"
 

@@ -13,12 +13,12 @@ import pytest
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AROUND_A_TOOL_CALL_S
-from agentrl.toolbox import connection, sessions, trial
-from agentrl.toolbox.answers import Answer, ToolInfo
-from agentrl.toolbox.breaker import BreakerRule
-from agentrl.toolbox.memory import Call
+from agentrl.toolbox import connection, fresh_session_retry, sessions
+from agentrl.toolbox.api_messages import CallAnswer, ToolInfo
+from agentrl.toolbox.call_registry import Call
+from agentrl.toolbox.circuit_breaker import BreakerRule
+from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.toolbox import STARTS_AT_ONCE, Quotas
-from agentrl.toolbox.trial import Trials
 from tests.toolbox.conftest import Hands, MakeToolbox, unruly
 from tests.waiting import PATIENCE_S, aeventually
 
@@ -45,7 +45,7 @@ async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator
     trials = hands.toolbox._servers["unruly"].trials
     alone = trials._fresh
 
-    async def beside_others(call: Call, asked: ToolInfo, timeout_s: float) -> Answer | None:
+    async def beside_others(call: Call, asked: ToolInfo, timeout_s: float) -> CallAnswer | None:
         before = used
         answer = await alone(call, asked, timeout_s)
         if call.session != "others":
@@ -159,12 +159,12 @@ async def test_members_of_a_group_that_ask_the_same_are_not_the_others(make: Mak
 async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
     tmp_path: Path, session: str, arguments: str
 ) -> None:
-    trials = Trials(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
-    tool, lost = ToolInfo(server="unruly", name="search"), Answer(status="lost", error_class="infrastructure")
+    trials = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    tool, lost = ToolInfo(server="unruly", name="search"), CallAnswer(status="lost", error_class="infrastructure")
 
-    async def fresh(*_: object) -> Answer:
+    async def fresh(*_: object) -> CallAnswer:
         """While it goes on, the tool works for somebody."""
-        await trials.judged(Call("b", session, tool.id, {"text": arguments}), tool, Answer(status="ok"), 1.0)
+        await trials.judged(Call("b", session, tool.id, {"text": arguments}), tool, CallAnswer(status="ok"), 1.0)
         return lost
 
     trials._fresh = fresh  # type: ignore[method-assign]
@@ -184,7 +184,7 @@ async def test_the_second_call_has_the_callers_limit_too(make: MakeToolbox, tmp_
 async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
     monkeypatch: pytest.MonkeyPatch, make: MakeToolbox, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trial, "OPENED_WITHIN_S", 0.2)
+    monkeypatch.setattr(fresh_session_retry, "OPENED_WITHIN_S", 0.2)
     async with make({"unruly": twice()}) as hands:
         await hands.open("s")
         async with contextlib.AsyncExitStack() as full:
@@ -198,17 +198,17 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Answer(status="lost", error_class="infrastructure", alone=False), "no: not alone"),
-        (Answer(status="tool_error", error_class="infrastructure"), "no: told by the tool"),
-        (Answer(status="timeout", error_class="policy"), ""),
-        (Answer(status="ok"), ""),
+        (CallAnswer(status="lost", error_class="infrastructure", alone=False), "no: not alone"),
+        (CallAnswer(status="tool_error", error_class="infrastructure"), "no: told by the tool"),
+        (CallAnswer(status="timeout", error_class="policy"), ""),
+        (CallAnswer(status="ok"), ""),
     ],
 )
-async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: Answer, why: str) -> None:
+async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: CallAnswer, why: str) -> None:
     tool, call = ToolInfo(server="unruly", name="search"), Call("a", "s", "unruly.search", {})
-    trials = Trials(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    trials = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     assert (await trials.judged(call, tool, answer, 1.0)).tried_again == why
-    never = Trials(unruly(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    never = FreshSessionRetry(unruly(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     assert (await never.judged(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
 
 
@@ -228,4 +228,4 @@ async def test_a_caller_in_a_hurry_and_an_open_breaker_are_reasons_too(make: Mak
 def test_whoever_asks_waits_for_all_that_comes_to_the_two_calls() -> None:
     before = Quotas().wait_s + sessions.RETURN_WITHIN_S
     leaving = 2 * connection.LEAVE_WITHIN_S
-    assert before + trial.OPENED_WITHIN_S + 2 * connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S
+    assert before + fresh_session_retry.OPENED_WITHIN_S + 2 * connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S

@@ -10,14 +10,14 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.http.server import MOST_BODY_BYTES, listening
-from agentrl.toolbox.answers import (
+from agentrl.toolbox.api import build_app
+from agentrl.toolbox.api_messages import (
     SessionError,
     ToolboxGoneError,
     UnavailableError,
     WrongTokenError,
 )
-from agentrl.toolbox.api import build_app
-from agentrl.toolbox.breaker import BreakerRule
+from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.client import Tools
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import TOKEN, MakeToolbox, over_http, unruly

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import ConfigError
-from agentrl.toolbox import memory, reporting
-from agentrl.toolbox.answers import REFUSALS, Answer, CallConflictError, ServerInfo, error_of, refusal_of
-from agentrl.toolbox.environment import launch_of
-from agentrl.toolbox.memory import Call, Memory
-from agentrl.toolbox.results import cut, text_of
-from agentrl.toolbox.servers import NOT_YET
-from agentrl.toolbox.statistics import SAMPLES, Statistics
+from agentrl.toolbox import call_registry, service_report
+from agentrl.toolbox.api_messages import REFUSALS, CallAnswer, CallConflictError, ServerInfo, error_of, refusal_of
+from agentrl.toolbox.call_registry import Call, CallRegistry
+from agentrl.toolbox.launch_environment import launch_of
+from agentrl.toolbox.result_text import cut, text_of
+from agentrl.toolbox.server_pool import NOT_YET
+from agentrl.toolbox.tool_statistics import SAMPLES, Statistics
 
 
 @given(st.text(max_size=300), st.integers(1, 300))
@@ -95,9 +95,9 @@ def test_an_environment_that_cannot_be_made_is_named(env: dict[str, str], tmp_pa
 def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:
     statistics = Statistics()
     for number in range(100):
-        statistics.add("s.t", Answer(status="ok", latency_s=0.01 * (number + 1)), call=f"c{number}", session="s")
+        statistics.add("s.t", CallAnswer(status="ok", latency_s=0.01 * (number + 1)), call=f"c{number}", session="s")
     for number in range(8):
-        lost = Answer(status="lost", error_class="infrastructure", content="x" * 900, latency_s=2.0)
+        lost = CallAnswer(status="lost", error_class="infrastructure", content="x" * 900, latency_s=2.0)
         statistics.add("s.t", lost, call=f"l{number}", session="s")
     (told,) = statistics.all()
     assert (told.calls, told.statuses, told.faults) == (108, {"ok": 100, "lost": 8}, {"infrastructure": 8})
@@ -114,7 +114,9 @@ def test_the_last_minute_of_a_tool_forgets_what_was_before_it() -> None:
     def add(count: int, latency_s: float, *, bad: int = 0) -> None:
         for number in range(count):
             fault = "infrastructure" if number < bad else ""
-            statistics.add("s.t", Answer(status="ok", error_class=fault, latency_s=latency_s), call="c", session="s")
+            statistics.add(
+                "s.t", CallAnswer(status="ok", error_class=fault, latency_s=latency_s), call="c", session="s"
+            )
 
     add(40, 0.5, bad=10)
     assert statistics.recent()["s.t"] == (40, 40 / 60, 0.5, 0.25)
@@ -132,7 +134,7 @@ def call_of(id: str, session: str = "s") -> Call:
 
 
 def test_a_call_is_found_by_its_id_and_another_one_is_refused() -> None:
-    book, call = Memory(), call_of("c")
+    book, call = CallRegistry(), call_of("c")
     book.begin(call)
     assert book.find("c", "s", "t", {"a": 1}) is call
     for session, tool, arguments in (("other", "t", {"a": 1}), ("s", "u", {"a": 1}), ("s", "t", {"a": 2})):
@@ -143,24 +145,24 @@ def test_a_call_is_found_by_its_id_and_another_one_is_refused() -> None:
 
 
 def test_answers_that_take_too_much_memory_go_and_their_ids_stay() -> None:
-    book = Memory(most_chars=250)
+    book = CallRegistry(most_chars=250)
     calls = [call_of(f"c{number}") for number in range(4)]
     for call in calls:
         book.begin(call)
-        book.answered(call, Answer(status="ok", content="x" * 100))
+        book.answered(call, CallAnswer(status="ok", content="x" * 100))
     assert [call.answer is not None for call in calls] == [False, False, True, True]
     assert book.find("c0", "s", "t", {"a": 1}) is calls[0]
 
 
 def test_a_closed_session_is_remembered_and_its_answers_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    book, call = Memory(), call_of("c")
+    book, call = CallRegistry(), call_of("c")
     book.begin(call)
-    book.answered(call, Answer(status="ok", content="x"))
+    book.answered(call, CallAnswer(status="ok", content="x"))
     book.close("s", "it ended")
     assert book.closed("s") == "it ended"
     book.tidy()
     assert book.find("c", "s", "t", {"a": 1}) is call
-    monkeypatch.setattr(memory, "ANSWERS_KEPT_S", -1.0)
+    monkeypatch.setattr(call_registry, "ANSWERS_KEPT_S", -1.0)
     book.tidy()
     assert book.find("c", "s", "t", {"a": 1}) is None
     assert book.closed("s") == "it ended"
@@ -175,7 +177,7 @@ def test_a_refusal_comes_out_as_what_was_raised() -> None:
 
 def test_what_is_wrong_with_a_server_is_said_with_its_name_once() -> None:
     def trouble(why: str, breaker: str = "closed") -> str:
-        return reporting._trouble(ServerInfo(id="adder", session="shared", state="down", breaker=breaker, why=why))
+        return service_report._trouble(ServerInfo(id="adder", session="shared", state="down", breaker=breaker, why=why))
 
     assert trouble(NOT_YET) == "adder: it is being started"
     assert trouble("adder did not come up: exit 1") == "adder did not come up: exit 1"

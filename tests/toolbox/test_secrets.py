@@ -21,7 +21,7 @@ async def test_a_token_is_read_where_it_is_and_a_wrong_one_can_be_put_right(
     secret.write_text("stale\n")
     monkeypatch.setenv("TENANT", "shop")
     headers = {"X-Tenant": "env:TENANT", "X-Plain": "as it is"}
-    with http_server(sys.executable, "-m", "tests.toolbox.guarded", "{port}", "open-sesame") as (url, _):
+    with http_server(sys.executable, "-m", "tests.toolbox.authenticated_server", "{port}", "open-sesame") as (url, _):
         server = ToolServer.model_validate(
             {"url": url, "session": "shared", "token": f"file:{secret}", "headers": headers}
         )

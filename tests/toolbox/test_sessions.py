@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.toolbox.answers import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
+from agentrl.toolbox.api_messages import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import MakeToolbox, unruly
 from tests.waiting import aeventually

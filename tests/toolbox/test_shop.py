@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.toolbox.trial import FRESH
+from agentrl.toolbox.fresh_session_retry import FRESH
 from assets.shop import ITEMS, MistakeError, Shop, StormError, Weather, price_of, value_of, written
 from tests.toolbox.conftest import MakeToolbox, http_server
 

@@ -17,7 +17,7 @@ import pytest
 from agentrl.config.http_token import http_token
 from agentrl.protocol import messages
 from agentrl.store.database import Database
-from agentrl.toolbox.answers import UnavailableError
+from agentrl.toolbox.api_messages import UnavailableError
 from agentrl.toolbox.client import Tools
 from tests.store.server import NAME
 from tests.toolbox.conftest import UNRULY

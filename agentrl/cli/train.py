@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.options import Cli, verb
 from agentrl.cli.progress import Progress
-from agentrl.cli.settings import RunFile, Sets, meant
-from agentrl.cli.verbs import Cli, verb
+from agentrl.cli.run_file import RunFile, Sets, meant
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.words.amounts import counted
 

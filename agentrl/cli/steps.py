@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import lists, stories
-from agentrl.cli.lists import After, Limit, Row
-from agentrl.cli.verbs import Cli, group, verb
+from agentrl.cli import list_pages, records
+from agentrl.cli.list_pages import After, Limit, Row
+from agentrl.cli.options import Cli, group, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def register(app: typer.Typer) -> None:
 
 async def list_steps(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("steps list")] = "",
-    sort: Annotated[str, lists.sorting("steps list")] = "",
+    filter: Annotated[str, list_pages.filtering("steps list")] = "",
+    sort: Annotated[str, list_pages.sorting("steps list")] = "",
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
@@ -43,14 +43,14 @@ async def list_steps(
     `--sort -metrics.loss` finds the one behind a peak.
     """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_steps", asked, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
+    return await list_pages.show_page(cli, "list_steps", asked, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
 
 
 async def show_step(
     cli: Cli, step: Annotated[str, typer.Argument(metavar="STEP", help="Its id; `agentrl steps list` has them.")]
 ) -> ExitCode:
     """Show a step with its metrics and the records that it trained."""
-    return await stories.show_story(cli, "show_step", step, _tell_step)
+    return await records.show_with_records(cli, "show_step", step, _tell_step)
 
 
 def _tell_step(cli: Cli, story: Story) -> None:
@@ -74,21 +74,21 @@ def _tell_metrics(metrics: Mapping[str, object]) -> None:
 
 async def list_checkpoints(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("checkpoints list")] = "",
-    sort: Annotated[str, lists.sorting("checkpoints list")] = "",
+    filter: Annotated[str, list_pages.filtering("checkpoints list")] = "",
+    sort: Annotated[str, list_pages.sorting("checkpoints list")] = "",
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
     """List checkpoints."""
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(
+    return await list_pages.show_page(
         cli, "list_checkpoints", asked, CHECKPOINTS, right=("step", "version"), spare=("path",)
     )
 
 
 async def show_checkpoint(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Show a checkpoint with its files, step and published version."""
-    return await stories.show_story(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
+    return await records.show_with_records(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
 
 
 def _tell_checkpoint(cli: Cli, story: Story) -> None:
@@ -106,7 +106,7 @@ def _tell_checkpoint(cli: Cli, story: Story) -> None:
 
 async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Keep a checkpoint, whatever retention says."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import PinCheckpoint
 
     return await act(cli, "pin_checkpoint", PinCheckpoint(id=checkpoint))
@@ -114,7 +114,7 @@ async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 
 async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Leave a checkpoint to retention again."""
-    from agentrl.cli.acts import act
+    from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import UnpinCheckpoint
 
     return await act(cli, "unpin_checkpoint", UnpinCheckpoint(id=checkpoint))
@@ -122,8 +122,8 @@ async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 
 async def list_versions(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("versions list")] = "",
-    sort: Annotated[str, lists.sorting("versions list")] = "",
+    filter: Annotated[str, list_pages.filtering("versions list")] = "",
+    sort: Annotated[str, list_pages.sorting("versions list")] = "",
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
@@ -132,41 +132,43 @@ async def list_versions(
     With how far engines were off at the canary, and why others refused.
     """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step", "canary"))
+    return await list_pages.show_page(
+        cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step", "canary")
+    )
 
 
 def _who_serves(row: Row) -> object:
     return ", ".join(f"{engine} ({state})" for engine, state in sorted(row.get("engines", {}).items()))
 
 
-STEPS: lists.Columns = {
-    "step": lists.field("id"),
-    "status": lists.field("status"),
-    "records": lists.field("counts.records"),
-    "from": lists.field("base_version"),
-    "reward": lists.field("metrics.reward_mean"),
-    "loss": lists.field("metrics.loss"),
-    "took": lists.duration("duration_s"),
-    "committed": lists.moment("committed_at"),
+STEPS: list_pages.Columns = {
+    "step": list_pages.field("id"),
+    "status": list_pages.field("status"),
+    "records": list_pages.field("counts.records"),
+    "from": list_pages.field("base_version"),
+    "reward": list_pages.field("metrics.reward_mean"),
+    "loss": list_pages.field("metrics.loss"),
+    "took": list_pages.duration("duration_s"),
+    "committed": list_pages.moment("committed_at"),
 }
 STEPS_RIGHT = ("records", "from", "reward", "loss", "took")
 STEPS_SPARE = ("took", "from", "committed")
-CHECKPOINTS: lists.Columns = {
-    "checkpoint": lists.field("id"),
-    "status": lists.field("status"),
-    "step": lists.field("step"),
-    "version": lists.field("version"),
-    "pinned": lists.field("pinned"),
-    "at": lists.moment("at"),
-    "path": lists.field("path"),
+CHECKPOINTS: list_pages.Columns = {
+    "checkpoint": list_pages.field("id"),
+    "status": list_pages.field("status"),
+    "step": list_pages.field("step"),
+    "version": list_pages.field("version"),
+    "pinned": list_pages.field("pinned"),
+    "at": list_pages.moment("at"),
+    "path": list_pages.field("path"),
 }
-VERSIONS: lists.Columns = {
-    "version": lists.field("id"),
-    "status": lists.field("status"),
-    "parent": lists.field("parent"),
-    "step": lists.field("step"),
-    "announced": lists.moment("announced_at"),
-    "canary": lists.field("canary_largest"),
+VERSIONS: list_pages.Columns = {
+    "version": list_pages.field("id"),
+    "status": list_pages.field("status"),
+    "parent": list_pages.field("parent"),
+    "step": list_pages.field("step"),
+    "announced": list_pages.moment("announced_at"),
+    "canary": list_pages.field("canary_largest"),
     "engines": _who_serves,
     "refused because": lambda row: "; ".join(row.get("reasons") or ()),
 }

@@ -84,7 +84,7 @@ lost with it, and any of them may be to blame; the tool itself said whose fault 
 the server's breaker was not closed; the caller gave it less time than the server has."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended."""
 
     status: AnswerStatus

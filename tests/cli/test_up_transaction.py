@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import beginning
-from agentrl.cli.beginning import NOTHING_CHANGED, Beginning, Turn
-from agentrl.cli.launch import Place
+from agentrl.cli import up_transaction
+from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
-from agentrl.cli.verbs import Cli
+from agentrl.cli.start_coordinator import Place
+from agentrl.cli.up_transaction import NOTHING_CHANGED, Beginning, Turn
 from agentrl.client.run_processes import Living
 from agentrl.config import paths
 from agentrl.errors import ConflictError
@@ -84,8 +84,8 @@ def test_a_run_that_is_brought_up_while_it_is_taken_back_keeps_agent_and_coordin
         ended.extend(keepers)
         return []
 
-    monkeypatch.setattr(beginning, "end", end)
-    monkeypatch.setattr(beginning, "_TAKEN_BACK_WITHIN_S", 1.0)
+    monkeypatch.setattr(up_transaction, "end", end)
+    monkeypatch.setattr(up_transaction, "_TAKEN_BACK_WITHIN_S", 1.0)
     with Scripted(tmp_path / "home") as coordinator:
         coordinator.rows["host"] = HostRow("here", "up")
         coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")

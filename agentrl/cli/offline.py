@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from agentrl.cli import output
-from agentrl.cli.verbs import Cli
+from agentrl.cli.options import Cli
 from agentrl.client import Client
 from agentrl.client.discovery import hint_of
 from agentrl.client.offline_run import Remains

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.verbs import Cli
+from agentrl.cli.options import Cli
 from agentrl.errors import ExitCode
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {

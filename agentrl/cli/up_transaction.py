@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.cli.forgetting import finish_removals, remove_state
-from agentrl.cli.launch import Place
+from agentrl.cli.cleanup_check import end, until_gone
+from agentrl.cli.forget_run import finish_removals, remove_state
 from agentrl.cli.progress import Progress
-from agentrl.cli.proof import end, until_gone
+from agentrl.cli.start_coordinator import Place
 from agentrl.client import Client
 from agentrl.client.run_processes import keepers_of, read_json
 from agentrl.config import paths

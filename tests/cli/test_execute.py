@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli.options import seconds
 from agentrl.cli.units import parse_count
-from agentrl.cli.verbs import seconds
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.protocol import commands, rows

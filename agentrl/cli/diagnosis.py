@@ -1,4 +1,4 @@
-"""Verbs that look for what went wrong with the data: tools errors, accounting, staleness."""
+"""Commands that find out what is wrong: why, stacks, tools errors, tools failures, accounting, staleness."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import lists
-from agentrl.cli.lists import After, Limit
-from agentrl.cli.verbs import Cli, group, verb
+from agentrl.cli import list_pages
+from agentrl.cli.list_pages import After, Limit
+from agentrl.cli.options import Cli, group, verb
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ BAR = 14
 
 
 def register(app: typer.Typer) -> None:
+    verb(app, "why")(why)
+    verb(app, "stacks", acts=True)(stacks)
     tools = group(app, "tools", "What tools did, and what went wrong.")
     verb(tools, "errors", reads=True)(tool_errors)
     verb(tools, "failures", reads=True)(failures)
@@ -28,9 +30,46 @@ def register(app: typer.Typer) -> None:
     verb(app, "staleness", reads=True)(staleness)
 
 
+async def why(cli: Cli) -> ExitCode:
+    """Say who waits for whom, how long, and who is the culprit."""
+    from agentrl.cli import output
+    from agentrl.words import waits
+
+    async with cli.connect() as client:
+        found = await client.why()
+    if cli.json:
+        output.emit(found)
+        return ExitCode.OK
+    chains = waits.worth_telling(found.chains)
+    if not chains:
+        output.say(waits.NOBODY)
+    elif waits.all_well(chains):
+        output.say(waits.ALL_WELL)
+    for chain in chains:
+        output.say(chain.sentence)
+        for told in waits.of_chain(chain):
+            output.say(f"    {told.sentence}{', overdue' if told.overdue else ''}")
+        output.say("    {}: {}".format(*waits.end_of(chain)))
+    return ExitCode.OK
+
+
+async def stacks(
+    cli: Cli,
+    units: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[UNIT]...", help="Only these units; none means all.", show_default=False),
+    ] = None,
+) -> ExitCode:
+    """Collect the stacks of all units into one file."""
+    from agentrl.cli.execute import act
+    from agentrl.protocol.commands import CollectStacks
+
+    return await act(cli, "stacks", CollectStacks(units=tuple(units or ())))
+
+
 async def tool_errors(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("tools errors")] = "",
+    filter: Annotated[str, list_pages.filtering("tools errors")] = "",
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many kinds.")
     ] = 50,
@@ -39,7 +78,7 @@ async def tool_errors(
     from agentrl.cli import output
 
     async with cli.connect() as client:
-        found = await client.tool_errors(filter=filter, limit=limit, deadline_s=lists.ANSWER_WITHIN_S)
+        found = await client.tool_errors(filter=filter, limit=limit, deadline_s=list_pages.ANSWER_WITHIN_S)
     if cli.json:
         output.emit(found)
         return ExitCode.OK
@@ -52,8 +91,8 @@ async def tool_errors(
 
 async def failures(
     cli: Cli,
-    filter: Annotated[str, lists.filtering("tools failures")] = "",
-    sort: Annotated[str, lists.sorting("tools failures")] = "",
+    filter: Annotated[str, list_pages.filtering("tools failures")] = "",
+    sort: Annotated[str, list_pages.sorting("tools failures")] = "",
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
@@ -62,18 +101,18 @@ async def failures(
     `owner` is the unit that made it.
     """
     asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await lists.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=FAILURES_SPARE)
+    return await list_pages.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=FAILURES_SPARE)
 
 
-FAILURES: lists.Columns = {
-    "call": lists.field("id"),
+FAILURES: list_pages.Columns = {
+    "call": list_pages.field("id"),
     "tool": lambda row: f"{row['server']}.{row['tool']}" if row.get("server") else row.get("tool"),
-    "kind": lists.field("status"),
-    "whose": lists.field("error_class"),
-    "unit": lists.field("owner"),
-    "asked": lists.moment("requested_at"),
-    "took": lists.duration("latency_s"),
-    "what": lists.field("result"),
+    "kind": list_pages.field("status"),
+    "whose": list_pages.field("error_class"),
+    "unit": list_pages.field("owner"),
+    "asked": list_pages.moment("requested_at"),
+    "took": list_pages.duration("latency_s"),
+    "what": list_pages.field("result"),
 }
 
 FAILURES_SPARE = ("unit", "asked", "whose", "kind")
@@ -97,7 +136,7 @@ async def accounting(cli: Cli) -> ExitCode:
     from agentrl.cli import output
 
     async with cli.connect() as client:
-        report = await client.accounting(deadline_s=lists.ANSWER_WITHIN_S)
+        report = await client.accounting(deadline_s=list_pages.ANSWER_WITHIN_S)
     if cli.json:
         output.emit(report)
     else:
@@ -126,7 +165,7 @@ async def staleness(cli: Cli) -> ExitCode:
     from agentrl.words.amounts import counted
 
     async with cli.connect() as client:
-        report = await client.staleness(deadline_s=lists.ANSWER_WITHIN_S)
+        report = await client.staleness(deadline_s=list_pages.ANSWER_WITHIN_S)
     if cli.json:
         output.emit(report)
         return ExitCode.OK

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.forgetting import finish_removals, refuse_if_up
-from agentrl.cli.verbs import Cli, DryRun
+from agentrl.cli.forget_run import finish_removals, refuse_if_up
+from agentrl.cli.options import Cli, DryRun
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, RefusedError, ToldError, UsageError
 from agentrl.words.amounts import counted
 from agentrl.words.names import plural
@@ -36,8 +36,8 @@ async def wipe(
     Database, weights, checkpoints and logs.
     """
     from agentrl.cli import output
-    from agentrl.cli.acts import report_preview
-    from agentrl.cli.launch import Place, refuse_if_in_use
+    from agentrl.cli.execute import report_preview
+    from agentrl.cli.start_coordinator import Place, refuse_if_in_use
     from agentrl.client.discovery import state_of
     from agentrl.config import paths
     from agentrl.protocol.effects import Effect, tier_of

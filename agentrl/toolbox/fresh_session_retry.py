@@ -20,10 +20,10 @@ import msgspec
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import fault_on_fresh_session
-from agentrl.toolbox.answers import Answer, NotAgain, ToolInfo
-from agentrl.toolbox.asking import ask
-from agentrl.toolbox.memory import Call
-from agentrl.toolbox.servers import Connect
+from agentrl.toolbox.api_messages import CallAnswer, NotAgain, ToolInfo
+from agentrl.toolbox.call_outcomes import ask
+from agentrl.toolbox.call_registry import Call
+from agentrl.toolbox.server_pool import Connect
 
 RECENT_S = 60.0
 MOST_REMEMBERED = 256
@@ -42,7 +42,7 @@ class _Ended(NamedTuple):
     arguments: bytes
 
 
-class Trials:
+class FreshSessionRetry:
     """Of one server. It is told of every call that ended."""
 
     def __init__(self, config: ToolServer, connect: Connect, gate: asyncio.Semaphore) -> None:
@@ -53,7 +53,7 @@ class Trials:
         self._worked: dict[str, deque[_Ended]] = {}
         self._failed: dict[str, deque[_Ended]] = {}
 
-    async def judged(self, call: Call, tool: ToolInfo, answer: Answer, timeout_s: float) -> Answer:
+    async def judged(self, call: Call, tool: ToolInfo, answer: CallAnswer, timeout_s: float) -> CallAnswer:
         """The answer; with the policy's fault, if it fails alike. `timeout_s` is what the caller gives each call."""
         if not self._config.try_again:
             return answer
@@ -80,12 +80,12 @@ class Trials:
             answer, error_class=fault, content=f"{answer.content} It failed alike in a fresh session."
         )
 
-    def left(self, answer: Answer, why: NotAgain) -> Answer:
+    def left(self, answer: CallAnswer, why: NotAgain) -> CallAnswer:
         """An answer that is not put to the test; a failure says why, where it could have been."""
         wanted = self._config.try_again and answer.error_class == "infrastructure"
         return msgspec.structs.replace(answer, tried_again=why) if wanted else answer
 
-    def _why_not(self, tool: ToolInfo, answer: Answer, mine: _Ended) -> NotAgain | None:
+    def _why_not(self, tool: ToolInfo, answer: CallAnswer, mine: _Ended) -> NotAgain | None:
         if answer.status not in ("timeout", "lost"):
             # What a tool says itself of its failure needs no proof.
             return "no: told by the tool"
@@ -96,7 +96,7 @@ class Trials:
     def _fails_others(self, tool: ToolInfo, mine: _Ended) -> bool:
         return _of_others(self._failed, tool, mine, since=time.monotonic() - RECENT_S)
 
-    async def _fresh(self, call: Call, tool: ToolInfo, timeout_s: float) -> Answer | None:
+    async def _fresh(self, call: Call, tool: ToolInfo, timeout_s: float) -> CallAnswer | None:
         """None if there is no session to be had."""
         connection = self._connect()
         try:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, DryRun, Yes
+from agentrl.cli.options import Cli, DryRun, Yes
 from agentrl.errors import ConflictError, DiskError, ExitCode
 
 _FORGOTTEN = ".forgotten"
@@ -28,7 +28,7 @@ async def forget(
 ) -> ExitCode:
     """Remove the state of a run that is down: journal, keys, database."""
     from agentrl.cli import output
-    from agentrl.cli.acts import consented, report_preview
+    from agentrl.cli.execute import consented, report_preview
     from agentrl.client.discovery import forget_dead, state_of
     from agentrl.config import paths
     from agentrl.protocol.effects import Effect, tier_of
@@ -59,12 +59,14 @@ async def forget(
 
 
 async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
-    from agentrl.cli import proof
+    from agentrl.cli import cleanup_check
     from agentrl.client.run_processes import keepers_of
 
     alive = [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers_of(state_dir)]
     if not alive and uuid:
-        alive = [f"{each.incarnation or each.command} (pid {each.pid})" for each in (await proof.scan(uuid)).found]
+        alive = [
+            f"{each.incarnation or each.command} (pid {each.pid})" for each in (await cleanup_check.scan(uuid)).found
+        ]
     if alive:
         live = "lives" if len(alive) == 1 else "live"
         raise ConflictError(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agentrl.toolbox.answers import Answer
+from agentrl.toolbox.api_messages import CallAnswer
 
 SAMPLES = 5
 RECENT_S = 60.0
@@ -89,7 +89,7 @@ class Statistics:
         self.calls = 0
         self.infrastructure = 0
 
-    def add(self, tool: str, answer: Answer, *, call: str, session: str) -> None:
+    def add(self, tool: str, answer: CallAnswer, *, call: str, session: str) -> None:
         known = self._tools.setdefault(tool, _Tool())
         self.calls += 1
         known.statuses[answer.status] += 1

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.forgetting import forget
-from agentrl.cli.settings import RunFile, meant
-from agentrl.cli.verbs import Cli, group, verb
-from agentrl.cli.wiping import wipe
+from agentrl.cli.forget_run import forget
+from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.run_file import RunFile, meant
+from agentrl.cli.wipe_run import wipe
 from agentrl.errors import ExitCode, UsageError
 
 DAEMONS = ("host", "coordinator", "mongo")

@@ -27,7 +27,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from agentrl.errors import AgentrlError
-from agentrl.toolbox.environment import Launch
+from agentrl.toolbox.launch_environment import Launch
 
 log = logging.getLogger("toolbox")
 MOST_MESSAGE_BYTES = 160 << 20

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.cli.app import app, run
-from agentrl.cli.lists import EXAMPLES
+from agentrl.cli.list_pages import EXAMPLES
 from agentrl.errors import ExitCode
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort

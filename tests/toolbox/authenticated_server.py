@@ -1,4 +1,4 @@
-"""An MCP server over HTTP that wants a token and a tenant: `python -m tests.toolbox.guarded PORT TOKEN`."""
+"""An MCP server over HTTP that wants a token and a tenant: `tests.toolbox.authenticated_server PORT TOKEN`."""
 
 from __future__ import annotations
 

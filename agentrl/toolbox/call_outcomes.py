@@ -13,7 +13,7 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AnswerStatus, Blame, tool_fault
-from agentrl.toolbox.answers import Answer
+from agentrl.toolbox.api_messages import CallAnswer
 from agentrl.toolbox.connection import (
     CALL_KEY,
     SESSION_KEY,
@@ -23,7 +23,7 @@ from agentrl.toolbox.connection import (
     ConnectionFailedError,
     ServerFaultError,
 )
-from agentrl.toolbox.results import cut, declared_fault, text_of
+from agentrl.toolbox.result_text import cut, declared_fault, text_of
 
 
 async def ask(
@@ -35,7 +35,7 @@ async def ask(
     session: str,
     call: str,
     timeout_s: float,
-) -> Answer:
+) -> CallAnswer:
     """Whatever the server does, as an answer."""
     means: Blame
     meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
@@ -58,12 +58,12 @@ async def ask(
     return _of_result(result, config.result_max_chars)
 
 
-def _of_result(result: types.CallToolResult, most_chars: int) -> Answer:
+def _of_result(result: types.CallToolResult, most_chars: int) -> CallAnswer:
     content, left_out = cut(text_of(result), most_chars)
     if not result.is_error:
-        return Answer(status="ok", content=content, left_out=left_out)
+        return CallAnswer(status="ok", content=content, left_out=left_out)
     fault = "infrastructure" if declared_fault(result) == "infrastructure" else tool_fault("tool_error")
-    return Answer(status="tool_error", error_class=fault, content=content, left_out=left_out)
+    return CallAnswer(status="tool_error", error_class=fault, content=content, left_out=left_out)
 
 
 def _failed(
@@ -74,7 +74,7 @@ def _failed(
     timeout_means: Blame = "infrastructure",
     crash_means: Blame = "infrastructure",
     most_chars: int = 16_384,
-) -> Answer:
+) -> CallAnswer:
     fault = tool_fault(status, reason, timeout_means=timeout_means, crash_means=crash_means)
     content, left_out = cut(sentence, most_chars)
-    return Answer(status=status, error_class=fault, content=content, reason=reason, left_out=left_out)
+    return CallAnswer(status=status, error_class=fault, content=content, reason=reason, left_out=left_out)

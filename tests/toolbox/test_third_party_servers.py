@@ -14,7 +14,7 @@ import pytest
 from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox import connection
 from tests.toolbox.conftest import MakeToolbox, http_server
-from tests.toolbox.others import Others
+from tests.toolbox.third_party_servers import Others
 from tests.waiting import aeventually
 
 

@@ -16,7 +16,7 @@ import msgspec
 from agentrl.store import services
 from agentrl.store.database import Database
 from agentrl.store.documents import Service
-from agentrl.toolbox.answers import ServerInfo
+from agentrl.toolbox.api_messages import ServerInfo
 from agentrl.toolbox.toolbox import Toolbox
 from agentrl.words.amounts import counted
 

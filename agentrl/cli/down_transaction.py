@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from agentrl.cli import launch, output, proof
-from agentrl.cli.acts import agreed, consented, report_accepted, report_preview
+from agentrl.cli import cleanup_check, output, start_coordinator
+from agentrl.cli.execute import agreed, consented, report_accepted, report_preview
+from agentrl.cli.options import RUN_VARIABLE, Cli
 from agentrl.cli.progress import Progress
-from agentrl.cli.verbs import RUN_VARIABLE, Cli
 from agentrl.client import Client
 from agentrl.client.discovery import forget_dead
 from agentrl.client.run_processes import Living, keepers_of
@@ -46,7 +46,7 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
         return _nothing(cli)
     keepers = keepers_of(paths.state_dir(run.name))
     # While an agent lives it may be bringing its coordinator back, so that is waited for.
-    if not await launch.answers(run.name, _AGENT_BRINGS_IT_BACK_WITHIN_S if keepers else 1.0):
+    if not await start_coordinator.answers(run.name, _AGENT_BRINGS_IT_BACK_WITHIN_S if keepers else 1.0):
         return await _remove_leftovers(cli, run)
     async with Client.connect(run=run.name) as client:
         keepers = keepers_of(paths.state_dir(run.name))
@@ -66,7 +66,7 @@ async def _meant(cli: Cli) -> RunFile | None:
         return next((run for run in known if run.name == name), None)
     up = [run for run in known if keepers_of(paths.state_dir(run.name))]
     if not up and len(known) > 1:
-        up = [run for run in known if (await proof.scan(run.uuid)).found]
+        up = [run for run in known if (await cleanup_check.scan(run.uuid)).found]
     if len(up) > 1:
         raise UsageError(
             f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Say which one: --run NAME."
@@ -148,7 +148,7 @@ class _Ending:
         # A coordinator ends itself as its last act: its answer may be lost, its end is seen.
         gone: asyncio.Future[list[Living]] = asyncio.get_running_loop().create_future()
         if self._keepers:
-            gone = asyncio.ensure_future(proof.until_gone(self._keepers))
+            gone = asyncio.ensure_future(cleanup_check.until_gone(self._keepers))
         told = self._watch(operation)
         times = 0
         try:
@@ -207,15 +207,15 @@ def _is_up_again(cli: Cli, name: str, row: OperationRow) -> ExitCode:
 async def _prove(cli: Cli, run: RunFile, row: OperationRow | None, keepers: list[Living]) -> ExitCode:
     with Progress(cli) as progress:
         progress.step("waiting for agent and coordinator to end")
-        left = await proof.until_gone(keepers, _KEEPERS_END_WITHIN_S)
+        left = await cleanup_check.until_gone(keepers, _KEEPERS_END_WITHIN_S)
         progress.step("looking at every process of this host")
-        found = await proof.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
+        found = await cleanup_check.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
     return _tell(cli, run.name, row, found, left)
 
 
 async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
     """No coordinator answers: whatever is still there is named and removed."""
-    found = await proof.scan(run.uuid)
+    found = await cleanup_check.scan(run.uuid)
     keepers = keepers_of(paths.state_dir(run.name))
     if not found.found and not keepers:
         if not cli.dry_run:
@@ -233,9 +233,9 @@ async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
         output.note("Nothing was done.")
         return ExitCode.OK
     # The agents first: they would start the coordinator, and it the units, again.
-    left = await proof.end(keepers)
-    killed = await proof.scan(run.uuid, kill=True)
-    after = await proof.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
+    left = await cleanup_check.end(keepers)
+    killed = await cleanup_check.scan(run.uuid, kill=True)
+    after = await cleanup_check.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
     after = msgspec.structs.replace(after, killed=killed.killed or found.found)
     if not after.found:
         forget_dead(paths.state_dir(run.name), run.uuid)

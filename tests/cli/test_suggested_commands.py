@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.cli.hints import aimed
+from agentrl.cli.suggested_commands import aimed
 from agentrl.client import ClientKey, new_keypair
 from agentrl.errors import ExitCode
 from agentrl.protocol.commands import COMMANDS

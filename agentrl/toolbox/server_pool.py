@@ -19,10 +19,10 @@ from typing import Protocol
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
-from agentrl.toolbox.answers import QuotaError, ToolInfo, UnavailableError
+from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.connection import START_WITHIN_S, Connection, HttpPeer
-from agentrl.toolbox.environment import headers_of, launch_of
-from agentrl.toolbox.pipes import ServerProcess
+from agentrl.toolbox.launch_environment import headers_of, launch_of
+from agentrl.toolbox.stdio_transport import ServerProcess
 
 log = logging.getLogger("toolbox")
 LIVED_S = 10.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import datasets
+from agentrl.cli.run_file import check_datasets
 from agentrl.config.load import load_config
 from agentrl.errors import ExitCode, OperationFailedError
 from tests.cli.conftest import Shell
@@ -96,7 +96,7 @@ def test_a_program_that_breaks_off_over_the_datasets_is_told_in_a_sentence(
     loaded = load_config(file)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(OperationFailedError, match=r"the program that reads them ended with 3\."):
-        datasets.look(loaded, ())
+        check_datasets(loaded, ())
 
 
 def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> None:

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from agentrl.cli import output
+from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
-from agentrl.cli.verbs import Cli
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short

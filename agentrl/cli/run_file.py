@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.verbs import Cli, group, verb
-from agentrl.errors import ConfigError, ExitCode
+from agentrl.cli.options import Cli, group, verb
+from agentrl.errors import ConfigError, ExitCode, OperationFailedError
 from agentrl.words.amounts import counted
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def usual_file() -> Path | None:
 
 def meant(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | None, tuple[str, ...]]:
     """The run file that is named, the one of the named run's last `up`, or the one here; and what is set."""
-    from agentrl.cli.beginning import remembered
+    from agentrl.cli.up_transaction import remembered
 
     chosen_sets = tuple(sets or ())
     if file is not None or not cli.run:
@@ -106,11 +108,11 @@ def _as_text(value: object) -> str:
 
 def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     """Check a run file and its datasets without starting anything."""
-    from agentrl.cli import datasets, output
+    from agentrl.cli import output
     from agentrl.config.show import advice
 
     loaded, chosen_sets = load(cli, file, sets)
-    advised = [*advice(loaded), *datasets.look(loaded, chosen_sets)]
+    advised = [*advice(loaded), *check_datasets(loaded, chosen_sets)]
     units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
@@ -121,6 +123,37 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
         more = "" if loaded.config.groups else f" {nothing_to_bring_up(loaded)}"
         output.say(f"{loaded.path}: the run {loaded.config.name} with {counted(units, 'units')} is valid.{more}")
     return ExitCode.OK
+
+
+def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
+    """What is to be told of them. Raises ConfigError for one that cannot be trained on."""
+    import subprocess
+
+    import msgspec
+
+    from agentrl.config import file_checks
+
+    if problem := next(file_checks.problems_of(loaded.config), None):
+        raise problem
+    if not loaded.config.environments:
+        return []
+    # Rows are read by a room that the command line does not know, so a program that does looks at them.
+    command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
+    # In a session of its own: Ctrl-C is for this command, which ends that program with itself.
+    done = subprocess.run(
+        [*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False, start_new_session=True
+    )
+    try:
+        checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
+    except msgspec.DecodeError:
+        raise OperationFailedError(
+            f"The datasets could not be looked at: the program that reads them ended with {done.returncode}.",
+            hint="What it wrote stands above; `agentrl doctor` looks for what is missing.",
+        ) from None
+    for each in checks:
+        if each["verdict"] == "fail":
+            raise ConfigError(each["sentence"], hint=each["hint"])
+    return [f"{each['sentence']} {each['hint']}" for each in checks if each["verdict"] == "warn"]
 
 
 def nothing_to_bring_up(loaded: Loaded) -> str:

@@ -109,7 +109,7 @@ class Cli:
         """The text, with the commands in it aimed at the same run as this one."""
         if self.key is None and not self.run:
             return text
-        from agentrl.cli.hints import aimed
+        from agentrl.cli.suggested_commands import aimed
 
         return aimed(text, f"--key {shlex.quote(str(self.key))}" if self.key is not None else f"--run {self.run}")
 
@@ -120,7 +120,7 @@ class Cli:
             yield
         except AgentrlError as error:
             if reads and isinstance(error, NoCoordinatorError) and not self.remote:
-                from agentrl.cli.hints import how_to_read
+                from agentrl.cli.suggested_commands import how_to_read
 
                 error.hint = how_to_read(self.named) or error.hint
             error.hint = self.aimed(error.hint)

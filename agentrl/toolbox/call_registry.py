@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.toolbox.answers import Answer, CallConflictError
+from agentrl.toolbox.api_messages import CallAnswer, CallConflictError
 
 ANSWERS_KEPT_S = 300.0
 """For how long the answers of a closed session can be asked for."""
@@ -29,9 +29,9 @@ class Call:
     session: str
     tool: str
     arguments: dict[str, Any]
-    task: asyncio.Task[Answer] | None = None
+    task: asyncio.Task[CallAnswer] | None = None
     """Until it is answered."""
-    answer: Answer | None = None
+    answer: CallAnswer | None = None
     """None before, and again if the answer was dropped."""
     again: bool = False
     """It was made a second time."""
@@ -47,7 +47,7 @@ class _Closed:
     calls: list[str] = field(default_factory=list)
 
 
-class Memory:
+class CallRegistry:
     """All calls of open sessions, and of those that were closed lately."""
 
     def __init__(self, *, most_chars: int = MOST_KEPT_CHARS) -> None:
@@ -76,7 +76,7 @@ class Memory:
         if call.id in ids:
             ids.remove(call.id)
 
-    def answered(self, call: Call, answer: Answer) -> None:
+    def answered(self, call: Call, answer: CallAnswer) -> None:
         call.answer, call.task = answer, None
         self._kept.append(call)
         self._chars += len(answer.content)
