@@ -32,7 +32,7 @@ from agentrl.config.data_plane import Environment
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
-from agentrl.control.persistence.lock import refuse_network_file_system
+from agentrl.control.persistence.state_lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host import cgroups
 from agentrl.store import datasets

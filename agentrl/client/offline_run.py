@@ -59,7 +59,7 @@ class Remains:
         """As `Client.events`."""
         # The journal belongs to a room that clients do not know, so a program of that room reads it.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agentrl.control.afterwards", "--state-dir", str(self.state_dir)),
+            *(sys.executable, "-m", "agentrl.control.offline_events", "--state-dir", str(self.state_dir)),
             *(f"--kind={kind}" for kind in kinds),
             *("--after-at", str(after_at), "--limit", str(limit)),
             stdin=asyncio.subprocess.DEVNULL,

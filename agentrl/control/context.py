@@ -17,13 +17,13 @@ from agentrl.control.executor import Executor
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
-from agentrl.control.state.board import Board, RunLife
-from agentrl.control.state.disks import Disks
-from agentrl.control.state.feed import Feed
+from agentrl.control.state.bottleneck import BottleneckDetector
+from agentrl.control.state.disk_forecast import DiskForecast
+from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
-from agentrl.control.state.metrics import Metrics
+from agentrl.control.state.observed_state import ObservedState, RunLife
 from agentrl.control.state.operations import Operations
-from agentrl.control.state.pulse import Pulse
+from agentrl.control.state.unit_metrics import Metrics
 from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
@@ -47,7 +47,7 @@ class Context:
     leases: Leases
     """Of units."""
     host_leases: Leases
-    board: Board
+    observed: ObservedState
     journal: Journal
     executor: Executor
     feed: Feed
@@ -55,8 +55,8 @@ class Context:
     knobs: KnobRegistry
     keyring: Keyring
     metrics: Metrics
-    pulse: Pulse
-    disks: Disks
+    bottleneck: BottleneckDetector
+    disks: DiskForecast
     peers: Peers
     config: RunConfig | None = None
     ending: bool = False
@@ -79,7 +79,7 @@ class Context:
             self.leases.end(unit)
             self.metrics.forget(unit)
         else:
-            row = self.board.unit_row(slot, self.supervisor.paused(unit))
+            row = self.observed.unit_row(slot, self.supervisor.paused(unit))
             self.feed.set(f"unit/{unit}", row, urgent=urgent, first=first)
         if slot is not None and urgent:
             self.show_group(slot.group)
@@ -90,21 +90,21 @@ class Context:
         if group is None or group.removed:
             self.feed.remove(f"group/{name}")
         else:
-            self.feed.set_later(f"group/{name}", lambda: self.board.group_row(group))
+            self.feed.set_later(f"group/{name}", lambda: self.observed.group_row(group))
 
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
         if host is not None:
             full_in_s = self.disks.full_in_s(name, self.clock.now())
-            self.feed.set(f"host/{name}", self.board.host_row(host, full_in_s))
+            self.feed.set(f"host/{name}", self.observed.host_row(host, full_in_s))
 
     def show_pulse(self) -> None:
         now = self.clock.now()
-        standing = self.board.steps_stand(self.supervisor.paused)
-        if not self.pulse.is_due(now, standing):
+        standing = self.observed.steps_stand(self.supervisor.paused)
+        if not self.bottleneck.is_due(now, standing):
             return
         alive = [slot.unit for slot in self.state.slots.values() if slot.state in WITH_PROCESS]
-        row = self.pulse.look(now, alive, self.board.trainer_to_come(), standing)
+        row = self.bottleneck.look(now, alive, self.observed.trainer_to_come(), standing)
         if row is None:
             self.feed.remove("pulse")
         else:
@@ -116,7 +116,7 @@ class Context:
     def _run_row(self) -> RunRow:
         self.life.segment = self.knobs.segment
         self.life.journal_full = self.executor.full
-        return self.board.run_row(self.run, self.life)
+        return self.observed.run_row(self.run, self.life)
 
     def show_knob(self, name: str) -> None:
         self.feed.set(f"knob/{name}", self.knobs.row(name), urgent=True)

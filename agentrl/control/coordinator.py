@@ -16,42 +16,42 @@ from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control import recovery
-from agentrl.control.agent_watch import AgentWatch
 from agentrl.control.alerts.watch import Alerting
+from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
 from agentrl.control.commands.active_config import Settings
 from agentrl.control.commands.acts import Act, Acts, KnobActs
 from agentrl.control.commands.collect_stacks import Stacks
 from agentrl.control.commands.key_commands import KeyActs
 from agentrl.control.context import Context
-from agentrl.control.ending import Ending
 from agentrl.control.executor import Executor
+from agentrl.control.feed_recorder import FeedRecorder
 from agentrl.control.handlers.client_queries import Queries
-from agentrl.control.handlers.client_requests import ClientsDesk
-from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostsDesk
+from agentrl.control.handlers.client_requests import ClientHandler
+from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostHandler
 from agentrl.control.handlers.outside import Outside
 from agentrl.control.handlers.served_commands import Serving
-from agentrl.control.handlers.units import UnitsDesk
-from agentrl.control.lasting import lasting
-from agentrl.control.listening import Listening
+from agentrl.control.handlers.units import UnitHandler
+from agentrl.control.host_agent_watch import HostAgentWatch
+from agentrl.control.instruction_handler import InstructionHandler
+from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
-from agentrl.control.messaging.requests import Asks
-from agentrl.control.performing import Performer
-from agentrl.control.persistence import whereabouts
+from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.own_metrics import OwnMetrics
+from agentrl.control.periodic_checks import PeriodicChecks
+from agentrl.control.persistence import address_file
 from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
-from agentrl.control.persistence.lock import RunDirSign, StateLock
-from agentrl.control.recorder import Recorder
-from agentrl.control.state.board import Board, RunLife
-from agentrl.control.state.disks import Disks
-from agentrl.control.state.feed import Feed
+from agentrl.control.persistence.state_lock import RunDirMarker, StateLock
+from agentrl.control.shutdown import Shutdown
+from agentrl.control.state.bottleneck import BottleneckDetector
+from agentrl.control.state.disk_forecast import DiskForecast
+from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
-from agentrl.control.state.metrics import Metrics
+from agentrl.control.state.observed_state import ObservedState, RunLife
 from agentrl.control.state.operations import Operation, Operations
-from agentrl.control.state.pulse import Pulse
-from agentrl.control.switchboard import Switchboard
-from agentrl.control.turning import Turning
-from agentrl.control.vitals import Vitals
+from agentrl.control.state.unit_metrics import Metrics
+from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
@@ -100,7 +100,7 @@ class Coordinator:
     # ---- putting it together ----
 
     def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
-        pid, self._start_ticks, self._boot_id = whereabouts.own_identity()
+        pid, self._start_ticks, self._boot_id = address_file.own_identity()
         times = SupervisionTimes()
         state = recovery.load_state(journal)
         leases = Leases(times.suspect_after_s, times.dead_after_s)
@@ -116,48 +116,48 @@ class Coordinator:
             supervisor=Supervisor(state, times),
             leases=leases,
             host_leases=Leases(times.host_silent_after_s, times.host_silent_after_s),
-            board=Board(state, leases),
+            observed=ObservedState(state, leases),
             journal=journal,
-            executor=Executor(journal, state, lambda instruction: self._performer.perform(instruction)),
+            executor=Executor(journal, state, lambda instruction: self._instructions.perform(instruction)),
             feed=Feed(epoch, self._feed_out.publish),
             operations=Operations(state, self._operation_changed),
             knobs=KnobRegistry(),
             keyring=self._keyring,
             metrics=Metrics(),
-            pulse=Pulse(),
-            disks=Disks(),
+            bottleneck=BottleneckDetector(),
+            disks=DiskForecast(),
             peers=Peers(),
         )
 
     def _wire(self, run: RunFile) -> None:
         context = self._context
-        asks = Asks(context.peers)
-        units = UnitsDesk(context, asks, self._metrics_out)
-        hosts = self._hosts = HostsDesk(context, asks, self._metrics_out)
+        asks = PendingRequests(context.peers)
+        units = UnitHandler(context, asks, self._metrics_out)
+        hosts = self._hosts = HostHandler(context, asks, self._metrics_out)
         self._settings = Settings(context, self._state_dir)
         self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
-        self._recorder = Recorder(context, self._state_dir)
-        ending = Ending(context, asks, self._over.set)
-        self._performer = Performer(
+        self._recorder = FeedRecorder(context, self._state_dir)
+        ending = Shutdown(context, asks, self._over.set)
+        self._instructions = InstructionHandler(
             context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
         )
         serving = Serving(context, asks)
         knob_acts = KnobActs(context, self._settings, asks, Outside(context, serving).told)
         acts = {**self._acts(knob_acts, Stacks(context, asks)), **serving.table}
         previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
-        self._clients = ClientsDesk(context, self._queries.handlers, acts, previews, serving)
-        switchboard = Switchboard(context, units, hosts, self._clients)
+        self._clients = ClientHandler(context, self._queries.handlers, acts, previews, serving)
+        router = MessageRouter(context, units, hosts, self._clients)
         address = addresses.hub_address(run.uuid)
-        self._hub = Hub(address, gate=self._gate, on_message=switchboard.on_message, on_gone=switchboard.on_gone)
-        self._performer.hub_address = address
+        self._hub = Hub(address, gate=self._gate, on_message=router.on_message, on_gone=router.on_gone)
+        self._instructions.hub_address = address
         context.peers.hub = self._hub
         context.executor.on_full = context.show_run
-        self._listening = Listening(self._hub, self._feed_out, self._metrics_out, self._listening_changed)
+        self._listening = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listening_changed)
         self._settings.may_refuse = self._listening.check
         self._settings.on_times = hosts.tell_times
         self._settings.on_config += [self._alerting.configure, self._listening.configure, self._recorder.configure]
-        self._sign = RunDirSign(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
+        self._marker = RunDirMarker(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
 
     def _acts(self, knob_acts: KnobActs, stacks: Stacks) -> dict[str, Act]:
         alerting = self._alerting
@@ -180,10 +180,10 @@ class Coordinator:
     async def serve(self) -> None:
         """Until `down` has ended, or `stop` is called."""
         self._open()
-        vitals = Vitals(self._context, self._metrics_out.publish)
-        turning = Turning(self._context, self._sign, vitals, (self._alerting.tick, self._recorder.tick))
-        watch = AgentWatch(self._context, self._state_dir, self._hosts.agent_died)
-        tasks = [lasting("turning", turning.run), lasting("agent watch", watch.run)]
+        metrics = OwnMetrics(self._context, self._metrics_out.publish)
+        checks = PeriodicChecks(self._context, self._marker, metrics, (self._alerting.tick, self._recorder.tick))
+        watch = HostAgentWatch(self._context, self._state_dir, self._hosts.agent_died)
+        tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]
         try:
             await self._over.wait()
         finally:
@@ -238,7 +238,7 @@ class Coordinator:
 
     def _tell_where(self) -> None:
         run = self._run
-        whereabouts.Whereabouts(
+        address_file.CoordinatorAddress(
             pid=self._context.life.pid,
             start_ticks=self._start_ticks,
             boot_id=self._boot_id,
@@ -259,14 +259,14 @@ class Coordinator:
         self._clients.close()
         self._alerting.close()
         self._recorder.close()
-        self._performer.close()
+        self._instructions.close()
         self._listening.close()
         self._hub.close()
         self._feed_out.close()
         self._metrics_out.close()
         self._gate.close()
-        self._sign.remove()
-        whereabouts.remove(self._state_dir)
+        self._marker.remove()
+        address_file.remove(self._state_dir)
         addresses.remove_sockets(self._run.uuid)
         self._context.journal.close()
         self._lock.release()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import agentrl.control.state.feed as feed_module
+import agentrl.control.state.feed_publisher as feed_module
 from tests.client.coordinator import SmallCoordinator
 
 

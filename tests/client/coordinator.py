@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.control.state.feed import Feed
+from agentrl.control.state.feed_publisher import Feed
 from agentrl.errors import ExitCode
 from agentrl.protocol import commands, wire
 from agentrl.protocol.effects import Effect, Tier

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agentrl.control.commands.acts import Act
-from agentrl.control.handlers.client_requests import UNFORESEEN, ClientsDesk
+from agentrl.control.handlers.client_requests import UNFORESEEN, ClientHandler
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.protocol import commands
@@ -43,7 +43,7 @@ class Desk:
             state=State(RunState()),
         )
         acts = {"pause": Act(lambda args: Effect(), _broken)}
-        self.desk = ClientsDesk(cast(Any, context), {"status": _broken}, acts, {}, cast(Any, None))
+        self.desk = ClientHandler(cast(Any, context), {"status": _broken}, acts, {}, cast(Any, None))
         self.peer = Peer.__new__(Peer)
         self.peer.local = True
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.control import background_tasks as lasting_work
 from agentrl.control import executor as executing
-from agentrl.control import lasting as lasting_work
+from agentrl.control.background_tasks import restarting_task
 from agentrl.control.executor import Executor
-from agentrl.control.lasting import lasting
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
@@ -89,5 +89,5 @@ async def test_lasting_work_begins_again_when_it_fails(monkeypatch: pytest.Monke
             raise failure
 
     async with asyncio.timeout(60):
-        await lasting("some work", work)
+        await restarting_task("some work", work)
     assert next(tries, "all were used") == "all were used"

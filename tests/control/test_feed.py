@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.control.state.feed import Feed
+from agentrl.control.state.feed_publisher import Feed
 from agentrl.protocol import wire
 from agentrl.protocol.feed import FeedBeat, FeedRow
 from agentrl.protocol.rows import AnyRow, HostRow, UnitRow, UnitState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from agentrl.control.handlers.hosts import HostsDesk
+from agentrl.control.handlers.hosts import HostHandler
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.protocol import messages
 from agentrl.protocol.messages import Exited, ExitStatus
@@ -22,12 +22,12 @@ def test_last_words_are_kept_until_the_end_is_written_down() -> None:
         supervisor=SimpleNamespace(is_present=lambda unit, incarnation: False),
         happened=lambda event: None,
         clock=SimpleNamespace(now=lambda: 5.0),
-        board=SimpleNamespace(last_report=lambda unit, incarnation: messages.UnitReport()),
+        observed=SimpleNamespace(last_report=lambda unit, incarnation: messages.UnitReport()),
         executor=SimpleNamespace(event=lambda *about: None),
         feed=SimpleNamespace(set=lambda key, row, urgent: shown.append(row)),
         state=SimpleNamespace(slots={"web-0": SimpleNamespace(spec=None)}),
     )
-    desk = HostsDesk(cast(Any, context), cast(Any, None), cast(Any, None))
+    desk = HostHandler(cast(Any, context), cast(Any, None), cast(Any, None))
     desk.message(HOST, Exited("web-0", 3, ExitStatus(code=1), ("last words",)))
     desk.incident(REPORT)
     desk.forgotten("web-0", 3)

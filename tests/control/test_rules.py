@@ -16,7 +16,7 @@ from agentrl.control.alerts.book import AlertEngine, Notification, World
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
-from agentrl.control.state.metrics import POINTS, MemoryStory, MemoryWatch, Metrics
+from agentrl.control.state.unit_metrics import POINTS, MemoryStory, MemoryWatch, Metrics
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState

@@ -12,8 +12,8 @@ import pytest
 from agentrl.control.handlers import served_commands as desk
 from agentrl.control.handlers.served_commands import Serving
 from agentrl.control.messaging.peers import Kind, Known, Peers
-from agentrl.control.messaging.requests import Asks
-from agentrl.control.state.board import Board
+from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.state.observed_state import ObservedState
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.errors import RefusedError, UnavailableError, WaitTimeoutError
 from agentrl.protocol.commands import COMMANDS
@@ -41,14 +41,14 @@ class Room:
         self.operations = Operations(state, lambda operation: None)
         self.peers = Peers()
         self.peers.hub = cast(Hub, SimpleNamespace(send=self._send))
-        self.asks = Asks(self.peers)
-        self.board = Board(state, Leases(6.0, 20.0))
+        self.asks = PendingRequests(self.peers)
+        self.observed = ObservedState(state, Leases(6.0, 20.0))
         context = SimpleNamespace(
             state=state,
             peers=self.peers,
             operations=self.operations,
             clock=SimpleNamespace(now=lambda: self.now),
-            board=self.board,
+            observed=self.observed,
         )
         self.serving = Serving(cast(Any, context), self.asks)
         self.connect()
@@ -112,7 +112,7 @@ async def test_before_the_first_unit_is_known_nobody_says_that_the_run_has_no_st
 async def test_one_that_starts_is_told_with_what_it_does_now() -> None:
     room = Room()
     room.slot.state = UnitState.STARTING
-    room.board.facts(room.slot).report = UnitReport(status="reading datasets")
+    room.observed.facts(room.slot).report = UnitReport(status="reading datasets")
     with pytest.raises(UnavailableError, match="steward-0 is starting: reading datasets"):
         await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from agentrl.control.state.metrics import Metrics
+from agentrl.control.state.unit_metrics import Metrics
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, RunRow, Severity, UnitRow

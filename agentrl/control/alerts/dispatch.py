@@ -26,7 +26,7 @@ from agentrl.control.alerts.sinks import (
     request,
     run_command,
 )
-from agentrl.control.persistence.files import replace_file
+from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import DiskError
 
 log = logging.getLogger(__name__)

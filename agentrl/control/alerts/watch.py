@@ -16,10 +16,10 @@ from agentrl.control.alerts.book import AlertEngine, AlertTimes, Notification, S
 from agentrl.control.alerts.dispatch import Dispatcher, SignOfLife, sinks_of
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
+from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context
-from agentrl.control.lasting import lasting
-from agentrl.control.state.metrics import MemoryWatch
 from agentrl.control.state.operations import Goal, Operation
+from agentrl.control.state.unit_metrics import MemoryWatch
 from agentrl.errors import AgentrlError, UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
@@ -88,7 +88,7 @@ class Alerting:
             on_arrived=self._arrived,
             former=self._dispatcher,
         )
-        self._delivery = lasting("alert sinks", self._dispatcher.run)
+        self._delivery = restarting_task("alert sinks", self._dispatcher.run)
 
     def _ping_for(self, dead_man: DeadMan | None) -> None:
         if dead_man == self._dead_man:
@@ -97,7 +97,9 @@ class Alerting:
             self._ping.cancel()
         self._dead_man, self._ping = dead_man, None
         if dead_man is not None:
-            self._ping = lasting("dead-man ping", SignOfLife(dead_man, self._run_dir, self._context.clock.now).run)
+            self._ping = restarting_task(
+                "dead-man ping", SignOfLife(dead_man, self._run_dir, self._context.clock.now).run
+            )
 
     @property
     def _run_dir(self) -> Path:

@@ -20,7 +20,7 @@ from agentrl.config.run import RunConfig
 from agentrl.config.serialization import config_from_plain, config_to_plain
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control.context import Context
-from agentrl.control.persistence.files import replace_file
+from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import ConfigError, ConflictError, DiskError

@@ -16,7 +16,7 @@ from agentrl.control.commands import previews
 from agentrl.control.commands.active_config import Settings
 from agentrl.control.commands.group_specs import specs_of
 from agentrl.control.context import Context
-from agentrl.control.messaging.requests import Asks
+from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Goal, Operation, Want
 from agentrl.errors import ConflictError
 from agentrl.protocol import commands
@@ -109,7 +109,7 @@ class Acts:
 
     def _scale_effect(self, args: commands.Scale) -> tuple[Effect, int]:
         state = self._context.state
-        effect, count = previews.of_scale(state, args, self._context.board.idle(args.group))
+        effect, count = previews.of_scale(state, args, self._context.observed.idle(args.group))
         group = state.groups[args.group]
         previews.refuse_unseen_count(group, args, count, self._context.operations.get(group.counted_by))
         return effect, count
@@ -119,7 +119,7 @@ class Acts:
         slots = self._context.state.slots
         goals = {u: _started(slots.get(u)) for u in effect.starts}
         goals |= {u: Goal(Want.ENDED, slots[u].incarnation) for u in effect.drains}
-        idle = self._context.board.idle(args.group)
+        idle = self._context.observed.idle(args.group)
         self._context.happened(events.Scaled(group=args.group, count=count, by=operation.id, idle=idle))
         return goals
 
@@ -179,7 +179,7 @@ class Told(Protocol):
 class KnobActs:
     """Tuning. A knob that a unit owns is previewed by that unit."""
 
-    def __init__(self, context: Context, settings: Settings, asks: Asks, told: Told) -> None:
+    def __init__(self, context: Context, settings: Settings, asks: PendingRequests, told: Told) -> None:
         self._context = context
         self._settings = settings
         self._asks = asks
@@ -202,7 +202,7 @@ class KnobActs:
     def _preview(self, name: str, value: KnobValue, said: KnobPreviewed | None = None) -> Effect:
         owner = self._context.knobs.declaration(name).owner
         group = self._context.state.groups.get(owner)
-        done = group is not None and self._context.board.group_row(group).done
+        done = group is not None and self._context.observed.group_row(group).done
         return self._context.knobs.preview(name, value, said, owner_done=done)
 
     async def _ask_owner(self, name: str, value: KnobValue) -> KnobPreviewed | None:

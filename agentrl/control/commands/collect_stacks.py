@@ -14,8 +14,8 @@ from pathlib import Path
 
 from agentrl.control.commands import previews
 from agentrl.control.context import Context
-from agentrl.control.messaging.requests import Asks
-from agentrl.control.persistence.files import replace_file
+from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import commands, messages
@@ -27,7 +27,7 @@ _NAMED = 3
 
 
 class Stacks:
-    def __init__(self, context: Context, asks: Asks) -> None:
+    def __init__(self, context: Context, asks: PendingRequests) -> None:
         self._context = context
         self._asks = asks
         self._tasks: set[asyncio.Task[None]] = set()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agentrl.control.commands import previews
 from agentrl.control.context import Context
-from agentrl.control.messaging.requests import Asks
+from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.persistence.journal import Journal, JournalEvent
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.errors import UnknownNameError
@@ -34,7 +34,7 @@ _KINDS = {"knob": "audit"}
 
 
 class Queries:
-    def __init__(self, context: Context, asks: Asks, alerts: Callable[[bool], list[AlertRow]]) -> None:
+    def __init__(self, context: Context, asks: PendingRequests, alerts: Callable[[bool], list[AlertRow]]) -> None:
         self._context = context
         self._asks = asks
         self._alerts = alerts
@@ -60,14 +60,14 @@ class Queries:
             units=_all_of(UnitRow, dict(sorted(rows(("unit",)).items(), key=_natural))),
             hosts=_all_of(HostRow, rows(("host",))),
             alerts=tuple(self._alerts(False)),
-            pulse=self._context.pulse.shown,
+            pulse=self._context.bottleneck.shown,
             operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
         return sendable(report)
 
     def chains(self) -> list[WaitChain]:
         context = self._context
-        facts = context.board.wait_facts(context.clock.now(), context.supervisor.paused)
+        facts = context.observed.wait_facts(context.clock.now(), context.supervisor.paused)
         return explain(facts, context.supervisor.times.no_progress_s)
 
     def _operation(self, args: commands.ShowOperation) -> OperationRow:

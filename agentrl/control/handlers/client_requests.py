@@ -47,7 +47,7 @@ UNFORESEEN = "The coordinator failed on this; its log says why."
 AskedPreview = Callable[[str, Any], Awaitable[Effect]]
 
 
-class ClientsDesk:
+class ClientHandler:
     def __init__(
         self,
         context: Context,

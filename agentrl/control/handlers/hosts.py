@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from agentrl import __version__
 from agentrl.control.context import Context
 from agentrl.control.messaging.peers import Kind, Known
-from agentrl.control.messaging.requests import Asks
-from agentrl.control.state.board import HostFactsNow
+from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.state.observed_state import ObservedHost
 from agentrl.errors import ExitCode
 from agentrl.protocol import feed, messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome
@@ -33,8 +33,8 @@ _WRITES_STACKS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signa
 """Signals at which faulthandler writes the stacks to the log."""
 
 
-class HostsDesk:
-    def __init__(self, context: Context, asks: Asks, metrics_out: Publisher) -> None:
+class HostHandler:
+    def __init__(self, context: Context, asks: PendingRequests, metrics_out: Publisher) -> None:
         self._context = context
         self._asks = asks
         self._metrics_out = metrics_out
@@ -49,7 +49,7 @@ class HostsDesk:
             return
         context.peers.welcome(peer, Known(Kind.HOST, hello.host))
         context.lease_host(hello.host)
-        context.board.hosts[hello.host] = HostFactsNow(
+        context.observed.hosts[hello.host] = ObservedHost(
             agent_pid=hello.agent_pid, agent_start_ticks=hello.agent_start_ticks
         )
         context.peers.send(peer, self._welcome())
@@ -131,7 +131,7 @@ class HostsDesk:
 
     def _stats(self, host: str, stats: messages.HostStats) -> None:
         context, now = self._context, self._context.clock.now()
-        facts = context.board.hosts.setdefault(host, HostFactsNow())
+        facts = context.observed.hosts.setdefault(host, ObservedHost())
         facts.stats = stats
         context.disks.add(host, stats.disk_free_bytes, now)
         for each in stats.units:
@@ -139,7 +139,7 @@ class HostsDesk:
             if slot is None or slot.incarnation != each.incarnation:
                 continue
             context.metrics.memory(each.unit, each.incarnation, each.rss_bytes, now)
-            if context.board.measured(slot, each, context.metrics.memory_story(each.unit)):
+            if context.observed.measured(slot, each, context.metrics.memory_story(each.unit)):
                 context.show_unit(each.unit, urgent=False)
         context.show_host(host)
 
@@ -149,14 +149,14 @@ class HostsDesk:
         if slot is None or slot.incarnation != incarnation:
             return
         context.metrics.update(unit, incarnation, values, now)
-        context.board.facts(slot).metrics = context.metrics.shown(unit)
+        context.observed.facts(slot).metrics = context.metrics.shown(unit)
         self._metrics_out.publish(encode(feed.MetricBatch(unit, now, values)))
         context.show_unit(unit, urgent=False)
 
     def incident(self, report: do.Report) -> None:
         """Write down an unplanned end with all evidence there is."""
         context, now = self._context, self._context.clock.now()
-        last = context.board.last_report(report.unit, report.incarnation)
+        last = context.observed.last_report(report.unit, report.incarnation)
         row = IncidentRow(
             id=f"{report.unit}.{report.incarnation}",
             unit=report.unit,

@@ -15,7 +15,7 @@ import msgspec
 
 from agentrl.control.commands.acts import Act
 from agentrl.control.context import Context
-from agentrl.control.messaging.requests import Asks
+from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, UnavailableError, WaitTimeoutError
 from agentrl.protocol import messages
@@ -37,7 +37,7 @@ ASK_AGAIN_S = 0.5
 
 
 class Serving:
-    def __init__(self, context: Context, asks: Asks) -> None:
+    def __init__(self, context: Context, asks: PendingRequests) -> None:
         self._context = context
         self._asks = asks
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,5 +119,5 @@ class Serving:
             return f"{slot.unit} is not connected"
         left = slot.timer - self._context.clock.now()
         until = f" for {left:.0f} s" if slot.state is UnitState.BACKOFF and left >= 1 else ""
-        doing = self._context.board.facts(slot).report.status if slot.state is UnitState.STARTING else ""
+        doing = self._context.observed.facts(slot).report.status if slot.state is UnitState.STARTING else ""
         return f"{slot.unit} is {slot.state}{until}: {doing or slot.reason or 'it says nothing more'}"

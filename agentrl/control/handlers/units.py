@@ -15,7 +15,7 @@ from agentrl import __version__
 from agentrl.config.knob import Knob
 from agentrl.control.context import Context
 from agentrl.control.messaging.peers import Kind, Known
-from agentrl.control.messaging.requests import Asks
+from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.protocol import feed, messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome, served_commands
@@ -37,8 +37,8 @@ def token_of(secret: bytes, incarnation: str) -> str:
     return hmac.new(secret, incarnation.encode(), hashlib.sha256).hexdigest()[:32]
 
 
-class UnitsDesk:
-    def __init__(self, context: Context, asks: Asks, metrics_out: Publisher) -> None:
+class UnitHandler:
+    def __init__(self, context: Context, asks: PendingRequests, metrics_out: Publisher) -> None:
         self._context = context
         self._asks = asks
         self._metrics_out = metrics_out
@@ -126,7 +126,7 @@ class UnitsDesk:
     def report(self, known: Known, report: messages.UnitReport) -> None:
         context, now = self._context, self._context.clock.now()
         slot = context.state.slots[known.name]
-        facts = context.board.facts(slot)
+        facts = context.observed.facts(slot)
         was = facts.report
         facts.report, facts.reported = report, now
         context.leases.phase(known.name, now, phase=report.phase, age_s=report.phase_age_s, at_most_s=report.at_most_s)
@@ -156,8 +156,8 @@ class UnitsDesk:
             return
         context.metrics.update(known.name, known.incarnation, values, now)
         if slot.spec is not None:
-            context.pulse.take(known.name, slot.spec.role.value, known.incarnation, values, now)
-        context.board.facts(slot).metrics = context.metrics.shown(known.name)
+            context.bottleneck.take(known.name, slot.spec.role.value, known.incarnation, values, now)
+        context.observed.facts(slot).metrics = context.metrics.shown(known.name)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, finite)))
         # A Step is in the row until the next one; what is not told by then no recording will have.

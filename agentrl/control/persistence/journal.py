@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.control.persistence import salvage
-from agentrl.control.persistence.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
+from agentrl.control.persistence import journal_repair
+from agentrl.control.persistence.journal_schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
 from agentrl.errors import AgentrlError, DiskError, VersionMismatchError
 
 log = logging.getLogger(__name__)
@@ -78,13 +78,13 @@ class Journal:
     def open(cls, path: Path, *, at: float) -> Journal:
         """Open or create it. DiskError, or VersionMismatchError for a file that another version wrote."""
         with _disk_errors(path):
-            salvage.finish_swap(path, at)
+            journal_repair.finish_swap(path, at)
             try:
                 connection = _connect(path)
             except sqlite3.DatabaseError as broken:
                 if _code(broken) not in _DAMAGED:
                     raise
-                damage = salvage.rebuild(path, at)
+                damage = journal_repair.rebuild(path, at)
                 log.critical("%s", damage)
                 return cls(path, _connect(path), damage)
             return cls(path, connection, "")

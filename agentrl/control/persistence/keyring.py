@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from agentrl.control.persistence.files import replace_file
+from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.messages import Permission

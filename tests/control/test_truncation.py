@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agentrl.control.handlers import client_queries, clipping
+from agentrl.control.handlers import client_queries, truncation
 from agentrl.control.persistence.journal import JournalEvent
-from agentrl.control.state.feed import Feed
+from agentrl.control.state.feed_publisher import Feed
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.feed import FeedRow
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait
@@ -18,7 +18,7 @@ LONG = "x" * (1 << 20)
 
 
 def test_what_a_unit_says_is_clipped() -> None:
-    said = clipping.report(
+    said = truncation.report(
         UnitReport(
             status=LONG,
             phase=LONG,
@@ -31,17 +31,17 @@ def test_what_a_unit_says_is_clipped() -> None:
     assert "k3" not in said.knobs, "a part of a value is another value"
     assert said.knobs["k4"] == 4
     usual = UnitReport(ready=True, status="well", phase="step", waits=(Wait("judge-0", "a grade"),), knobs={"a": "b"})
-    assert clipping.report(usual) == usual
+    assert truncation.report(usual) == usual
 
 
 def test_declarations_metrics_and_last_words_are_clipped() -> None:
     knob = KnobDeclaration("k", "str", "a", help=LONG, choices=(LONG,) * 1000)
-    clipped = clipping.declarations((knob, msgspec.structs.replace(knob, name=LONG)) * 1000)
+    clipped = truncation.declarations((knob, msgspec.structs.replace(knob, name=LONG)) * 1000)
     assert len(encode(clipped)) < 3_000_000
     assert all(each.name == "k" for each in clipped)
-    assert len(encode(clipping.metrics({f"m{number}": 1.0 for number in range(100_000)}))) < 20_000
-    assert len(encode(clipping.bye(Bye(1, LONG)))) < 2_000
-    assert len(encode(clipping.previewed(KnobPreviewed("a", LONG, error=LONG)))) < 3_000
+    assert len(encode(truncation.metrics({f"m{number}": 1.0 for number in range(100_000)}))) < 20_000
+    assert len(encode(truncation.bye(Bye(1, LONG)))) < 2_000
+    assert len(encode(truncation.previewed(KnobPreviewed("a", LONG, error=LONG)))) < 3_000
 
 
 def test_a_row_that_no_message_can_hold_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,9 +66,9 @@ def test_a_row_that_no_message_can_hold_stops_no_other(caplog: pytest.LogCapture
 
 
 def test_the_status_of_very_many_talkative_units_can_be_sent() -> None:
-    waits = tuple(Wait(f"judge-{number}", "x" * clipping.NAME) for number in range(clipping.WAITS))
+    waits = tuple(Wait(f"judge-{number}", "x" * truncation.NAME) for number in range(truncation.WAITS))
     units = tuple(
-        UnitRow(f"web-{number}", "web", "sidecar", UnitState.READY, status="y" * clipping.SENTENCE, waits=waits)
+        UnitRow(f"web-{number}", "web", "sidecar", UnitState.READY, status="y" * truncation.SENTENCE, waits=waits)
         for number in range(5000)
     )
     report = StatusReport(RunRow("my-run", "u", "running"), units=units)

@@ -16,7 +16,7 @@ NAME = "coordinator"
 EVERY_S = 1.0
 
 
-class Vitals:
+class OwnMetrics:
     """How the coordinator itself does."""
 
     def __init__(self, context: Context, publish: Callable[[bytes], None]) -> None:

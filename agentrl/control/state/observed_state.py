@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl.config.paths import RunFile
-from agentrl.control.state.metrics import MemoryStory
+from agentrl.control.state.unit_metrics import MemoryStory
 from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Role
@@ -33,7 +33,7 @@ COMMAND_CHARS = 500
 
 
 @dataclass(slots=True)
-class Facts:
+class ObservedUnit:
     """The newest account and measurements of one incarnation."""
 
     incarnation: int = 0
@@ -49,30 +49,30 @@ class Facts:
 
 
 @dataclass(slots=True)
-class HostFactsNow:
+class ObservedHost:
     stats: messages.HostStats | None = None
     agent_pid: int = 0
     agent_start_ticks: int = 0
 
 
-class Board:
+class ObservedState:
     """Facts by unit and host."""
 
     def __init__(self, state: State, leases: Leases) -> None:
         self.state = state
         self.leases = leases
-        self._units: dict[str, Facts] = {}
-        self._ended: dict[str, Facts] = {}
+        self._units: dict[str, ObservedUnit] = {}
+        self._ended: dict[str, ObservedUnit] = {}
         """Those of the life before the present one."""
-        self.hosts: dict[str, HostFactsNow] = {}
+        self.hosts: dict[str, ObservedHost] = {}
 
-    def facts(self, slot: Slot) -> Facts:
+    def facts(self, slot: Slot) -> ObservedUnit:
         """Those of the present incarnation; a new life begins with none."""
         found = self._units.get(slot.unit)
         if found is None or found.incarnation != slot.incarnation:
             if found is not None:
                 self._ended[slot.unit] = found
-            found = self._units[slot.unit] = Facts(slot.incarnation)
+            found = self._units[slot.unit] = ObservedUnit(slot.incarnation)
         return found
 
     def last_report(self, unit: str, incarnation: int) -> messages.UnitReport:
@@ -167,7 +167,7 @@ class Board:
         )
 
     def host_row(self, host: HostState, full_in_s: float | None = None) -> rows.HostRow:
-        now = self.hosts.get(host.host, HostFactsNow())
+        now = self.hosts.get(host.host, ObservedHost())
         stats = now.stats
         draining = host.host in self.state.run.draining_hosts
         units = sum(s.host == host.host and s.state in WITH_PROCESS for s in self.state.slots.values())

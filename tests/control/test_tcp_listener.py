@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.run import RunConfig
-from agentrl.control import listening
-from agentrl.control.listening import Listening
+from agentrl.control import tcp_listener
+from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError
 from agentrl.transport.addresses import tcp_triplet, why_not_free
 from agentrl.transport.hub import Hub
@@ -32,7 +32,7 @@ class Doors:
         for each in (self.hub, self.feed, self.metrics):
             each.start()
         self.changes: list[tuple[str, str]] = []
-        self.listening = Listening(self.hub, self.feed, self.metrics, self._changed)
+        self.listening = TcpListener(self.hub, self.feed, self.metrics, self._changed)
 
     def _changed(self) -> None:
         self.changes.append((self.listening.address, self.listening.trouble))
@@ -94,7 +94,7 @@ async def test_another_address_is_taken_up_at_once(doors: Doors, listen: str) ->
 async def test_ports_that_overlap_the_present_ones_are_no_obstacle(
     doors: Doors, listen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "RETRY_S", 0.05)
+    monkeypatch.setattr(tcp_listener, "RETRY_S", 0.05)
     doors.listening.configure(wants(listen))
     everywhere = listen.replace("127.0.0.1", "0.0.0.0")
     doors.listening.check(wants(everywhere))
@@ -116,7 +116,7 @@ async def test_a_taken_port_is_refused_beforehand(doors: Doors, listen: str) -> 
 async def test_a_port_that_was_taken_meanwhile_is_tried_again(
     doors: Doors, listen: str, taken: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "RETRY_S", 0.05)
+    monkeypatch.setattr(tcp_listener, "RETRY_S", 0.05)
     doors.listening.configure(wants(listen))
     assert doors.listening.address == ""
     assert "already in use" in doors.listening.trouble

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.control.persistence.files import replace_file
+from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import ConfigError, ConflictError, DiskError
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -83,7 +83,7 @@ class StateLock:
 
 
 @dataclass(frozen=True)
-class RunDirSign:
+class RunDirMarker:
     """Keeps `run_dir/coordinator.json` fresh, so that `up` on another host sees that the run is taken."""
 
     run_dir: Path
@@ -103,7 +103,7 @@ class RunDirSign:
 
     def remove(self) -> None:
         """Take the sign away at the end, unless somebody else has put theirs there."""
-        found = read_sign(self.run_dir)
+        found = read_marker(self.run_dir)
         if found is not None and (found.uuid, found.boot_id) == (self.uuid, self.boot_id):
             try:
                 (self.run_dir / SIGN).unlink(missing_ok=True)
@@ -111,7 +111,7 @@ class RunDirSign:
                 return  # it grows stale by itself
 
 
-def read_sign(run_dir: Path) -> Sign | None:
+def read_marker(run_dir: Path) -> Sign | None:
     """The sign in a run directory; None if there is none that can be read."""
     try:
         return msgspec.json.decode((run_dir / SIGN).read_bytes(), type=Sign)

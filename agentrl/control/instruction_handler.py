@@ -20,7 +20,7 @@ from agentrl.supervision import instructions as do
 SECOND_CHANCE_S = 1.0
 
 
-class Performer:
+class InstructionHandler:
     def __init__(
         self,
         context: Context,

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl.control.persistence.files import sync_directory
-from agentrl.control.persistence.schema import TABLES, checksum
+from agentrl.control.persistence.atomic_file import sync_directory
+from agentrl.control.persistence.journal_schema import TABLES, checksum
 
 _STATE = "SELECT rowid, kind, key, body, crc FROM state NOT INDEXED ORDER BY rowid"
 _EVENTS = "SELECT seq, kind, id, body, crc, at FROM events NOT INDEXED ORDER BY seq"

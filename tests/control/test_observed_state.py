@@ -1,4 +1,4 @@
-"""What the board tells of waits: all that the chains need, and nothing of the thousands that are merely at work.
+"""What the observed tells of waits: all that the chains need, and nothing of the thousands that are merely at work.
 
 And what of measurements is news.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from agentrl.config.paths import RunFile
 from agentrl.control.commands.collect_stacks import called
-from agentrl.control.state.board import PROGRESS_NEWS, Board, RunLife
-from agentrl.control.state.metrics import MemoryStory
+from agentrl.control.state.observed_state import PROGRESS_NEWS, ObservedState, RunLife
+from agentrl.control.state.unit_metrics import MemoryStory
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -17,7 +17,7 @@ from agentrl.supervision.slots import GroupState, RunState, Slot, State
 from agentrl.supervision.waits import explain
 
 
-def board_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> Board:
+def observed_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> ObservedState:
     """Groups with what they start after; all units are ready."""
     state = State(run=RunState())
     for name, after in groups:
@@ -26,28 +26,28 @@ def board_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> Board:
         for number in range(members):
             unit = f"{name}-{number}"
             state.slots[unit] = Slot(unit, name, number, state=UnitState.READY, incarnation=1)
-    return Board(state, Leases(10.0, 60.0))
+    return ObservedState(state, Leases(10.0, 60.0))
 
 
 def test_a_trainer_that_starts_says_how_far_it_is() -> None:
-    board = board_of(("web", ()), ("trainer", ()), members=1)
-    trainer = board.state.slots["trainer-0"]
-    board.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
-    assert board.trainer_to_come() == ""
-    trainer.state = board.state.slots["web-0"].state = UnitState.STARTING
-    assert board.trainer_to_come() == "trainer-0 is starting"
-    board.facts(trainer).report = UnitReport(status="warm-up: step 3 of 9")
-    assert board.trainer_to_come() == "trainer-0 is starting (warm-up: step 3 of 9)"
+    observed = observed_of(("web", ()), ("trainer", ()), members=1)
+    trainer = observed.state.slots["trainer-0"]
+    observed.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
+    assert observed.trainer_to_come() == ""
+    trainer.state = observed.state.slots["web-0"].state = UnitState.STARTING
+    assert observed.trainer_to_come() == "trainer-0 is starting"
+    observed.facts(trainer).report = UnitReport(status="warm-up: step 3 of 9")
+    assert observed.trainer_to_come() == "trainer-0 is starting (warm-up: step 3 of 9)"
 
 
 def test_where_no_step_is_taken_until_somebody_does_something_that_is_said() -> None:
-    board = board_of(("trainer", ()), members=1)
-    trainer, paused = board.state.slots["trainer-0"], set[str]()
-    board.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
-    board.state.run.up = True
+    observed = observed_of(("trainer", ()), members=1)
+    trainer, paused = observed.state.slots["trainer-0"], set[str]()
+    observed.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
+    observed.state.run.up = True
 
     def said() -> str:
-        return board.steps_stand(paused.__contains__)
+        return observed.steps_stand(paused.__contains__)
 
     assert said() == ""
     paused.add("trainer-0")
@@ -62,134 +62,134 @@ def test_where_no_step_is_taken_until_somebody_does_something_that_is_said() -> 
         "complete: all 6 steps are done; version 7",
     )
     assert said() == "no step is taken any more: all 6 steps are done; version 7"
-    board.state.run.up = False
+    observed.state.run.up = False
     assert said() == ""
 
 
-def facts_of(board: Board, paused: str = "") -> set[str]:
-    return set(board.wait_facts(100.0, lambda unit: unit == paused))
+def facts_of(observed: ObservedState, paused: str = "") -> set[str]:
+    return set(observed.wait_facts(100.0, lambda unit: unit == paused))
 
 
-def reports(board: Board, unit: str, *on: str) -> None:
-    board.facts(board.state.slots[unit]).report = UnitReport(waits=tuple(Wait(name, age_s=5.0) for name in on))
+def reports(observed: ObservedState, unit: str, *on: str) -> None:
+    observed.facts(observed.state.slots[unit]).report = UnitReport(waits=tuple(Wait(name, age_s=5.0) for name in on))
 
 
 def test_where_nobody_waits_nothing_is_told() -> None:
-    assert facts_of(board_of(("web", ()), ("api", ()))) == set()
+    assert facts_of(observed_of(("web", ()), ("api", ()))) == set()
 
 
 def test_who_waits_for_a_unit_and_that_unit() -> None:
-    board = board_of(("web", ()), ("api", ()))
-    reports(board, "web-0", "api-1", "some resource")
-    assert facts_of(board) == {"web-0", "api-1"}
+    observed = observed_of(("web", ()), ("api", ()))
+    reports(observed, "web-0", "api-1", "some resource")
+    assert facts_of(observed) == {"web-0", "api-1"}
 
 
 def test_who_waits_for_a_group_is_told_of_all_its_members() -> None:
-    board = board_of(("web", ()), ("api", ()))
-    reports(board, "web-0", "api")
-    board.state.slots["api-2"].state = UnitState.FATAL
-    facts = board.wait_facts(100.0, lambda unit: False)
+    observed = observed_of(("web", ()), ("api", ()))
+    reports(observed, "web-0", "api")
+    observed.state.slots["api-2"].state = UnitState.FATAL
+    facts = observed.wait_facts(100.0, lambda unit: False)
     assert set(facts) == {"web-0", "api-0", "api-1", "api-2"}
     (chain,) = explain(facts)
     assert chain.culprit == "api-2"
 
 
 def test_a_unit_that_may_not_start_yet_waits_for_the_groups_before_it() -> None:
-    board = board_of(("web", ("api",)), ("api", ()), ("other", ()))
-    board.state.slots["web-1"].state = UnitState.PENDING
-    assert facts_of(board) == {"web-1", "api-0", "api-1", "api-2"}
+    observed = observed_of(("web", ("api",)), ("api", ()), ("other", ()))
+    observed.state.slots["web-1"].state = UnitState.PENDING
+    assert facts_of(observed) == {"web-1", "api-0", "api-1", "api-2"}
 
 
 def test_a_chain_is_told_to_its_end_and_a_pause_is_seen() -> None:
-    board = board_of(("web", ()), ("api", ()), ("base", ()))
-    reports(board, "web-0", "api-0")
-    reports(board, "api-0", "base-0")
-    facts = board.wait_facts(100.0, lambda unit: unit == "base-0")
+    observed = observed_of(("web", ()), ("api", ()), ("base", ()))
+    reports(observed, "web-0", "api-0")
+    reports(observed, "api-0", "base-0")
+    facts = observed.wait_facts(100.0, lambda unit: unit == "base-0")
     assert set(facts) == {"web-0", "api-0", "base-0"}
     (chain,) = explain(facts)
     assert (chain.culprit, chain.because) == ("base-0", "is paused")
 
 
 def test_a_unit_that_is_not_wanted_any_more_is_no_part_of_it() -> None:
-    board = board_of(("web", ()), ("api", ()))
-    reports(board, "web-0", "api-0")
-    board.state.slots["api-0"].wanted = False
-    assert facts_of(board) == {"web-0"}
+    observed = observed_of(("web", ()), ("api", ()))
+    reports(observed, "web-0", "api-0")
+    observed.state.slots["api-0"].wanted = False
+    assert facts_of(observed) == {"web-0"}
 
 
 def test_progress_that_only_heartbeats_tell_is_shown_now_and_then() -> None:
-    board = board_of(("web", ()))
-    slot = board.state.slots["web-0"]
-    board.leases.begin("web-0", 0.0)
+    observed = observed_of(("web", ()))
+    slot = observed.state.slots["web-0"]
+    observed.leases.begin("web-0", 0.0)
     stats, told = UnitStats("web-0", 1), []
     for at in range(3 * PROGRESS_NEWS):
-        board.leases.beat("web-0", float(at), progress=at)
-        told.append(board.measured(slot, stats, MemoryStory()))
+        observed.leases.beat("web-0", float(at), progress=at)
+        told.append(observed.measured(slot, stats, MemoryStory()))
     assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_NEWS, 2 * PROGRESS_NEWS]
-    assert board.measured(slot, stats, MemoryStory()), "what moved since is told once more"
-    assert not any(board.measured(slot, stats, MemoryStory()) for _ in range(2 * PROGRESS_NEWS)), "it stands"
+    assert observed.measured(slot, stats, MemoryStory()), "what moved since is told once more"
+    assert not any(observed.measured(slot, stats, MemoryStory()) for _ in range(2 * PROGRESS_NEWS)), "it stands"
 
 
 def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
-    board = board_of(("job", ()), members=2)
-    slot = board.state.slots["job-0"]
+    observed = observed_of(("job", ()), members=2)
+    slot = observed.state.slots["job-0"]
     slot.state, slot.done = UnitState.STOPPED, True
-    assert board.unit_row(slot, paused=False).done
-    assert board.group_row(board.state.groups["job"]).other == {"completed": 1}
+    assert observed.unit_row(slot, paused=False).done
+    assert observed.group_row(observed.state.groups["job"]).other == {"completed": 1}
 
 
 def test_a_run_tells_how_its_jobs_have_ended() -> None:
-    board = board_of(("trainer", ()), ("web", ()), members=1)
-    board.state.run.up = True
+    observed = observed_of(("trainer", ()), ("web", ()), members=1)
+    observed.state.run.up = True
     file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
-    trainer, web = board.state.slots["trainer-0"], board.state.slots["web-0"]
+    trainer, web = observed.state.slots["trainer-0"], observed.state.slots["web-0"]
     trainer.state, trainer.done, trainer.reason = UnitState.STOPPED, True, "done"
-    assert board.run_row(file, life).reason == ""
+    assert observed.run_row(file, life).reason == ""
     trainer.reason = trainer.bye_reason = "done: and no step trained anything"
-    row = board.run_row(file, life)
+    row = observed.run_row(file, life)
     assert (row.state, row.reason) == ("running", "trainer-0 is done: and no step trained anything")
     web.state, web.done = UnitState.STOPPED, True
-    row = board.run_row(file, life)
+    row = observed.run_row(file, life)
     assert (row.state, row.reason) == ("completed", "trainer-0 is done: and no step trained anything")
     trainer.bye_reason = ""
-    assert board.run_row(file, life).reason == "every job is done"
+    assert observed.run_row(file, life).reason == "every job is done"
 
 
 def test_a_run_of_which_a_unit_died_is_degraded_until_it_is_up_again() -> None:
-    board = board_of(("web", ()))
-    board.state.run.up = True
-    slot = board.state.slots["web-1"]
+    observed = observed_of(("web", ()))
+    observed.state.run.up = True
+    slot = observed.state.slots["web-1"]
     file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
     slot.state = UnitState.STARTING
-    row = board.run_row(file, life)
+    row = observed.run_row(file, life)
     assert row.state == "starting", "it was asked to be started again"
     slot.deaths = [1.0]
-    row = board.run_row(file, life)
+    row = observed.run_row(file, life)
     assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
     slot.state = UnitState.READY
-    assert board.run_row(file, life).state == "running"
+    assert observed.run_row(file, life).state == "running"
 
 
 def test_how_many_units_are_not_there_yet_or_still_there_is_said_in_a_sentence() -> None:
-    board = board_of(("web", ()), members=2)
-    board.state.run.up = True
+    observed = observed_of(("web", ()), members=2)
+    observed.state.run.up = True
     told = RunFile("my-run", "uuid", "/somewhere", 1.0), RunLife(pid=1, started=1.0)
-    for slot in board.state.slots.values():
+    for slot in observed.state.slots.values():
         slot.state = UnitState.STARTING
-    assert board.run_row(*told).reason == "2 units are not ready yet"
-    board.state.slots["web-0"].state = UnitState.READY
-    assert board.run_row(*told).reason == "1 unit is not ready yet"
-    board.state.run.up = False
-    board.state.slots["web-1"].tree_gone = False
-    assert board.run_row(*told).reason == "1 unit has not ended"
+    assert observed.run_row(*told).reason == "2 units are not ready yet"
+    observed.state.slots["web-0"].state = UnitState.READY
+    assert observed.run_row(*told).reason == "1 unit is not ready yet"
+    observed.state.run.up = False
+    observed.state.slots["web-1"].tree_gone = False
+    assert observed.run_row(*told).reason == "1 unit has not ended"
 
 
 def test_until_when_a_start_is_waited_for_is_not_said_to_be_the_last_word_where_it_is_not() -> None:
-    board = board_of(("web", ()), members=2)
+    observed = observed_of(("web", ()), members=2)
     for unit, speaks in (("web-0", True), ("web-1", False)):
-        slot = board.state.slots[unit]
+        slot = observed.state.slots[unit]
         slot.state, slot.timer, slot.spec = UnitState.STARTING, 300.0, GroupSpec("web", Role.SIDECAR, (), speaks=speaks)
-    told = [board.unit_row(slot, paused=False).next_what for slot in board.state.slots.values()]
+    told = [observed.unit_row(slot, paused=False).next_what for slot in observed.state.slots.values()]
     assert told == ["is given up unless it gets on", "is given up unless ready"], "only who speaks can announce a phase"
 
 

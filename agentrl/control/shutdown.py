@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from agentrl.control.context import Context
-from agentrl.control.messaging.requests import Asks
+from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import messages
@@ -24,8 +24,8 @@ FAREWELL_S = 0.4
 """How long the end stays on the feed before the coordinator goes."""
 
 
-class Ending:
-    def __init__(self, context: Context, asks: Asks, leave: Callable[[], None]) -> None:
+class Shutdown:
+    def __init__(self, context: Context, asks: PendingRequests, leave: Callable[[], None]) -> None:
         self._context = context
         self._asks = asks
         self._leave = leave

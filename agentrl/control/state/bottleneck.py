@@ -70,7 +70,7 @@ class Change:
     at: float
 
 
-class Pulse:
+class BottleneckDetector:
     """Fed with what units report; asked for a row every now and then."""
 
     def __init__(self) -> None:

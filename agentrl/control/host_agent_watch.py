@@ -20,7 +20,7 @@ from agentrl.placement.local import LocalPlacement
 log = logging.getLogger(__name__)
 
 
-class AgentWatch:
+class HostAgentWatch:
     """`died(host, pid, done)` is called for each death, once it is known what was done about it."""
 
     def __init__(self, context: Context, state_dir: Path, died: Callable[[str, int, str], None]) -> None:

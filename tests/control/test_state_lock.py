@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.control.persistence.lock import (
+from agentrl.control.persistence.state_lock import (
     NETWORK_FILE_SYSTEMS,
-    RunDirSign,
+    RunDirMarker,
     StateLock,
     file_system_of,
-    read_sign,
+    read_marker,
 )
 from agentrl.errors import ConfigError, ConflictError
 
 HOLD = """
 import sys
 from pathlib import Path
-from agentrl.control.persistence.lock import StateLock
+from agentrl.control.persistence.state_lock import StateLock
 lock = StateLock.acquire(Path(sys.argv[1]), host="here", at=1.0)
 print("held", flush=True)
 sys.stdin.read()
@@ -96,19 +96,19 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = file_system_of(tmp_path.resolve(), Path("/proc/self/mountinfo").read_text())
-    monkeypatch.setattr("agentrl.control.persistence.lock.NETWORK_FILE_SYSTEMS", NETWORK_FILE_SYSTEMS | {here})
+    monkeypatch.setattr("agentrl.control.persistence.state_lock.NETWORK_FILE_SYSTEMS", NETWORK_FILE_SYSTEMS | {here})
     with pytest.raises(ConfigError, match=f"network file system \\({here}\\)"):
         StateLock.acquire(tmp_path, host="here", at=1.0)
     assert not (tmp_path / "lock").exists()
 
 
-def sign(run_dir: Path, host: str = "far", boot: str = "boot-far", uuid: str = "uuid-1") -> RunDirSign:
-    return RunDirSign(run_dir, host, boot, "my-run", uuid)
+def sign(run_dir: Path, host: str = "far", boot: str = "boot-far", uuid: str = "uuid-1") -> RunDirMarker:
+    return RunDirMarker(run_dir, host, boot, "my-run", uuid)
 
 
 def test_a_broken_sign_is_no_sign(tmp_path: Path) -> None:
     (tmp_path / "coordinator.json").write_bytes(b"\xff{")
-    assert read_sign(tmp_path) is None
+    assert read_marker(tmp_path) is None
 
 
 def test_a_sign_that_cannot_be_written_is_only_a_sentence(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_sign_that_cannot_be_written_is_only_a_sentence(tmp_path: Path) -> Non
 def test_only_ones_own_sign_is_removed(tmp_path: Path) -> None:
     sign(tmp_path).refresh(1.0)
     sign(tmp_path, uuid="uuid-2").remove()
-    assert read_sign(tmp_path) is not None
+    assert read_marker(tmp_path) is not None
     sign(tmp_path).remove()
-    assert read_sign(tmp_path) is None
+    assert read_marker(tmp_path) is None
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What happened in a run that is down: `python -m agentrl.control.afterwards --state-dir S [--kind K]...`.
+"""What happened in a run that is down: `python -m agentrl.control.offline_events --state-dir S [--kind K]...`.
 
 Invariant: the journal is only read, and is answered from as its coordinator would have done; stdout is one message.
 """
@@ -17,7 +17,7 @@ from agentrl.protocol.wire import raw
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentrl.control.afterwards", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m agentrl.control.offline_events", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--kind", action="append", default=[])
     parser.add_argument("--after-at", type=float, default=0.0)

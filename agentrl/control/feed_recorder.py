@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Work = Callable[[], None]
 
 
-class Recorder:
+class FeedRecorder:
     def __init__(self, context: Context, state_dir: Path) -> None:
         self._context = context
         self._work: queue.Queue[Work | None] = queue.Queue(_MOST_WAITING)

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from agentrl.control.context import Context
-from agentrl.control.persistence.lock import RunDirSign
-from agentrl.control.vitals import Vitals
+from agentrl.control.own_metrics import OwnMetrics
+from agentrl.control.persistence.state_lock import RunDirMarker
 from agentrl.errors import DiskError
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events, restarts
@@ -21,22 +21,22 @@ from agentrl.supervision.liveness import Finding, Health
 log = logging.getLogger(__name__)
 
 TURN_S = 0.1
-SIGN_EVERY_S = 2.0
+MARKER_EVERY_S = 2.0
 PRUNE_EVERY_S = 60.0
 KEEP_EVENTS = 100_000
 KEEP_EVENTS_S = 90 * 86_400.0
 
 
-class Turning:
+class PeriodicChecks:
     def __init__(
-        self, context: Context, sign: RunDirSign, vitals: Vitals, each_turn: Iterable[Callable[[float], None]]
+        self, context: Context, marker: RunDirMarker, metrics: OwnMetrics, each_turn: Iterable[Callable[[float], None]]
     ) -> None:
         self._context = context
-        self._sign = sign
-        self._vitals = vitals
+        self._marker = marker
+        self._metrics = metrics
         self._each_turn = tuple(each_turn)
         self._last = context.clock.now()
-        self._sign_at = self._prune_at = 0.0
+        self._marker_at = self._prune_at = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -54,7 +54,7 @@ class Turning:
     def _turn(self, now: float) -> None:
         late = now - self._last - self._pace()
         self._last = now
-        self._vitals.turned(now, max(0.0, late))
+        self._metrics.turned(now, max(0.0, late))
         if late > self._context.supervisor.times.late_after_s:
             log.warning("the coordinator was late by %.1f s; all leases are extended by that", late)
             self._context.leases.extend_all(late)
@@ -90,9 +90,9 @@ class Turning:
         return frozenset(slot.unit for slot in state.slots.values() if slot.host in silent)
 
     def _keep_house(self, now: float) -> None:
-        if now >= self._sign_at:
-            self._sign_at = now + SIGN_EVERY_S
-            self._sign.refresh(now)
+        if now >= self._marker_at:
+            self._marker_at = now + MARKER_EVERY_S
+            self._marker.refresh(now)
             self._age_deaths(now)
         if now >= self._prune_at and not self._context.executor.full:
             self._prune_at = now + PRUNE_EVERY_S

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.control.persistence.files import replace_file
+from agentrl.control.persistence.atomic_file import replace_file
 
 FILE = "coordinator.json"
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class CoordinatorAddress(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
     boot_id: str

@@ -11,10 +11,10 @@ import logging
 from msgspec.structs import replace
 
 from agentrl.control.context import Context
-from agentrl.control.handlers import clipping
-from agentrl.control.handlers.client_requests import ClientsDesk
-from agentrl.control.handlers.hosts import HostsDesk
-from agentrl.control.handlers.units import UnitsDesk
+from agentrl.control.handlers import truncation
+from agentrl.control.handlers.client_requests import ClientHandler
+from agentrl.control.handlers.hosts import HostHandler
+from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.errors import ExitCode, ProtocolError
 from agentrl.protocol import messages
@@ -26,8 +26,8 @@ from agentrl.transport.noise import Noise
 noise = Noise(logging.getLogger(__name__))
 
 
-class Switchboard:
-    def __init__(self, context: Context, units: UnitsDesk, hosts: HostsDesk, clients: ClientsDesk) -> None:
+class MessageRouter:
+    def __init__(self, context: Context, units: UnitHandler, hosts: HostHandler, clients: ClientHandler) -> None:
         self._context = context
         self._units = units
         self._hosts = hosts
@@ -72,7 +72,7 @@ class Switchboard:
                 refusal = "This key may not register units or hosts."
                 self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, "It needs the permission unit."))
             elif isinstance(message, messages.UnitHello):
-                self._units.hello(peer, replace(message, declared=clipping.declarations(message.declared)))
+                self._units.hello(peer, replace(message, declared=truncation.declarations(message.declared)))
             else:
                 self._hosts.hello(peer, message)
         elif known is None:
@@ -93,15 +93,15 @@ class Switchboard:
             return
         match message:
             case messages.UnitReport():
-                self._units.report(known, clipping.report(message))
+                self._units.report(known, truncation.report(message))
             case messages.UnitMetrics(values):
-                self._units.metrics(known, clipping.metrics(values))
+                self._units.metrics(known, truncation.metrics(values))
             case messages.Bye():
-                self._units.bye(known, clipping.bye(message))
+                self._units.bye(known, truncation.bye(message))
             case messages.KnobPreviewed():
-                self._units.answered(clipping.previewed(message))
+                self._units.answered(truncation.previewed(message))
             case served_commands.UnitAnswer():
-                self._units.answered(clipping.answer(message))
+                self._units.answered(truncation.answer(message))
             case _:
                 noise.warning(known.name, "%s sent a %s, not for units", known.name, type(message).__name__)
 

@@ -13,7 +13,7 @@ AGAIN_AFTER_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def lasting(name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+def restarting_task(name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
     """A task that begins again whenever it failed. It ends when the work itself comes to its end, or is cancelled."""
 
     async def last() -> None:

@@ -6,7 +6,7 @@ ended; of what is more than a week away nothing is said.
 
 from __future__ import annotations
 
-from agentrl.control.state.metrics import LEAST_SAMPLES, Series, trend
+from agentrl.control.state.unit_metrics import LEAST_SAMPLES, Series, trend
 
 FIT = 0.8
 RECENT = 0.5
@@ -16,7 +16,7 @@ SAMPLES = 60
 """In one window; two of them are kept."""
 
 
-class Disks:
+class DiskForecast:
     def __init__(self, window_s: float = 1800.0) -> None:
         self._window_s = window_s
         self._hosts: dict[str, Series] = {}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.control.recorder import Recorder
-from agentrl.control.state.feed import Feed
+from agentrl.control.feed_recorder import FeedRecorder
+from agentrl.control.state.feed_publisher import Feed
 from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, Severity
 from agentrl.recording.reader import Recording
 from tests.waiting import eventually
@@ -29,7 +29,7 @@ class Desk:
         context: Any = SimpleNamespace(
             epoch="e", feed=self.feed, clock=SimpleNamespace(now=lambda: self.now), life=self.life, show_run=self._show
         )
-        self.recorder = Recorder(context, state_dir)
+        self.recorder = FeedRecorder(context, state_dir)
 
     def _show(self) -> None:
         self.shown += 1

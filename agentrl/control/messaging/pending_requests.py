@@ -29,7 +29,7 @@ class _Question(NamedTuple):
     answer: asyncio.Future[Any]
 
 
-class Asks:
+class PendingRequests:
     """Questions under way."""
 
     def __init__(self, peers: Peers) -> None:

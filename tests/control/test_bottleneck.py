@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrl.control.state.disks import Disks
-from agentrl.control.state.pulse import EVERY_S, Change, Pulse, bottleneck, change_of
+from agentrl.control.state.bottleneck import EVERY_S, BottleneckDetector, Change, bottleneck, change_of
+from agentrl.control.state.disk_forecast import DiskForecast
 from agentrl.protocol.rows import PulseRow
 from agentrl.telemetry import services
 from agentrl.telemetry.services import Meter, named
@@ -22,7 +22,7 @@ class Plant:
     """Units that tell what share of their slots is in use, and episodes that stand somewhere."""
 
     def __init__(self) -> None:
-        self.pulse = Pulse()
+        self.pulse = BottleneckDetector()
         self.now = AT
         self.totals: dict[str, dict[str, float]] = {}
         self.incarnations: dict[str, int] = {}
@@ -162,7 +162,7 @@ def test_a_new_life_begins_from_nothing_and_the_dead_are_left_out() -> None:
 
 
 def test_a_run_without_a_data_plane_has_no_pulse() -> None:
-    pulse = Pulse()
+    pulse = BottleneckDetector()
     pulse.take("web-0", "sidecar", 1, {"requests": 3.0}, AT)
     assert pulse.look(AT, ["web-0"]) is None
 
@@ -207,7 +207,7 @@ def test_a_meter_adds_up_what_was_set_before() -> None:
 
 
 def forecast(free: Callable[[float], float], seconds: float) -> float | None:
-    disks = Disks(600.0)
+    disks = DiskForecast(600.0)
     for at in range(0, int(seconds), 5):
         disks.add("a", int(free(at)), float(at))
     return disks.full_in_s("a", seconds)

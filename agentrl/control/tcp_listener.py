@@ -27,7 +27,7 @@ class Outward(Protocol):
     def unlisten(self) -> None: ...
 
 
-class Listening:
+class TcpListener:
     """Hub, feed and metrics on tcp. `changed` is called when the address or the trouble is another one."""
 
     def __init__(self, hub: Outward, feed: Outward, metrics: Outward, changed: Callable[[], None]) -> None:
