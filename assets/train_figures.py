@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from agentrl.errors import AgentrlError
 from agentrl.policies.status_tables import PublicationStatus, StepStatus
-from agentrl.store import access, accounting, evaluations
+from agentrl.store import accounting, evaluations, run_database
 from agentrl.store.accounting import Account
 from agentrl.store.database import Database
 
@@ -84,7 +84,7 @@ class Books:
 
     def _opened(self) -> Database:
         async def opened() -> Database:
-            return access.open_database(access.configuration(self._run_dir), self._state_dir)
+            return run_database.open_database(run_database.configuration(self._run_dir), self._state_dir)
 
         if self._database is None:
             self._database = self._ask(opened())

@@ -23,7 +23,7 @@ from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.errors import ConfigError
 from agentrl.http.ports import free_port
 from agentrl.http.server import listening
-from agentrl.store import access
+from agentrl.store import run_database
 from agentrl.store.documents import Service
 from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter
 from agentrl.unit import Unit, run_unit
@@ -38,8 +38,8 @@ LEAVE_WITHIN_S = 5.0
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
-    config = access.configuration(unit.run_dir)
-    database = access.open_database(config, unit.state_dir)
+    config = run_database.configuration(unit.run_dir)
+    database = run_database.open_database(config, unit.state_dir)
     try:
         async with _engine(config, unit.state_dir) as kept:
             puller = Puller(

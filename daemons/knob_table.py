@@ -12,9 +12,9 @@ from agentrl.config.knob import Knob
 from agentrl.config.run import RunConfig
 from agentrl.policies.admission import Counts
 from agentrl.protocol.messages import KnobDeclaration
-from agentrl.rollout.knobs import SamplerKnobs
-from agentrl.steward import rules
-from agentrl.steward.knobs import StewardKnobs
+from agentrl.rollout.sampler_knobs import SamplerKnobs
+from agentrl.steward import settings as steward_settings
+from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.training.trainer_knobs import Knobs
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
@@ -30,7 +30,9 @@ def declared(group: str, run_dir: Path) -> tuple[KnobDeclaration, ...]:
     unit = Unit(Environment(unit=f"{group}-0", group=group, slot=0, incarnation=1, run_dir=run_dir))
     match group:
         case "steward":
-            StewardKnobs(unit, lambda: rules.from_config(config), counts=Counts, on_change=lambda changed: None)
+            StewardKnobs(
+                unit, lambda: steward_settings.from_config(config), counts=Counts, on_change=lambda changed: None
+            )
         case "sampler":
             SamplerKnobs(unit, config.rollout)
         case "trainer":

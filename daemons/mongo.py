@@ -13,7 +13,7 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.embedded import Mongod, lack_of_room, wait_until_data_is_free
-from agentrl.store.files import MongoFiles, prepare
+from agentrl.store.mongod_files import MongoFiles, prepare
 from agentrl.unit import Unit, run_unit
 
 FORMER_SERVER_ENDS_WITHIN_S = 60.0

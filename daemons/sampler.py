@@ -18,16 +18,16 @@ from agentrl.config import policy_rules
 from agentrl.config.http_token import http_token
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout import own_code, speech
-from agentrl.rollout.attempt import House
-from agentrl.rollout.ending import Endings
-from agentrl.rollout.fleet import Fleet
-from agentrl.rollout.knobs import SamplerKnobs
-from agentrl.rollout.ports import OfferedTool, RefusalKind, ToolAnswer, ToolRefusedError
+from agentrl.rollout import chat_format, user_code
+from agentrl.rollout.attempt import SamplerContext
+from agentrl.rollout.chat_format import ChatFormat
+from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
+from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.rollout.scorers import close_scorers
-from agentrl.rollout.speech import Speech
-from agentrl.store import access
+from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.rollout.toolbox_protocol import OfferedTool, RefusalKind, ToolAnswer, ToolRefusedError
+from agentrl.store import run_database
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
@@ -51,13 +51,15 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A sampler needs the state directory of its run.", hint="Start it with `agentrl up`.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    config = access.configuration(unit.run_dir)
+    config = run_database.configuration(unit.run_dir)
     with unit.phase("reading code and datasets", at_most_s=START_AT_MOST_S):
-        own_code.load(config)
+        user_code.load(config)
     knobs = SamplerKnobs(unit, config.rollout)
     token = http_token(unit.state_dir)
-    database = access.open_database(config, unit.state_dir)
-    fleet = Fleet(database, token, lambda url: PluggedToolbox(url, token), max_lag=config.rollout.engine_max_lag)
+    database = run_database.open_database(config, unit.state_dir)
+    directory = ServiceDirectory(
+        database, token, lambda url: PluggedToolbox(url, token), max_lag=config.rollout.engine_max_lag
+    )
     try:
         life = f"{unit.name}.{unit.incarnation}"
         lease = Lease(database, life, unit=unit.name, role="sampler", run=unit.run)
@@ -67,10 +69,10 @@ async def main(unit: Unit) -> None:
         if words is not None:
             if words.difference:
                 log.warning("%s", words.difference)
-            await fleet.look()
+            await directory.look()
             stands = Stands(unit)
             sampler = Sampler(
-                _house(stands, config, database, lease, fleet, words),
+                _context(stands, config, database, lease, directory, words),
                 concurrency=knobs.concurrency.value,
                 settings=knobs.take,
                 tick=unit.tick,
@@ -82,25 +84,27 @@ async def main(unit: Unit) -> None:
         await lease.close()
     finally:
         await close_scorers()
-        await fleet.close()
+        await directory.close()
         await database.close()
 
 
-def _house(stands: Stands, config: RunConfig, database: Database, lease: Lease, fleet: Fleet, words: Speech) -> House:
-    return House(
+def _context(
+    stands: Stands, config: RunConfig, database: Database, lease: Lease, directory: ServiceDirectory, words: ChatFormat
+) -> SamplerContext:
+    return SamplerContext(
         config=config,
         database=database,
         writer=Writer(database, lease.certain),
         lease=lease,
-        fleet=fleet,
-        endings=Endings(database, lease, policy_rules.group_rule(config)),
+        directory=directory,
+        endings=RecordEnder(database, lease, policy_rules.group_rule(config)),
         template=words.template,
         vocabulary=words.vocabulary,
         wait=stands.wait,
     )
 
 
-async def _first_words(unit: Unit, database: Database, lease: Lease) -> Speech | None:
+async def _first_words(unit: Unit, database: Database, lease: Lease) -> ChatFormat | None:
     """What the model speaks, once there is one; None if this sampler is drained before."""
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
     waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
@@ -110,7 +114,7 @@ async def _first_words(unit: Unit, database: Database, lease: Lease) -> Speech |
                 if keeping.done():
                     keeping.result()
                 with contextlib.suppress(StoreUnavailableError):
-                    if (words := await speech.published(database, unit.run_dir)) is not None:
+                    if (words := await chat_format.published(database, unit.run_dir)) is not None:
                         return words
                 unit.status("waits for the first weights")
                 await unit.sleep_async(LOOK_EVERY_S)

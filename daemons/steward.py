@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, DiskError
-from agentrl.queries.desk import Desk
-from agentrl.steward import admission, epochs, rules
+from agentrl.queries.dispatcher import Dispatcher
+from agentrl.steward import admission, epochs, settings
 from agentrl.steward.epochs import Source
-from agentrl.steward.knobs import StewardKnobs
 from agentrl.steward.steward import Steward
-from agentrl.store import access, indexes
+from agentrl.steward.steward_knobs import StewardKnobs
+from agentrl.store import indexes, run_database
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.telemetry.services import HELD_OUT_TRAINED, REJECTED, named
 from agentrl.unit import Unit, run_unit
@@ -41,8 +41,8 @@ async def main(unit: Unit) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     if unit.state_dir is None:
         raise ConfigError("A steward needs the state directory of its run.", hint="Start it with `agentrl up`.")
-    config = access.configuration(unit.run_dir)
-    database = access.open_database(config, unit.state_dir)
+    config = run_database.configuration(unit.run_dir)
+    database = run_database.open_database(config, unit.state_dir)
     try:
         if READ_ONLY in sys.argv[1:]:
             await _only_answer(unit, config, database)
@@ -54,7 +54,7 @@ async def main(unit: Unit) -> None:
             await indexes.ensure(database)
             steward = Steward(
                 database,
-                rules.from_config(config),
+                settings.from_config(config),
                 sources,
                 incarnation=f"{unit.name}.{unit.incarnation}",
                 unit=unit.name,
@@ -63,8 +63,8 @@ async def main(unit: Unit) -> None:
             )
             await steward.start()
         unit.on_death(steward.died)
-        unit.answer(Desk(database, lambda: steward.rules, sources, unit.run_dir).answer)
-        StewardKnobs(unit, lambda: steward.rules, counts=lambda: steward.counts, on_change=steward.follow)
+        unit.answer(Dispatcher(database, lambda: steward.settings, sources, unit.run_dir).answer)
+        StewardKnobs(unit, lambda: steward.settings, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
         await _serve(unit, steward)
         await steward.stop()
@@ -74,8 +74,8 @@ async def main(unit: Unit) -> None:
 
 async def _only_answer(unit: Unit, config: RunConfig, database: Database) -> None:
     """For a run that is up only to be read from. Its datasets may be gone, so they are not looked at."""
-    chosen = rules.from_config(config)
-    unit.answer(Desk(database, lambda: chosen, None, unit.run_dir).answer)
+    chosen = settings.from_config(config)
+    unit.answer(Dispatcher(database, lambda: chosen, None, unit.run_dir).answer)
     unit.ready()
     unit.status("answers questions and changes nothing")
     while not unit.draining:

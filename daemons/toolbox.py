@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from agentrl.config.http_token import http_token
 from agentrl.errors import ConfigError
 from agentrl.http.server import listening
-from agentrl.store import access
+from agentrl.store import run_database
 from agentrl.store.documents import Service
 from agentrl.telemetry import services
 from agentrl.toolbox.api import build_app
@@ -37,13 +37,13 @@ async def main(unit: Unit) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     for noisy in ("mcp", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    config = access.configuration(unit.run_dir)
+    config = run_database.configuration(unit.run_dir)
     name = f"{unit.name}.{unit.incarnation}"
     # Whoever opened a session may die and be replaced, but no episode takes longer than this.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
     toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
     app = build_app(toolbox, http_token(unit.state_dir))
-    database = access.open_database(config, unit.state_dir)
+    database = run_database.open_database(config, unit.state_dir)
     try:
         async with toolbox.running(), listening(app) as url:
             me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.store import access, indexes
+from agentrl.store import indexes, run_database
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit, run_unit
 
@@ -21,12 +21,12 @@ DRAIN_WITHIN_S = 120.0
 
 async def main(unit: Unit) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
-    config = access.configuration(unit.run_dir)
+    config = run_database.configuration(unit.run_dir)
     torch.set_num_threads(config.training.threads)
     if unit.state_dir is None:
         raise ConfigError("A trainer needs the state directory of its run.", hint="Start it with `agentrl up`.")
     unit.on_drain(lambda: unit.extend_stop(DRAIN_WITHIN_S))
-    database = access.open_database(config, unit.state_dir)
+    database = run_database.open_database(config, unit.state_dir)
     try:
         await indexes.ensure(database)
         await Trainer(unit, database, config).run()

@@ -15,7 +15,7 @@ import msgspec
 from agentrl.engines.manifest import Agreement, Manifest
 from agentrl.engines.publication_follower import Announced
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
-from agentrl.store import services
+from agentrl.store import service_registry
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import CanaryReading, Service
 from agentrl.store.updates import NOW, from_now
@@ -88,11 +88,11 @@ class StoredPublications:
         await self._give_back(engine)
 
     async def report(self, service: Service) -> None:
-        await services.report(self._database, service)
+        await service_registry.report(self._database, service)
 
     async def _routed(self, *, but: str) -> list[str]:
         """Whose permits count: what has not served yet takes nothing out of routing, nor does what is gone."""
-        there = await services.seen(self._database, "engine", ["serving", "loading"])
+        there = await service_registry.seen(self._database, "engine", ["serving", "loading"])
         return [one.id for one in there if one.id != but]
 
     async def _keeps_permits(self) -> int | None:

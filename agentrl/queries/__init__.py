@@ -1,1 +1,1 @@
-"""What operators ask of the data plane and change in it, by what the store offers. Nothing here decides anything."""
+"""The commands on data that the steward serves: lists, details, exports and changes."""

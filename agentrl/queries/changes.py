@@ -21,7 +21,7 @@ from agentrl.protocol.data_commands import AddTasks, Done, PinCheckpoint, Requeu
 from agentrl.protocol.effects import Effect
 from agentrl.steward import epochs
 from agentrl.steward.epochs import ADDED, Source
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import checkpoints, datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
@@ -39,9 +39,11 @@ class Change:
 
 
 class Changes:
-    def __init__(self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source]) -> None:
+    def __init__(
+        self, database: Database, settings: Callable[[], StewardSettings], sources: Mapping[str, Source]
+    ) -> None:
         self._database = database
-        self._rules = rules
+        self._settings = settings
         self._sources = sources
         self.table: dict[str, Change] = {
             "requeue_tasks": Change(self._preview_requeue, self._requeue),
@@ -104,8 +106,8 @@ class Changes:
             {"tasks": len(ids), "first": ids[0], "last": ids[-1]},
         )
 
-    def _environment(self, name: str) -> EnvironmentRules:
-        environments = self._rules().environments
+    def _environment(self, name: str) -> EnvironmentSettings:
+        environments = self._settings().environments
         if name not in environments:
             there = ", ".join(sorted(environments))
             raise UnknownNameError(f"There is no environment {name!r}.", hint=f"There are: {there}.")

@@ -12,8 +12,8 @@ from typing import Any
 
 from agentrl.policies.status_tables import RecordStatus, StepStatus
 from agentrl.protocol.data_commands import RecordStory, ShowRecord
-from agentrl.queries import rows
-from agentrl.queries.stories import whole
+from agentrl.queries import pages
+from agentrl.queries.details import whole
 from agentrl.store import chunks, lists
 from agentrl.store.database import Database, Plain
 from agentrl.words.amounts import counted
@@ -32,8 +32,8 @@ _CALL: Mapping[str, Any] = {
 async def show(database: Database, args: ShowRecord) -> RecordStory:
     record = await whole(database, "Record", args.id, hint="See `agentrl records list`.")
     task = await whole(database, "Task", record["task"], hint="Its record has lost it; see `agentrl accounting`.")
-    row = rows.shortened("Record", record)
-    await rows.tell_what_they_do(database, [row])
+    row = pages.shortened("Record", record)
+    await pages.tell_what_they_do(database, [row])
     turns, more = await _turns(database, args)
     return RecordStory(
         record=row,
@@ -128,7 +128,7 @@ async def _attempts(database: Database, record: Mapping[str, Any]) -> list[Plain
     seat = {name: record[name] for name in ("task", "round", "seat")}
     found = await database.find("Record", seat, sort=[("attempt", 1)])
     names = ("id", "attempt", "status", "outcome", "outcome_class", "error", "score", "owner", "turns", "duration_s")
-    return [{name: rows.cut(lists.shown(document).get(name)) for name in names} for document in found]
+    return [{name: pages.cut(lists.shown(document).get(name)) for name in names} for document in found]
 
 
 async def _training(database: Database, record: Mapping[str, Any]) -> Plain:

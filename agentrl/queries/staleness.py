@@ -15,7 +15,7 @@ from itertools import pairwise
 from agentrl.policies.status_tables import RecordStatus, StepStatus, TaskStatus
 from agentrl.policies.version_tree import VersionTree
 from agentrl.protocol.data_commands import BoundPreview, DurationShare, StalenessReport
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
 from agentrl.store import lineages, publications, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS
@@ -26,10 +26,10 @@ MOST_STARVED = 20_000
 PARTS = 4
 
 
-async def report(database: Database, rules: Rules) -> StalenessReport:
+async def report(database: Database, settings: StewardSettings) -> StalenessReport:
     lineage = await lineages.current(database)
     plan = {} if lineage is None else lineage.plan
-    bound = int(plan.get("bound", rules.bound))
+    bound = int(plan.get("bound", settings.bound))
     counted_at = (await database.now()).timestamp()
     parents = await publications.parents(database)
     dropped = by_quarters(await _durations(database))

@@ -18,15 +18,15 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass, tool_call_within_s
-from agentrl.rollout import loops
-from agentrl.rollout.clock import EpisodeClock
-from agentrl.rollout.ending import Endings, structure
+from agentrl.rollout import agent_loops
+from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.episode import Episode, Limits
-from agentrl.rollout.exits import DroppedError, EndedError, EpisodeExit, HandedOverError
-from agentrl.rollout.fleet import Fleet
-from agentrl.rollout.loops import AgentLoop
+from agentrl.rollout.episode_clock import EpisodeClock
+from agentrl.rollout.episode_errors import DroppedError, EndedError, EpisodeExit, HandedOverError
+from agentrl.rollout.episode_recorder import Recorder, ending_errors
 from agentrl.rollout.model_calls import ModelCalls, Wait
-from agentrl.rollout.recording import Recorder, ending_errors
+from agentrl.rollout.record_ending import RecordEnder, structure
+from agentrl.rollout.service_directory import ServiceDirectory
 from agentrl.rollout.tool_calls import ToolCalls
 from agentrl.store import claims
 from agentrl.store.claims import Claim, Ending
@@ -40,7 +40,7 @@ _BY_MALFORMED_CALLS = (Outcome.MALFORMED_CALL, Outcome.INVALID_CALL_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class EpisodeSettings:
     """What an episode goes by; taken at its claim."""
 
     max_turns: int = 0
@@ -52,15 +52,15 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class SamplerContext:
     """What all episodes of a sampler share."""
 
     config: RunConfig
     database: Database
     writer: Writer
     lease: Lease
-    fleet: Fleet
-    endings: Endings
+    directory: ServiceDirectory
+    endings: RecordEnder
     template: Template
     vocabulary: int
     wait: Wait
@@ -70,9 +70,9 @@ class House:
 class Attempt:
     """Run it once. `leave` gives it to another sampler if its loop can be resumed."""
 
-    house: House
+    context: SamplerContext
     claim: Claim
-    settings: Settings
+    settings: EpisodeSettings
     loop: AgentLoop | None = None
     _recorder: Recorder | None = None
     _model_calls: ModelCalls | None = None
@@ -97,7 +97,7 @@ class Attempt:
         finally:
             if self._recorder is not None:
                 self._recorder.close()
-            self.house.fleet.forget(self.claim.record.id)
+            self.context.directory.forget(self.claim.record.id)
         return True
 
     async def leave(self) -> None:
@@ -114,7 +114,7 @@ class Attempt:
 
     async def _run(self) -> bool:
         record, task = self.claim.record, self.claim.task
-        endings = self.house.endings
+        endings = self.context.endings
         try:
             self.loop = _loop(task.agent_name)
             recorder = self._recorder = await self._begin(self.loop)
@@ -141,41 +141,41 @@ class Attempt:
             await closing
 
     async def _begin(self, loop: AgentLoop) -> Recorder:
-        house, record = self.house, self.claim.record
-        owner = house.lease.incarnation
+        context, record = self.context, self.claim.record
+        owner = context.lease.incarnation
         with ending_errors():
             right = record.resumable == loop.resumable
-            if not right and not await claims.mark_resumable(house.database, record.id, owner, loop.resumable):
+            if not right and not await claims.mark_resumable(context.database, record.id, owner, loop.resumable):
                 raise DroppedError
-            return await Recorder.begin(house.database, house.writer, self.claim, owner)
+            return await Recorder.begin(context.database, context.writer, self.claim, owner)
 
     def _episode(self, recorder: Recorder, clock: EpisodeClock) -> Episode:
-        house, task, settings = self.house, self.claim.task, self.settings
-        environment = house.config.environments[task.environment]
-        servers = [house.config.tools[name] for name in task.servers if name in house.config.tools]
+        context, task, settings = self.context, self.claim.task, self.settings
+        environment = context.config.environments[task.environment]
+        servers = [context.config.tools[name] for name in task.servers if name in context.config.tools]
         longest_s = settings.tool_s or max((float(server.timeout_s) for server in servers), default=0.0)
         self._model_calls = ModelCalls(
-            house.fleet, recorder, call_s=settings.call_s, vocabulary=house.vocabulary, wait=house.wait
+            context.directory, recorder, call_s=settings.call_s, vocabulary=context.vocabulary, wait=context.wait
         )
         self._tool_calls = ToolCalls(
-            house.fleet,
+            context.directory,
             recorder,
             task.servers,
             tool_s=settings.tool_s,
             wait_s=tool_call_within_s(longest_s),
             stateless=all(server.session == "shared" for server in servers),
-            wait=house.wait,
+            wait=context.wait,
             parked=clock.parked,
         )
         return Episode(
             task,
             environment,
-            limits=_limits(task.sampling, house.config, settings.max_turns or environment.max_turns),
-            template=house.template,
+            limits=_limits(task.sampling, context.config, settings.max_turns or environment.max_turns),
+            template=context.template,
             recorder=recorder,
             model_calls=self._model_calls,
             tool_calls=self._tool_calls,
-            random=house.config.training.random,
+            random=context.config.training.random,
         )
 
     async def _act(self, loop: AgentLoop, episode: Episode, clock: EpisodeClock) -> EndedError:
@@ -207,7 +207,7 @@ class Attempt:
         kind = outcomes.class_of(ended.outcome)
         reached = recorder.reached
         if kind is OutcomeClass.INFRASTRUCTURE:
-            await self.house.endings.fail(record, ended.outcome, ended.error, free=ended.free, reached=reached)
+            await self.context.endings.fail(record, ended.outcome, ended.error, free=ended.free, reached=reached)
             return True
         ending = Ending(
             **msgspec.structs.asdict(reached),
@@ -216,7 +216,7 @@ class Attempt:
             error=ended.error[:2000],
         )
         data = structure(record, recorder.tree, recorder.runs, kind)
-        return await self.house.endings.end(loop, self.claim, ending, episode.texts, data)
+        return await self.context.endings.end(loop, self.claim, ending, episode.texts, data)
 
     async def _give_back(self, *, resumable: bool) -> None:
         """To whoever goes on with it: then its tool calls and its session stay open."""
@@ -225,7 +225,7 @@ class Attempt:
             await self._recorder.settled()
         if not resumable:
             await self._close_session()
-        await self.house.endings.give_back(self.claim.record, resumable=resumable)
+        await self.context.endings.give_back(self.claim.record, resumable=resumable)
 
     async def _close_session(self) -> None:
         if self._tool_calls is not None:
@@ -234,7 +234,7 @@ class Attempt:
 
 def _loop(name: str) -> AgentLoop:
     try:
-        return loops.loop_named(name)()
+        return agent_loops.loop_named(name)()
     except UnknownNameError as unknown:
         raise EndedError(Outcome.LOOP_FAILED, str(unknown)) from unknown
 

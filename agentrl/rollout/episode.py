@@ -19,9 +19,9 @@ from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.sampling_seeds import sampling_seed
-from agentrl.rollout.exits import EndedError
+from agentrl.rollout.episode_errors import EndedError
+from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import ModelCalls, Wanted
-from agentrl.rollout.recording import Recorder
 from agentrl.rollout.tool_calls import ToolCalls
 from agentrl.store.documents import ParsedCall, Task, Turn, turn_id
 

@@ -31,9 +31,9 @@ from agentrl.engines.interface import (
 )
 from agentrl.engines.routing import Candidate
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, Outcome
-from agentrl.rollout.exits import EndedError, HandedOverError
-from agentrl.rollout.fleet import Fleet
-from agentrl.rollout.recording import Recorder
+from agentrl.rollout.episode_errors import EndedError, HandedOverError
+from agentrl.rollout.episode_recorder import Recorder
+from agentrl.rollout.service_directory import ServiceDirectory
 
 MOST_FRUITLESS = 4
 """Requests in a row that gave no token."""
@@ -76,8 +76,10 @@ class Wanted:
 class ModelCalls:
     """The model calls of one episode."""
 
-    def __init__(self, fleet: Fleet, recorder: Recorder, *, call_s: float, vocabulary: int, wait: Wait) -> None:
-        self._fleet = fleet
+    def __init__(
+        self, directory: ServiceDirectory, recorder: Recorder, *, call_s: float, vocabulary: int, wait: Wait
+    ) -> None:
+        self._directory = directory
         self._recorder = recorder
         self._call_s = call_s
         self._vocabulary = vocabulary
@@ -141,9 +143,9 @@ class ModelCalls:
             seed=wanted.seed(self._recorder.next_index, len(kept)),
         )
         call = self._recorder.sent(wanted.turn, prompt, sampling, engine.name)
-        client = self._fleet.client(engine)
+        client = self._directory.client(engine)
         self._under_way = client, call.id
-        self._fleet.sent(engine)
+        self._directory.sent(engine)
         try:
             late_after_s = self._call_s + AROUND_A_DEADLINE_S
             with self._wait("model call", engine.name.partition(".")[0], late_after_s):
@@ -159,24 +161,24 @@ class ModelCalls:
             raise _FruitlessError(Outcome.ENGINE_RUBBISH if rubbish else Outcome.ENGINE_FAILED, why) from failed
         finally:
             self._under_way = None
-            self._fleet.answered(engine)
+            self._directory.answered(engine)
         self._recorder.answered(call, prompt, made)
         return made, call.id
 
     async def _after_failure(self, engine: Candidate, failed: EngineError) -> None:
         """Whether and when to try again. Some refusals would only be repeated."""
         if isinstance(failed, EngineGoneError):
-            self._fleet.found_dead(engine)
+            self._directory.found_dead(engine)
         elif isinstance(failed, CallRefusedError) and not isinstance(failed, VersionNotServedError):
             raise EndedError(Outcome.ENGINE_FAILED, f"{engine.name}: {failed}") from failed
         elif isinstance(failed, EngineBusyError | VersionNotServedError):
             await self._pause(PAUSE_S)
-            await self._fleet.look_soon()
+            await self._directory.look_soon()
 
     async def _engine(self, version: int | None) -> Candidate:
         """The engine for this conversation; waits for one, for a while."""
         self._leave_if_told()
-        found = self._fleet.engine(self._recorder.record.id, version, self._failed_at)
+        found = self._directory.engine(self._recorder.record.id, version, self._failed_at)
         if found is not None:
             return found
         give_up_at = time.monotonic() + ENGINE_WITHIN_S
@@ -185,8 +187,8 @@ class ModelCalls:
             while time.monotonic() < give_up_at:
                 await self._pause(LOOK_EVERY_S)
                 self._leave_if_told()
-                await self._fleet.look_soon()
-                if (found := self._fleet.engine(self._recorder.record.id, version, self._failed_at)) is not None:
+                await self._directory.look_soon()
+                if (found := self._directory.engine(self._recorder.record.id, version, self._failed_at)) is not None:
                     return found
         raise EndedError(Outcome.ENGINE_FAILED, f"there was not {what} within {ENGINE_WITHIN_S:g} s")
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from agentrl.errors import DiskError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
-from agentrl.rollout import loops, single_turn, tool_agent
-from agentrl.rollout.attempt import Attempt, House, Settings
-from agentrl.rollout.exits import EpisodeExit
+from agentrl.rollout import agent_loops, single_turn, tool_agent
+from agentrl.rollout.attempt import Attempt, EpisodeSettings, SamplerContext
+from agentrl.rollout.episode_errors import EpisodeExit
 from agentrl.store import claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError
@@ -54,14 +54,19 @@ class Sampler:
     """`run` it until it was drained. `paused`, `draining` and `concurrency` may be changed at any time."""
 
     def __init__(
-        self, house: House, *, concurrency: int, settings: Callable[[], Settings], tick: Callable[[], None]
+        self,
+        context: SamplerContext,
+        *,
+        concurrency: int,
+        settings: Callable[[], EpisodeSettings],
+        tick: Callable[[], None],
     ) -> None:
         """`settings` is asked at each claim; `tick` is called for each sign of progress."""
-        self._house = house
+        self._context = context
         self._settings = settings
         self._tick = tick
         self._attempts: dict[Attempt, asyncio.Task[None]] = {}
-        self._last_claims = claims.LastClaims(house.database)
+        self._last_claims = claims.LastClaims(context.database)
         self._unscored: dict[str, _Waiting] = {}
         """By Record."""
         self._claiming = False
@@ -98,7 +103,7 @@ class Sampler:
     @property
     def version(self) -> int | None:
         """The newest version that engines serve."""
-        return self._house.fleet.newest_version
+        return self._context.directory.newest_version
 
     @property
     def draining(self) -> bool:
@@ -116,11 +121,11 @@ class Sampler:
 
     async def run(self) -> None:
         """Ends when it was drained. Raises OwnerLostError if this incarnation was declared dead."""
-        house = self._house
+        context = self._context
         async with asyncio.TaskGroup() as tasks:
             helpers = [
-                tasks.create_task(house.lease.keep(), name="keep the lease"),
-                tasks.create_task(house.fleet.watch(), name="watch engines and toolboxes"),
+                tasks.create_task(context.lease.keep(), name="keep the lease"),
+                tasks.create_task(context.directory.watch(), name="watch engines and toolboxes"),
                 tasks.create_task(self._score_again(), name="score again"),
             ]
             try:
@@ -128,7 +133,7 @@ class Sampler:
             finally:
                 for helper in helpers:
                     helper.cancel()
-        await house.writer.close()
+        await context.writer.close()
 
     # ---- claiming ----
 
@@ -159,9 +164,9 @@ class Sampler:
             return "paused"
         if self._is_full():
             return "full"
-        if not self._house.lease.valid:
+        if not self._context.lease.valid:
             return "the lease could not be renewed"
-        if not self._house.fleet.serves:
+        if not self._context.directory.serves:
             return NO_ENGINE
         if not self._environments():
             return NO_TOOLBOX
@@ -179,26 +184,26 @@ class Sampler:
             self._waits_for = missing
             self._waiting.close()
             if missing:
-                self._waiting.enter_context(self._house.wait(self.idle_because, missing, SERVED_WITHIN_S))
+                self._waiting.enter_context(self._context.wait(self.idle_because, missing, SERVED_WITHIN_S))
 
     def _environments(self) -> list[str]:
         """Those whose tools can be called."""
         return [
             name
-            for name, environment in self._house.config.environments.items()
-            if not environment.tools or self._house.fleet.toolbox(environment.tools, "") is not None
+            for name, environment in self._context.config.environments.items()
+            if not environment.tools or self._context.directory.toolbox(environment.tools, "") is not None
         ]
 
     async def _claim(self, tasks: asyncio.TaskGroup) -> bool:
-        config = self._house.config
+        config = self._context.config
         usual = all(_is_resumable(environment.agent) for environment in config.environments.values())
         able = self._environments()
         self._claiming = True
         try:
-            await self._house.lease.certain()
+            await self._context.lease.certain()
             claimed = await claims.claim_several(
-                self._house.database,
-                self._house.lease.incarnation,
+                self._context.database,
+                self._context.lease.incarnation,
                 min(self._concurrency - self.running, MOST_AT_ONCE),
                 environments=None if len(able) == len(config.environments) else able,
                 resumable=usual,
@@ -213,7 +218,7 @@ class Sampler:
             self._claiming = False
         self._claimed_at = time.monotonic()
         for claim in claimed:
-            attempt = Attempt(self._house, claim, self._settings())
+            attempt = Attempt(self._context, claim, self._settings())
             self._attempts[attempt] = tasks.create_task(self._attempt(attempt), name=claim.record.id)
         return bool(claimed)
 
@@ -236,7 +241,7 @@ class Sampler:
     async def _clear_away(self, claim: Claim) -> None:
         """A Record must not stay with an owner who does nothing about it."""
         try:
-            await self._house.endings.fail(claim.record, Outcome.LOOP_FAILED, "the sampler failed", free=False)
+            await self._context.endings.fail(claim.record, Outcome.LOOP_FAILED, "the sampler failed", free=False)
         except EpisodeExit:
             # It had ended already, so what is missing is its score.
             self._unscored[claim.record.id] = _Waiting.first()
@@ -282,7 +287,7 @@ class Sampler:
     async def _adopt(self) -> None:
         """What ended in hands that are gone."""
         while not self.draining and len(self._unscored) < self._concurrency:
-            claim = await claims.claim_for_scoring(self._house.database, self._house.lease.incarnation)
+            claim = await claims.claim_for_scoring(self._context.database, self._context.lease.incarnation)
             if claim is None:
                 return
             self._unscored[claim.record.id] = _Waiting.first(0.0)
@@ -296,12 +301,12 @@ class Sampler:
         for record in again:
             log.warning("nobody here works on %s, which is %s", record.id, record.status)
             if record.status == RecordStatus.RUNNING:
-                await self._house.endings.free(record)
+                await self._context.endings.free(record)
             else:
                 self._unscored[record.id] = _Waiting.first(0.0)
 
     async def _held_by_nobody(self) -> dict[str, Record]:
-        held = await claims.held_by(self._house.database, self._house.lease.incarnation)
+        held = await claims.held_by(self._context.database, self._context.lease.incarnation)
         known = self._unscored.keys() | {attempt.claim.record.id for attempt in self._attempts}
         return {} if self._claiming else {record.id: record for record in held if record.id not in known}
 
@@ -313,7 +318,7 @@ class Sampler:
         waiting = self._unscored.pop(record)
         done = False
         try:
-            done = await self._house.endings.score_stored(record)
+            done = await self._context.endings.score_stored(record)
         except EpisodeExit:
             done = True
         except Exception:
@@ -338,4 +343,4 @@ class _Waiting(NamedTuple):
 
 
 def _is_resumable(agent: str) -> bool:
-    return agent in loops.known() and loops.loop_named(agent).resumable
+    return agent in agent_loops.known() and agent_loops.loop_named(agent).resumable

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentrl.policies.outcomes import Outcome
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.loops import AgentLoop, register_loop
 
 
 @register_loop("single_turn_agent")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from agentrl.policies.outcomes import Outcome
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.episode import Episode, Reply
-from agentrl.rollout.exits import EndedError
-from agentrl.rollout.loops import AgentLoop, register_loop
+from agentrl.rollout.episode_errors import EndedError
 
 
 @register_loop("tool_agent")

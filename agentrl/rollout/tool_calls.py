@@ -20,11 +20,11 @@ from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import ToolCallStatus
-from agentrl.rollout.exits import EndedError, HandedOverError
-from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.episode_errors import EndedError, HandedOverError
+from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import Wait
-from agentrl.rollout.ports import OfferedTool, ToolAnswer, Toolbox, ToolRefusedError
-from agentrl.rollout.recording import Recorder
+from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.rollout.toolbox_protocol import OfferedTool, ToolAnswer, Toolbox, ToolRefusedError
 from agentrl.store.documents import ToolCall
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class ToolCalls:
 
     def __init__(
         self,
-        fleet: Fleet,
+        directory: ServiceDirectory,
         recorder: Recorder,
         servers: Sequence[str],
         *,
@@ -78,7 +78,7 @@ class ToolCalls:
     ) -> None:
         """`tool_s` is the limit of a call, 0 leaves it to the servers; with all waiting around it, it takes `wait_s` at
         most. `stateless` sessions can be opened anew in the middle. While `parked` is entered, the clock stands."""
-        self._fleet = fleet
+        self._directory = directory
         self._recorder = recorder
         self._servers = tuple(servers)
         self._tool_s = tool_s
@@ -126,7 +126,7 @@ class ToolCalls:
         """The session ends with the episode. It stays open for another sampler that goes on with it."""
         if not self._reserved:
             return
-        placed = self._fleet.toolbox(self._servers, self._session)
+        placed = self._directory.toolbox(self._servers, self._session)
         if placed is None:
             return
         try:
@@ -264,7 +264,7 @@ class ToolCalls:
         began, retry_s = time.monotonic(), RETRY_S
         away_since: float | None = None
         while True:
-            placed = self._fleet.toolbox(self._servers, self._session)
+            placed = self._directory.toolbox(self._servers, self._session)
             refusal = ToolRefusedError("gone", f"no toolbox serves {', '.join(self._servers)}")
             unit = "toolbox"
             if placed is not None:
@@ -281,7 +281,7 @@ class ToolCalls:
             with self._wait(f"{what}: {refusal.message}", unit, PARKED_AT_MOST_S), standing:
                 await self._pause(min(max(refusal.retry_after_s, retry_s), MOST_RETRY_S))
             retry_s = min(2 * retry_s, MOST_RETRY_S)
-            await self._fleet.look_soon()
+            await self._directory.look_soon()
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,13 +1,16 @@
-"""The only housekeeper of the data plane: epochs, admission, expiry, next attempts, groups, dead letters.
+"""The steward: the only housekeeper of the data plane.
 
-    rules         what the configuration and the knobs say      epochs        rows that become Tasks
-    admission     what may be sampled now                       attempts      what follows a failed Record
-    closing       groups that nobody else closed                expiry        what the dead held
-    evaluations   Tasks that pin a version                      waits         what a batch waits for
-    retention     what of consumed Tasks goes                   knobs         what may change meanwhile
-    steward       all of it, again and again                    queries       what operators ask, and change
+    settings          the configuration with the present knob values
+    steward_knobs     settings that may change while the run is live
+    steward           one round of housekeeping after another
+    epochs            dataset rows that become Tasks
+    admission         how many Tasks may be sampled now
+    evaluations       Tasks that pin a version
+    group_upkeep      next attempts, overdue groups, Tasks that train again
+    expiry            leases of dead owners, silent services, overdue publications
+    batch_waits       what a batch or an evaluation waits for
+    retention         details of consumed Tasks that are removed; the stop of admission on a full disk
 
-Invariants: every act is an idempotent conditional update that starts from what the store says and remembers nothing,
-so two stewards are harmless and a killed one loses nothing; with no steward at all, what was admitted still finishes,
-closes and trains.
+Invariants: every act is an idempotent conditional update that starts from the documents and remembers nothing, so two
+stewards do no harm and a killed one loses nothing. Without a steward, admitted Tasks still finish, close and train.
 """

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from agentrl.policies import admission
 from agentrl.policies.admission import Counts
 from agentrl.policies.status_tables import TaskStatus
-from agentrl.steward.rules import Rules
-from agentrl.store import counts, lineages, services, tasks
+from agentrl.steward.settings import StewardSettings
+from agentrl.store import admission_counts as counts
+from agentrl.store import lineages, service_registry, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, Task, load
 
@@ -38,33 +39,35 @@ class Admitted(NamedTuple):
     """Why only a few are tried, one after another."""
 
 
-async def admit(database: Database, rules: Rules) -> Admitted:
+async def admit(database: Database, settings: StewardSettings) -> Admitted:
     """One turn."""
     told = await plan_told(database)
-    held = await held_environments(database, rules)
-    hold = rules.hold or str(told.get("hold", ""))
-    tries = bool(told.get("trial")) and not rules.hold
+    held = await held_environments(database, settings)
+    hold = settings.hold or str(told.get("hold", ""))
+    tries = bool(told.get("trial")) and not settings.hold
     order = await tasks.last_order(database) + 1
-    queue = [] if hold and not tries else await _queue(database, rules, held, order)
+    queue = [] if hold and not tries else await _queue(database, settings, held, order)
     # Behind the place: what another steward has admitted by now counts, or has taken the place.
     counted = await counts.of_admission(database)
-    rooms = _rooms(rules, told, counted)
-    granted = admission.granted((rooms[task.environment], rules.n) for task in queue)
+    rooms = _rooms(settings, told, counted)
+    granted = admission.granted((rooms[task.environment], settings.n) for task in queue)
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
-        granted = min(granted, admission.groups_on_trial(rules.n, counted, waited_s))
+        granted = min(granted, admission.groups_on_trial(settings.n, counted, waited_s))
     # It ends where somebody else is at it: what was counted is out of date by then.
     done = await tasks.admit(
         database,
         queue[:granted],
-        n=rules.n,
-        sampling=rules.sampling(),
-        deadline_s=rules.group_s,
-        rounds_max=rules.rounds_max,
+        n=settings.n,
+        sampling=settings.sampling(),
+        deadline_s=settings.group_s,
+        rounds_max=settings.rounds_max,
         first_order=order,
     )
     room = max(rooms.values())
-    why_not = "another steward admitted at the same moment" if granted else _why_none(hold, room < rules.n, held, queue)
+    why_not = (
+        "another steward admitted at the same moment" if granted else _why_none(hold, room < settings.n, held, queue)
+    )
     return Admitted(done, room, counted, "" if done else why_not, held, hold if tries else "")
 
 
@@ -74,17 +77,17 @@ def _why_none(hold: str, is_full: bool, held: Mapping[str, str], queue: Sequence
     return "; ".join(held.values()) or "the queue is empty"
 
 
-async def held_environments(database: Database, rules: Rules) -> dict[str, str]:
+async def held_environments(database: Database, settings: StewardSettings) -> dict[str, str]:
     """Those that need a tool server which is there and cannot be used: its breaker is open, or it does not come up."""
-    unusable = await services.unusable_servers(database)
+    unusable = await service_registry.unusable_servers(database)
     return {
         name: f"{name} needs {next(why for server, why in unusable.items() if server in environment.servers)}"
-        for name, environment in rules.environments.items()
+        for name, environment in settings.environments.items()
         if not unusable.keys().isdisjoint(environment.servers)
     }
 
 
-async def admit_evaluations(database: Database, rules: Rules, held: Collection[str] = ()) -> int:
+async def admit_evaluations(database: Database, settings: StewardSettings, held: Collection[str] = ()) -> int:
     """Evaluation and probes, which need no capacity."""
     waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}, "environment": {"$nin": list(held)}}
     found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_EVALUATIONS)
@@ -93,10 +96,10 @@ async def admit_evaluations(database: Database, rules: Rules, held: Collection[s
         ready = await tasks.admit(
             database,
             left,
-            n=rules.evaluation_samples,
-            sampling=rules.sampling_of_evaluation(),
-            deadline_s=rules.group_s,
-            rounds_max=rules.rounds_max,
+            n=settings.evaluation_samples,
+            sampling=settings.sampling_of_evaluation(),
+            deadline_s=settings.group_s,
+            rounds_max=settings.rounds_max,
         )
         done += ready
         # One that went elsewhere holds up nothing here.
@@ -110,16 +113,16 @@ async def plan_told(database: Database) -> Mapping[str, object]:
     return {} if lineage is None else lineage.plan
 
 
-def _rooms(rules: Rules, told: Mapping[str, object], counted: Counts) -> dict[str, int]:
+def _rooms(settings: StewardSettings, told: Mapping[str, object], counted: Counts) -> dict[str, int]:
     """How many records more the bound of each environment leaves room for."""
-    if rules.frozen:
-        return dict.fromkeys(rules.environments, rules.max_in_flight - counted.in_flight)
-    return {name: admission.capacity(rules.plan(told, name), counted) for name in rules.environments}
+    if settings.frozen:
+        return dict.fromkeys(settings.environments, settings.max_in_flight - counted.in_flight)
+    return {name: admission.capacity(settings.plan(told, name), counted) for name in settings.environments}
 
 
-async def _queue(database: Database, rules: Rules, held: Collection[str], place: int) -> list[Task]:
+async def _queue(database: Database, settings: StewardSettings, held: Collection[str], place: int) -> list[Task]:
     """What is admitted next, if there is room, from this place in the order on."""
-    weights = {name: environment.weight for name, environment in rules.environments.items() if name not in held}
+    weights = {name: environment.weight for name, environment in settings.environments.items() if name not in held}
     waiting = {name: await _waiting(database, name) for name in weights}
     queue: list[Task] = []
     while len(queue) < MOST_AT_ONCE and (left := {name: weights[name] for name in weights if waiting[name]}):

@@ -14,7 +14,7 @@ from pathlib import Path
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.status_tables import TaskStatus
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Leak, Row
@@ -68,17 +68,17 @@ async def refuse_changed(database: Database, sources: Mapping[str, Source]) -> N
             raise await _changed(database, epoch, source)
 
 
-async def refill(database: Database, rules: Rules, sources: Mapping[str, Source]) -> int:
+async def refill(database: Database, settings: StewardSettings, sources: Mapping[str, Source]) -> int:
     """Keep the queues filled; answers how many Tasks are new."""
     new = 0
-    for name, environment in rules.environments.items():
+    for name, environment in settings.environments.items():
         waiting = {"status": TaskStatus.QUEUED, "purpose": "train", "environment": name}
         if await database.count("Task", waiting) < PORTION // 2:
             new += await _next_portion(database, name, environment, sources[name])
     return new
 
 
-async def _next_portion(database: Database, name: str, environment: EnvironmentRules, source: Source) -> int:
+async def _next_portion(database: Database, name: str, environment: EnvironmentSettings, source: Source) -> int:
     epoch = await _current(database, name, environment, source)
     if epoch is None:
         return 0
@@ -135,7 +135,7 @@ async def _newest(database: Database, name: str) -> Epoch | None:
     return load_if(Epoch, await database.find_one("Epoch", begun, sort=[("epoch", -1)]))
 
 
-async def _current(database: Database, name: str, environment: EnvironmentRules, source: Source) -> Epoch | None:
+async def _current(database: Database, name: str, environment: EnvironmentSettings, source: Source) -> Epoch | None:
     """The epoch that has rows left; None after the last."""
     newest = await _newest(database, name)
     if newest is not None and not newest.done:
@@ -156,7 +156,7 @@ async def _current(database: Database, name: str, environment: EnvironmentRules,
     return load_if(Epoch, found)
 
 
-async def add(database: Database, name: str, environment: EnvironmentRules, rows: Sequence[Row]) -> list[str]:
+async def add(database: Database, name: str, environment: EnvironmentSettings, rows: Sequence[Row]) -> list[str]:
     """Queue rows that an operator brings, behind what is queued. Answers the ids of the Tasks."""
     # The same file again is the same tasks: a command that is repeated adds nothing.
     number = await _take_number(database, name, len(rows), datasets.digest(rows))
@@ -204,7 +204,7 @@ def ids_under(prefix: str) -> dict[str, str]:
     return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
 
-def evaluation_tasks(name: str, environment: EnvironmentRules, rows: Sequence[Row], version: int) -> list[Task]:
+def evaluation_tasks(name: str, environment: EnvironmentSettings, rows: Sequence[Row], version: int) -> list[Task]:
     """The held-out rows as Tasks that pin a version. Always the same rows, so that versions can be compared."""
     return [
         _task(name, environment, row, split="eval", epoch=version, row_number=place, place=place, version=version)
@@ -214,7 +214,7 @@ def evaluation_tasks(name: str, environment: EnvironmentRules, rows: Sequence[Ro
 
 def _task(
     name: str,
-    environment: EnvironmentRules,
+    environment: EnvironmentSettings,
     row: Row,
     *,
     split: str,

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 
 from agentrl.steward import epochs
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
 from agentrl.store import evaluations, tasks
 from agentrl.store.database import Database
 
 
-async def queue(database: Database, rules: Rules, sources: Mapping[str, Source]) -> int:
+async def queue(database: Database, settings: StewardSettings, sources: Mapping[str, Source]) -> int:
     """Answers how many Tasks are new."""
     new = 0
     for version in await evaluations.wanted(database):
-        for name, environment in rules.environments.items():
+        for name, environment in settings.environments.items():
             rows = sources[name].held_out
-            chosen = rows[: rules.evaluation_tasks] if rules.evaluation_tasks else rows
+            chosen = rows[: settings.evaluation_tasks] if settings.evaluation_tasks else rows
             new += await tasks.insert(database, epochs.evaluation_tasks(name, environment, chosen, version))
         await evaluations.mark_queued(database, version)
     return new

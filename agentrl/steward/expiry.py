@@ -11,7 +11,7 @@ import logging
 from typing import Any, NamedTuple
 
 from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
-from agentrl.store import claims, owners, publications, services, steps, trajectories
+from agentrl.store import claims, owners, publications, service_registry, steps, trajectories
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, load
 from agentrl.store.updates import NOW, seconds_since, setting
@@ -56,7 +56,7 @@ async def expire(database: Database) -> Expired:
 
 async def tidy(database: Database) -> list[int]:
     """Services that fell silent, publications that nobody takes; answers the rejected versions."""
-    await services.forget_silent(database)
+    await service_registry.forget_silent(database)
     return await publications.reject_overdue(database, after_s=OVERDUE_S)
 
 

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from agentrl.policies import disk_brake
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
 from agentrl.store import pruning
 from agentrl.store.database import Database
 
@@ -22,16 +22,16 @@ MOST_AT_ONCE = 64
 """Tasks of one turn."""
 
 
-async def prune(database: Database, rules: Rules) -> int:
+async def prune(database: Database, settings: StewardSettings) -> int:
     """Remove the calls, turns and tool calls of consumed Tasks that are past their time, or too many. Answers of how
     many Tasks."""
-    too_large = 0 < rules.data_max_bytes < await database.size_bytes()
-    if not too_large and not rules.details_s:
+    too_large = 0 < settings.data_max_bytes < await database.size_bytes()
+    if not too_large and not settings.details_s:
         return 0
     names = await pruning.consumed(
         database,
-        older_than_s=0.0 if too_large else rules.details_s,
-        max_trained_count=rules.max_trained_count,
+        older_than_s=0.0 if too_large else settings.details_s,
+        max_trained_count=settings.max_trained_count,
         limit=MOST_AT_ONCE,
     )
     if names:
@@ -40,10 +40,10 @@ async def prune(database: Database, rules: Rules) -> int:
     return len(names)
 
 
-async def brake_reason(database: Database, rules: Rules, run_dir: Path, *, braked: bool) -> str:
+async def brake_reason(database: Database, settings: StewardSettings, run_dir: Path, *, braked: bool) -> str:
     """Why nothing may be admitted for now."""
     free = {"the run's directory": (await asyncio.to_thread(shutil.disk_usage, run_dir)).free}
     told = await database.disk_free_bytes()
     if told is not None:
         free["MongoDB"] = told
-    return disk_brake.reason(free, rules.disk_reserve_bytes, braked=braked)
+    return disk_brake.reason(free, settings.disk_reserve_bytes, braked=braked)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from agentrl.policies.admission import Counts
 from agentrl.protocol.messages import Wait
-from agentrl.steward import admission, attempts, closing, epochs, evaluations, expiry, retention, waits
+from agentrl.steward import admission, batch_waits, epochs, evaluations, expiry, group_upkeep, retention
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
 from agentrl.store import owners, publications, tasks
 from agentrl.store.database import Database
 
@@ -67,7 +67,7 @@ class Steward:
     def __init__(
         self,
         database: Database,
-        rules: Rules,
+        settings: StewardSettings,
         sources: Mapping[str, Source],
         *,
         incarnation: str,
@@ -76,7 +76,7 @@ class Steward:
         run: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rules = rules
+        self.settings = settings
         self.paused = False
         """Nothing is admitted; everything else goes on."""
         self._database = database
@@ -110,21 +110,21 @@ class Steward:
         if self._dead or self._clock() - self._kept_house_at >= HOUSEKEEPING_EVERY_S:
             await self._keep_house(done)
             self._kept_house_at = self._clock()
-        done.redrawn = await attempts.follow(self._database)
+        done.redrawn = await group_upkeep.open_next_attempts(self._database)
         hold = self.brake or (PAUSED if self.paused else "")
-        rules = self.rules.changed(hold=hold) if hold else self.rules
-        done.admitted = self._admitted = await admission.admit(self._database, rules)
+        settings = self.settings.changed(hold=hold) if hold else self.settings
+        done.admitted = self._admitted = await admission.admit(self._database, settings)
         if not hold:
-            done.evaluations = await admission.admit_evaluations(self._database, rules, done.admitted.held)
+            done.evaluations = await admission.admit_evaluations(self._database, settings, done.admitted.held)
         return done
 
     async def rejected_version(self) -> int:
         """The newest version if no engine took it, else 0."""
         return await publications.rejected_version(self._database)
 
-    def follow(self, rules: Rules) -> None:
+    def follow(self, settings: StewardSettings) -> None:
         """From the next round on."""
-        self.rules = rules
+        self.settings = settings
 
     @property
     def counts(self) -> Counts:
@@ -138,7 +138,7 @@ class Steward:
 
     async def waits(self) -> list[Wait]:
         """What a batch and an evaluation wait for, and why."""
-        return await waits.look(self._database, self.rules, self._admitted)
+        return await batch_waits.look(self._database, self.settings, self._admitted)
 
     def died(self, incarnation: str) -> None:
         """Its death was confirmed: the next round does not wait for its lease."""
@@ -146,10 +146,10 @@ class Steward:
 
     async def _look_at_disks(self, done: Done) -> None:
         before = self.brake
-        self.brake = await retention.brake_reason(self._database, self.rules, self._run_dir, braked=bool(before))
+        self.brake = await retention.brake_reason(self._database, self.settings, self._run_dir, braked=bool(before))
         if bool(before) != bool(self.brake):
             log.warning("%s", self.brake or "there is room on the disks again: admission goes on")
-        done.pruned = await retention.prune(self._database, self.rules)
+        done.pruned = await retention.prune(self._database, self.settings)
 
     async def _declare_dead(self) -> list[str]:
         declared = []
@@ -172,10 +172,10 @@ class Steward:
         done.expired += expired.owners
         done.freed += expired.freed
         done.repaired = await tasks.repair(self._database)
-        done.closed = await closing.close(self._database, self.rules)
-        if self.rules.max_trained_count > 1:
-            await closing.retrain(self._database, self.rules, await admission.plan_told(self._database))
-        done.queued = await epochs.refill(self._database, self.rules, self._sources)
-        done.queued += await evaluations.queue(self._database, self.rules, self._sources)
+        done.closed = await group_upkeep.close(self._database, self.settings)
+        if self.settings.max_trained_count > 1:
+            await group_upkeep.retrain(self._database, self.settings, await admission.plan_told(self._database))
+        done.queued = await epochs.refill(self._database, self.settings, self._sources)
+        done.queued += await evaluations.queue(self._database, self.settings, self._sources)
         for version in await expiry.tidy(self._database):
             log.warning("version %d is rejected: no engine takes it", version)

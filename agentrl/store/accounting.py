@@ -20,7 +20,7 @@ from agentrl.policies.status_tables import (
     TOOL_CALL,
     StepStatus,
 )
-from agentrl.store.audit import groups, seats, steps, trajectories, versions
+from agentrl.store.audit import calls, groups, seats, steps, versions
 from agentrl.store.audit.problems import SEATED, Check, Problem, attempts
 from agentrl.store.database import Database, Plain
 
@@ -102,9 +102,9 @@ def _checks(max_trained_count: int) -> list[Check]:
         versions.versions_out_of_order,
         versions.steps_from_strange_versions,
         versions.trained_beyond_the_bound,
-        trajectories.ended_and_still_waiting,
-        trajectories.calls_that_do_not_fit,
-        trajectories.tokens_that_do_not_add_up,
+        calls.ended_and_still_waiting,
+        calls.calls_that_do_not_fit,
+        calls.tokens_that_do_not_add_up,
     ]
 
 

@@ -22,7 +22,7 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure
 
 from agentrl.errors import AgentrlError, ConfigError, DiskError
-from agentrl.store.files import REPLICA_SET, USER, MongoFiles, lock_holder, port_is_free
+from agentrl.store.mongod_files import REPLICA_SET, USER, MongoFiles, lock_holder, port_is_free
 
 POLL_S = 0.05
 LOG_MAX_BYTES = 32 << 20

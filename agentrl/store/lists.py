@@ -20,7 +20,7 @@ from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
-from agentrl.store import places
+from agentrl.store import list_cursors
 from agentrl.store.database import Database, Plain
 from agentrl.words.names import singular
 
@@ -80,7 +80,7 @@ async def page(
         asked = {"$and": [also, asked]}
     found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
-    return Page(rows, places.written(kind, keys, rows[-1]) if len(found) > limit else None)
+    return Page(rows, list_cursors.written(kind, keys, rows[-1]) if len(found) > limit else None)
 
 
 async def _asked(
@@ -93,8 +93,8 @@ async def _asked(
 
 
 async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last: str | int) -> list[Any]:
-    if isinstance(last, str) and places.is_place(last):
-        return places.read(last, kind, keys)
+    if isinstance(last, str) and list_cursors.is_place(last):
+        return list_cursors.read(last, kind, keys)
     document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
     if document is None:
         raise UnknownNameError(f"There is no {singular(kind)} {last} to go on from.", hint="Begin at the first page.")

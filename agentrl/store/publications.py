@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
 from agentrl.store.documents import Publication, load, load_if, to_bson
-from agentrl.store.services import PRESENT
+from agentrl.store.service_registry import PRESENT
 from agentrl.store.updates import NOW, is_older, setting
 
 S = PublicationStatus

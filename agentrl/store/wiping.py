@@ -21,11 +21,11 @@ from pathlib import Path
 from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
-from agentrl.store import access, wipe
+from agentrl.store import run_database, wipe
 from agentrl.store.binary import find_mongod
 from agentrl.store.database import Database
 from agentrl.store.embedded import Mongod, wait_until_data_is_free
-from agentrl.store.files import prepare
+from agentrl.store.mongod_files import prepare
 
 MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "weights")
 """Directories of the run's directory that a run makes."""
@@ -68,7 +68,7 @@ def _in_force(state_dir: Path, run_dir: Path) -> RunConfig:
     """That of a run of programs alone was never written, and such a run has neither database nor model."""
     if not (run_dir / IN_FORCE).exists() and not (state_dir / "mongo").exists():
         return RunConfig(name=state_dir.name)
-    return access.configuration(run_dir)
+    return run_database.configuration(run_dir)
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +78,7 @@ async def _database(config: RunConfig, state_dir: Path) -> AsyncIterator[Databas
         yield None
         return
     with _embedded(state_dir) if config.has_mongo else contextlib.nullcontext():
-        database = access.open_database(config, state_dir)
+        database = run_database.open_database(config, state_dir)
         try:
             yield database
         finally:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from agentrl.store import services
+from agentrl.store import service_registry
 from agentrl.store.database import Database
 from agentrl.store.documents import Service
 from agentrl.toolbox.api_messages import ServerInfo
@@ -63,7 +63,7 @@ class Reporter:
                 troubles=[_trouble(server) for server in unavailable],
                 running=self._toolbox.open_sessions,
             )
-            await services.report(self._database, told)
+            await service_registry.report(self._database, told)
 
     async def leave(self, state: Literal["draining", "gone"]) -> None:
         """Say at once that no sessions should come any more; if the store is away, silence will say it."""

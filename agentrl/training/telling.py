@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
 from agentrl.policies import step_alarms
-from agentrl.store import census
+from agentrl.store import attempt_statistics
 from agentrl.store.database import Database, StoreError
 from agentrl.telemetry.learning import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
 
@@ -34,9 +34,9 @@ async def with_surroundings(
         if (value := told.get(f"mismatch_{name}")) is not None:
             told[_OVER_LIMIT[name].name] = value / most
     try:
-        told |= await census.of_trained(database, records)
-        told |= await census.since(database, await census.last_commit(database))
-        before = await census.metrics_of_steps(database, step_alarms.LOOK_BACK)
+        told |= await attempt_statistics.of_trained(database, records)
+        told |= await attempt_statistics.since(database, await attempt_statistics.last_commit(database))
+        before = await attempt_statistics.metrics_of_steps(database, step_alarms.LOOK_BACK)
     except StoreError as away:
         log.warning("a step is told without what is around it: %s", away.message)
         return told

@@ -11,10 +11,10 @@ from agentrl.engines.interface import Generated, Sampling
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import ToolCallStatus
-from agentrl.rollout.ending import Endings, structure
-from agentrl.rollout.loops import AgentLoop
-from agentrl.rollout.ports import ToolAnswer
-from agentrl.rollout.recording import Recorder
+from agentrl.rollout.agent_loops import AgentLoop
+from agentrl.rollout.episode_recorder import Recorder
+from agentrl.rollout.record_ending import RecordEnder, structure
+from agentrl.rollout.toolbox_protocol import ToolAnswer
 from agentrl.store import claims, documents, owners, tasks
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
@@ -68,7 +68,7 @@ class Sampler:
         self._owner = f"{name}.1"
         self._lease = Lease(database, self._owner, unit=name, role="sampler")
         self._writer = Writer(database)
-        self._endings = Endings(database, self._lease, GroupRule())
+        self._endings = RecordEnder(database, self._lease, GroupRule())
         self._last = claims.LastClaims(database)
         self._shape = shape
         self._chance = random.Random(name)

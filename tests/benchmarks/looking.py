@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agentrl.policies.status_tables import RecordStatus
 from agentrl.protocol.data_commands import ListRows
-from agentrl.queries import rows
+from agentrl.queries import pages
 from agentrl.store import documents, indexes
 from agentrl.store.database import Database, connect
 from agentrl.store.documents import Record, to_bson
@@ -93,7 +93,7 @@ async def _pages(url: str) -> dict[str, list[float]]:
             asked = ListRows(filter=filtered, sort="-started_at", limit=FIRST)
             for _ in range(ASKED):
                 began = time.perf_counter()
-                page = await rows.page(database, "Record", asked)
+                page = await pages.page(database, "Record", asked)
                 taken.setdefault(what, []).append(time.perf_counter() - began)
                 assert len(page.rows) == FIRST
         return taken

@@ -48,7 +48,7 @@ from agentrl.policies.outcomes import Outcome, OutcomeClass, class_of
 from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.policies.sampling_seeds import sampling_seed
 from agentrl.policies.version_tree import VersionTree
-from agentrl.rollout import answers
+from agentrl.rollout import answer_extraction
 from agentrl.store import datasets
 from agentrl.store.datasets import Row
 from agentrl.tokens.spans import ROOT
@@ -328,7 +328,9 @@ class OneProcess:
             if len(ids) >= self._config.sampling.context:
                 outcome = Outcome.CONTEXT_FULL
                 break
-        answer = answers.extract(self._environment.answer_schema, text) if outcome is Outcome.ANSWERED else None
+        answer = (
+            answer_extraction.extract(self._environment.answer_schema, text) if outcome is Outcome.ANSWERED else None
+        )
         score = float(answer is not None and answer.split() == row.answer.split())
         whole = Trajectory(record=name, group=name.rpartition("/")[0], segments=segments)
         return Played(whole, outcome, score, turns)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.http_token import TOKEN_FILE
-from agentrl.store import access, accounting
+from agentrl.store import accounting, run_database
 from agentrl.store.accounting import Account
 from tests import small_run
 from tests.chaos.books import Books
@@ -71,7 +71,7 @@ class Arena(Run):
 
     def account(self) -> Account:
         async def read() -> Account:
-            database = access.open_database(access.configuration(self.dir), self.state_dir)
+            database = run_database.open_database(run_database.configuration(self.dir), self.state_dir)
             try:
                 return await accounting.account(database)
             finally:

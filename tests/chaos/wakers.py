@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agentrl.store import access, checkpoints, lineages
+from agentrl.store import checkpoints, lineages, run_database
 from agentrl.store.documents import Lineage, load
 from agentrl.training import history
 from tests.chaos.arena import Arena
@@ -143,7 +143,7 @@ def _a_leased_step(storm: Storm) -> Plain:
 
 async def _take_over(arena: Arena) -> Lineage:
     """What another trainer does first; this one never gets further."""
-    database = access.open_database(access.configuration(arena.dir), arena.state_dir)
+    database = run_database.open_database(run_database.configuration(arena.dir), arena.state_dir)
     try:
         every = [load(Lineage, found) for found in await database.find("Lineage", {})]
         newest = history.standing(every, await checkpoints.newest_first(database))[0]

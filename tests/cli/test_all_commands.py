@@ -21,7 +21,7 @@ from agentrl.errors import ExitCode
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort
 from agentrl.protocol.commands import COMMANDS
-from agentrl.queries import desk
+from agentrl.queries import dispatcher
 from agentrl.store.lists import FIELDS
 
 TREE: Any = typer.main.get_command(app)
@@ -164,7 +164,7 @@ def test_the_reference_knows_every_verb_and_every_exit_code() -> None:
 
 
 ROWS_OF = {
-    **{COMMANDS[name].cli: kind for name, kind in desk.LISTS.items()},
+    **{COMMANDS[name].cli: kind for name, kind in dispatcher.LISTS.items()},
     COMMANDS["list_failed_calls"].cli: "ToolCall",
     COMMANDS["tool_errors"].cli: "ToolCall",
     COMMANDS["export_records"].cli: "Record",

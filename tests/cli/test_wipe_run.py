@@ -21,7 +21,7 @@ from agentrl.errors import ExitCode
 from agentrl.store import database, owners
 from agentrl.store.binary import find_mongod
 from agentrl.store.embedded import Mongod
-from agentrl.store.files import prepare
+from agentrl.store.mongod_files import prepare
 from agentrl.store.wiping import BUILT_MODEL, MADE
 from tests.cli.conftest import Shell
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.http_token import TOKEN_FILE
-from agentrl.store import access, accounting
+from agentrl.store import accounting, run_database
 from agentrl.store.database import Database
 from tests.e2e import onscreen
 from tests.e2e.running import Run, running
@@ -283,4 +283,4 @@ async def sampled(run: Run) -> int:
 
 
 def opened(run: Run) -> Database:
-    return access.open_database(access.configuration(run.dir), run.state_dir)
+    return run_database.open_database(run_database.configuration(run.dir), run.state_dir)

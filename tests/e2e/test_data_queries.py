@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from agentrl.errors import ExitCode
-from agentrl.store import access, updates
+from agentrl.store import run_database, updates
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
 from agentrl.store.documents import (
@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
     async def opened() -> T:
-        database = access.open_database(access.configuration(run.dir), run.state_dir)
+        database = run_database.open_database(run_database.configuration(run.dir), run.state_dir)
         try:
             return await act(database)
         finally:

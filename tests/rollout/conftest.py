@@ -18,13 +18,13 @@ from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.http.server import listening
 from agentrl.policies.status_tables import ToolCallStatus
-from agentrl.rollout import speech
-from agentrl.rollout.attempt import House, Settings
-from agentrl.rollout.ending import Endings
-from agentrl.rollout.fleet import Fleet
+from agentrl.rollout import chat_format
+from agentrl.rollout.attempt import EpisodeSettings, SamplerContext
+from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
-from agentrl.store import services, tasks
+from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.store import service_registry, tasks
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import (
     DBRecordData,
@@ -68,8 +68,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def words(model_dir: Path) -> speech.Speech:
-    return speech.read(model_dir)
+def words(model_dir: Path) -> chat_format.ChatFormat:
+    return chat_format.read(model_dir)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ class Stage:
     """Everything around samplers, and short ways to look at what they did."""
 
     db: Database
-    words: speech.Speech
+    words: chat_format.ChatFormat
     config: RunConfig = field(default_factory=configuration)
     waits: list[tuple[str, str]] = field(default_factory=list)
     engines: int = 0
@@ -137,14 +137,14 @@ class Stage:
             names = sorted(self.config.tools)
             me = Service(id="toolbox-0.0", unit="toolbox-0", kind="toolbox", url=url, state="serving", names=names)
             await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
-            await services.report(self.db, me)
+            await service_registry.report(self.db, me)
             yield made
             me.state = "gone"
-            await services.report(self.db, me)
+            await service_registry.report(self.db, me)
 
     async def register(self, kind: str, unit: str, url: str, **fields: Any) -> None:
         service = Service(id=f"{unit}.1", unit=unit, kind=kind, url=url, state="serving", **fields)
-        await self._repeat(lambda: services.report(self.db, service), every_s=1.0)
+        await self._repeat(lambda: service_registry.report(self.db, service), every_s=1.0)
 
     async def _repeat(self, report: Callable[[], Awaitable[None]], *, every_s: float) -> None:
         """Now, and again and again until the stage is cleared."""
@@ -164,7 +164,7 @@ class Stage:
         name: str = "sampler-0.1",
         *,
         concurrency: int = 16,
-        settings: Settings | None = None,
+        settings: EpisodeSettings | None = None,
         db: Database | None = None,
     ) -> AsyncIterator[Sampler]:
         """It runs while the body does, and is drained then, unless it was ended otherwise. `db` is its own way to the
@@ -172,21 +172,21 @@ class Stage:
         db = db or self.db
         lease = Lease(db, name, unit=name.partition(".")[0], role="sampler")
         await lease.open()
-        fleet = Fleet(db, TOKEN, lambda url: PluggedToolbox(url, TOKEN))
-        await fleet.look()
-        house = House(
+        directory = ServiceDirectory(db, TOKEN, lambda url: PluggedToolbox(url, TOKEN))
+        await directory.look()
+        context = SamplerContext(
             config=self.config,
             database=db,
             writer=Writer(db, lease.certain),
             lease=lease,
-            fleet=fleet,
-            endings=Endings(db, lease, policy_rules.group_rule(self.config)),
+            directory=directory,
+            endings=RecordEnder(db, lease, policy_rules.group_rule(self.config)),
             template=self.words.template,
             vocabulary=self.words.vocabulary,
             wait=self._wait,
         )
-        chosen = settings or Settings(call_s=20.0, episode_s=60.0)
-        sampler = Sampler(house, concurrency=concurrency, settings=lambda: chosen, tick=lambda: None)
+        chosen = settings or EpisodeSettings(call_s=20.0, episode_s=60.0)
+        sampler = Sampler(context, concurrency=concurrency, settings=lambda: chosen, tick=lambda: None)
         running = asyncio.create_task(sampler.run(), name=name)
         try:
             yield sampler
@@ -197,7 +197,7 @@ class Stage:
                     await running
                 await lease.close()
             finally:
-                await fleet.close()
+                await directory.close()
 
     @contextlib.contextmanager
     def _wait(self, what: str, on: str, at_most_s: float) -> Iterator[None]:
@@ -271,7 +271,7 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(db: Database, words: speech.Speech) -> AsyncIterator[Stage]:
+async def stage(db: Database, words: chat_format.ChatFormat) -> AsyncIterator[Stage]:
     made = Stage(db, words)
     async with made.stack:
         yield made

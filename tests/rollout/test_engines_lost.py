@@ -20,8 +20,8 @@ from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError
 from agentrl.engines.manifest import Canary
-from agentrl.rollout.attempt import Settings
-from agentrl.store import services
+from agentrl.rollout.attempt import EpisodeSettings
+from agentrl.store import service_registry
 from agentrl.store.documents import Record
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from tests.engines import unverified
@@ -82,7 +82,7 @@ async def engines(stage: Stage, mongo_url: str, tmp_path: Path) -> AsyncIterator
         }
 
         async def both_serve() -> bool:
-            return len(await services.alive(stage.db, "engine")) == 2
+            return len(await service_registry.alive(stage.db, "engine")) == 2
 
         await aeventually(both_serve, within_s=400)
         yield running
@@ -103,7 +103,7 @@ async def test_one_of_two_engines_is_killed_under_sixty_four_calls(
     for _ in range(CALLS // 16):
         await stage.task(n=16, agent_name="single_turn_agent", sampling={"max_tokens_per_call": 150, "context": 256})
     second = published(tmp_path, 2)
-    patient = Settings(call_s=200.0, episode_s=400.0)
+    patient = EpisodeSettings(call_s=200.0, episode_s=400.0)
     # Engines that are held call nothing to an end, however fast they are and however slow the rest is.
     await at_all_engines(stage, lambda engine: engine.pause("in_place"))
     async with stage.sampler(concurrency=CALLS, settings=patient):
@@ -139,7 +139,7 @@ async def test_one_of_two_engines_is_killed_under_sixty_four_calls(
 
 async def at_all_engines(stage: Stage, act: Callable[[HttpEngine], Awaitable[object]]) -> None:
     """Of those that answer."""
-    for service in await services.alive(stage.db, "engine"):
+    for service in await service_registry.alive(stage.db, "engine"):
         client = HttpEngine(service.url, TOKEN)
         with contextlib.suppress(EngineGoneError):
             await act(client)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentrl.policies.outcomes import Outcome
-from agentrl.rollout.attempt import Settings
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
+from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.loops import AgentLoop, register_loop
 from agentrl.store import trajectories
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
@@ -141,7 +141,7 @@ async def test_an_episode_ends_at_its_deadline_and_leaves_nothing_open(stage: St
 
     await stage.engine(silent)
     await stage.task(n=1)
-    async with stage.sampler(settings=Settings(call_s=20, episode_s=3)):
+    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=3)):
         record = await stage.one()
     assert (record.status, record.outcome) == ("failed", "episode_timeout")
     assert not await stage.open_ends()
@@ -158,7 +158,7 @@ async def test_a_call_ends_at_its_deadline_with_what_there_is(stage: Stage) -> N
     engine = await stage.engine(slow)
     engine.partly = "it costs"
     await stage.task(n=1)
-    async with stage.sampler(settings=Settings(call_s=0.3, episode_s=60)):
+    async with stage.sampler(settings=EpisodeSettings(call_s=0.3, episode_s=60)):
         record = await stage.one()
     assert (record.outcome, record.score) == ("answered", 1.0)
 

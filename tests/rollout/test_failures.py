@@ -16,7 +16,7 @@ from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.http import client as http_client
 from agentrl.http.server import listening
-from agentrl.rollout.speech import Speech
+from agentrl.rollout.chat_format import ChatFormat
 from agentrl.store import accounting, database, indexes
 from agentrl.store.embedded import Mongod
 from tests.engines import unverified
@@ -136,7 +136,7 @@ async def test_a_result_that_fills_the_context_ends_the_episode_at_that_limit(st
 
 
 async def test_a_prompt_longer_than_the_context_of_an_engine_is_refused_once(
-    stage: Stage, model_dir: Path, words: Speech
+    stage: Stage, model_dir: Path, words: ChatFormat
 ) -> None:
     """The run allows more tokens than the engine has room for: somebody's configuration, not the policy's doing."""
     engine = EmbeddedEngine(slots=4, context=64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
 from agentrl.store import accounting
 from agentrl.store.datasets import Row
@@ -24,8 +24,8 @@ SEATS = 4
 @contextlib.asynccontextmanager
 async def kept(stage: Stage) -> AsyncIterator[Steward]:
     """A steward that makes its rounds."""
-    shop = EnvironmentRules(servers=("unruly",))
-    rules = Rules(environments={"shop": shop}, n=SEATS, groups=3, bound=1, max_in_flight=64)
+    shop = EnvironmentSettings(servers=("unruly",))
+    rules = StewardSettings(environments={"shop": shop}, n=SEATS, groups=3, bound=1, max_in_flight=64)
     rows = [Row(query=f"what costs {number} pears?", answer="3", where=f"line {number}") for number in range(40)]
     steward = Steward(
         stage.db, rules, {"shop": Source.of(rows)}, incarnation="steward-0.1", unit="steward-0", run_dir=Path.cwd()

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
-from agentrl.rollout.loops import register_loop
+from agentrl.rollout.agent_loops import register_loop
 from agentrl.rollout.scorers import UnscoredError, register_scorer
 from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.steward import expiry
@@ -350,7 +350,7 @@ async def test_whoever_cannot_score_leaves_the_record_unscored_until_its_deadlin
         record = await stage.one()
         assert (record.status, record.score) == ("unscored", None)
         assert why in record.error
-        monkeypatch.setattr("agentrl.rollout.ending.UNSCORED_AT_MOST_S", 0.0)
+        monkeypatch.setattr("agentrl.rollout.record_ending.UNSCORED_AT_MOST_S", 0.0)
         ended = await aeventually(lambda: stage.all(Record, status="unscorable"), what="it is given up")
     assert ended[0].outcome_class == "unscored"
 
@@ -365,7 +365,7 @@ async def test_what_ended_under_a_loop_that_is_not_known_any_more_is_given_up_to
     async with stage.sampler():
         await stage.one()
         await stage.db.update_one("Task", {"_id": task.id}, {"$set": {"agent_name": "nobody"}})
-        monkeypatch.setattr("agentrl.rollout.ending.UNSCORED_AT_MOST_S", 0.0)
+        monkeypatch.setattr("agentrl.rollout.record_ending.UNSCORED_AT_MOST_S", 0.0)
         await aeventually(lambda: stage.all(Record, status="unscorable"), what="it is given up")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.rollout.attempt import Settings
-from agentrl.rollout.ports import OfferedTool, ToolAnswer, ToolRefusedError
+from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.tool_calls import RETRY_S, offer
+from agentrl.rollout.toolbox_protocol import OfferedTool, ToolAnswer, ToolRefusedError
 from agentrl.tokens.binary_format import unpack_ids
 from tests.rollout import conftest
 from tests.rollout.actors import Heard
@@ -213,7 +213,7 @@ async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["unruly"])
     await stage.engine(first(calls("echo(text='pear')")))
     await stage.task(n=1)
-    async with stage.sampler(settings=Settings(call_s=20, episode_s=episode_s)):
+    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=episode_s)):
         record = await stage.one()
     assert record.outcome == outcome, record.error
     assert [call.result for call in await stage.tool_calls()] == [

@@ -16,8 +16,8 @@ from agentrl.engines.embedded.http_server import build_app
 from agentrl.errors import UsageError
 from agentrl.http.server import listening
 from agentrl.protocol import messages
-from agentrl.rollout import speech
-from agentrl.rollout.knobs import SamplerKnobs
+from agentrl.rollout import chat_format
+from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.store import publications, trajectories
 from agentrl.store.database import Database
 from agentrl.store.documents import Owner
@@ -201,4 +201,4 @@ def test_knobs_preview_what_they_would_do_and_hold_from_their_boundary() -> None
 
 def test_a_model_without_a_description_is_told(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"has no config.json"):
-        speech.read(tmp_path)
+        chat_format.read(tmp_path)

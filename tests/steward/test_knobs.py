@@ -8,29 +8,29 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Counts
-from agentrl.steward.knobs import StewardKnobs
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
+from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store.database import Database
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
 from daemons import knob_table
-from tests.steward.test_rounds import full_round, rules, steward
+from tests.steward.test_rounds import full_round, settings, steward
 
 PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
 
 
 class Bench:
-    """Knobs over rules that are kept here, with 30 records under way."""
+    """Knobs over settings that are kept here, with 30 records under way."""
 
     def __init__(self, folder: Path, known: dict[str, int] | None = None, running: int = 30) -> None:
-        self.rules = rules(n=8, max_in_flight=64)
+        self.settings = settings(n=8, max_in_flight=64)
         self.unit = Unit(Environment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
         for name, value in (known or {}).items():
             self.unit._knobs.offer(name, value)
-        StewardKnobs(self.unit, lambda: self.rules, counts=lambda: Counts(running=running), on_change=self.follow)
+        StewardKnobs(self.unit, lambda: self.settings, counts=lambda: Counts(running=running), on_change=self.follow)
 
-    def follow(self, changed: Rules) -> None:
-        self.rules = changed
+    def follow(self, changed: StewardSettings) -> None:
+        self.settings = changed
 
     def preview(self, name: str, value: float) -> str:
         return self.unit._knobs.preview(name, value).sentence
@@ -41,7 +41,7 @@ def test_previews_say_in_numbers_what_a_value_does(tmp_path: Path) -> None:
     assert "none are admitted until 14 of them have ended" in bench.preview("max_in_flight", 16)
     assert "up to 70 more may be" in bench.preview("max_in_flight", 100)
     assert "a step up to 32 records; 30 records under way keep" in bench.preview("n", 16)
-    assert bench.rules == rules(n=8, max_in_flight=64), "to look changes nothing"
+    assert bench.settings == settings(n=8, max_in_flight=64), "to look changes nothing"
 
 
 def test_a_group_that_could_never_be_admitted_is_refused(tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_a_value_holds_for_what_is_admitted_next(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.unit._knobs.offer("n", 4)
     bench.unit._knobs.offer("temperature", 0.7)
-    assert (bench.rules.n, bench.rules.sampling()["temperature"]) == (4, 0.7)
+    assert (bench.settings.n, bench.settings.sampling()["temperature"]) == (4, 0.7)
 
 
 def test_what_was_set_before_a_restart_comes_back_together(tmp_path: Path) -> None:
     """One after the other they would contradict the file: 4 under way are fewer than its groups of 8."""
     bench = Bench(tmp_path, {"n": 4, "max_in_flight": 4})
-    assert (bench.rules.n, bench.rules.max_in_flight) == (4, 4)
+    assert (bench.settings.n, bench.settings.max_in_flight) == (4, 4)
 
 
 async def test_a_paused_steward_admits_nothing_and_keeps_house(db: Database) -> None:

@@ -38,11 +38,11 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
-from agentrl.queries import errors, staleness
-from agentrl.queries.desk import Desk
+from agentrl.queries import staleness, tool_errors
+from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.exports import PART_BYTES
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import checkpoints, claims, lineages, lists, steps, tasks
 from agentrl.store.claims import Ending, Reached
 from agentrl.store.database import Database
@@ -66,9 +66,9 @@ from tests.store import flow
 SOURCE = Source.of([Row(query="one and one", where="train line 1")], [Row(query="two and two", where="eval line 1")])
 
 
-def desk(db: Database, run_dir: Path = Path("nowhere")) -> Desk:
-    rules = Rules(environments={"shop": EnvironmentRules()})
-    return Desk(db, lambda: rules, {"shop": SOURCE}, run_dir)
+def desk(db: Database, run_dir: Path = Path("nowhere")) -> Dispatcher:
+    settings = StewardSettings(environments={"shop": EnvironmentSettings()})
+    return Dispatcher(db, lambda: settings, {"shop": SOURCE}, run_dir)
 
 
 async def asked(
@@ -270,7 +270,7 @@ async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.message) for kind in found] == [(5, "no such item: …"), (1, "too long")]
     samples = {sample.text for sample in found[0].samples}
-    assert len(samples) == errors.SAMPLES, "names differ among the samples"
+    assert len(samples) == tool_errors.SAMPLES, "names differ among the samples"
     assert (found[0].first_at, found[0].last_at) == (1_700_000_000.0, 1_700_000_004.0)
 
 
@@ -291,7 +291,7 @@ async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
 async def test_more_names_than_there_is_room_for_are_one_kind_all_the_same(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "MOST_KINDS", 20)
+    monkeypatch.setattr(tool_errors, "MOST_KINDS", 20)
     names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
     await db.insert_many("ToolCall", [failed(number, f"no such item: {name}x") for number, name in enumerate(names)])
     (found,) = await asked(db, "tool_errors", ToolErrors())
@@ -434,7 +434,7 @@ async def test_what_operators_ask_stands_on_an_index(
 @pytest.mark.parametrize(
     ("kind", "sort", "filter"),
     [
-        *((kind, sort, errors.FAILED if kind == "ToolCall" else {}) for kind, sort in lists.NEWEST_FIRST.items()),
+        *((kind, sort, tool_errors.FAILED if kind == "ToolCall" else {}) for kind, sort in lists.NEWEST_FIRST.items()),
         ("Record", "age", {}),
         ("Record", "-finished_at", {}),
     ],

@@ -10,7 +10,7 @@ import pytest
 from agentrl.policies.status_tables import Actor
 from agentrl.steward import retention
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
 from agentrl.store import accounting, checkpoints, lineages, pruning, steps, tasks
 from agentrl.store.database import Database
@@ -18,7 +18,7 @@ from agentrl.store.documents import CheckpointFile, DispatchedSamplingTask, Task
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.store.flow import commit, ready_tasks
 
-RULES = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=1)
+RULES = StewardSettings(environments={"shop": EnvironmentSettings()}, n=2, groups=1)
 EXBIBYTE = 1 << 60
 DETAILS = ("DispatchedSamplingTask", "Turn", "ToolCall", "Chunk")
 
@@ -85,22 +85,22 @@ async def test_only_what_every_checkpoint_covers_is_removed_and_the_account_agre
     db: Database, trained: list[str]
 ) -> None:
     assert await tasks.kill(db, await tasks.get(db, trained[5]), Actor.TRAINER, "stale")
-    rules = dataclasses.replace(RULES, details_s=1e-6)
+    settings = dataclasses.replace(RULES, details_s=1e-6)
     before = await accounting.account(db)
-    assert await retention.prune(db, rules) == 4
+    assert await retention.prune(db, settings) == 4
     assert await with_details(db, trained) == [3, 4], "a step that may be rolled back, and a group that is ready"
     after = await accounting.account(db)
     assert (after.tasks, after.records, after.trained_records) == (before.tasks, before.records, before.trained_records)
     assert after.problems == ()
-    assert await retention.prune(db, rules) == 0, "once is enough"
+    assert await retention.prune(db, settings) == 0, "once is enough"
 
 
 async def test_an_older_checkpoint_that_is_kept_is_gone_back_to(db: Database, trained: list[str]) -> None:
     lineage = await lineages.current(db)
     assert lineage is not None
     older = await saved(db, lineage.id, 1)
-    rules = dataclasses.replace(RULES, details_s=1e-6)
-    assert await retention.prune(db, rules) == 1
+    settings = dataclasses.replace(RULES, details_s=1e-6)
+    assert await retention.prune(db, settings) == 1
     await lineages.begin(db, "trainer-0.2", parent_checkpoint=older, after_step=1)
     ready = {one.task.id for one in await steps.ready(db)}
     assert ready == set(trained[1:])
@@ -123,23 +123,23 @@ async def test_what_a_living_branch_continues_stays(db: Database, trained: list[
     await db.insert_many(
         "DispatchedSamplingTask", [to_bson(DispatchedSamplingTask(id="b/c0", task="branch", base=base))]
     )
-    rules = dataclasses.replace(RULES, details_s=1e-6)
-    await retention.prune(db, rules)
+    settings = dataclasses.replace(RULES, details_s=1e-6)
+    await retention.prune(db, settings)
     assert await with_details(db, trained) == [0, 3, 4, 5]
     await db.update_many("Task", {}, {"$set": {"pruned": False}})
     some = await pruning.consumed(db, older_than_s=1e-6, max_trained_count=1, limit=1)
     assert some == trained[1:2], "a base takes nobody's place"
     await db.update_one("Task", {"_id": "branch"}, {"$set": {"status": "dead"}})
-    await retention.prune(db, rules)
+    await retention.prune(db, settings)
     assert await with_details(db, trained) == [3, 4, 5]
 
 
 async def test_a_full_disk_stops_admission_with_its_name_and_it_goes_on_by_itself(db: Database, tmp_path: Path) -> None:
     now = [1000.0]
-    rules = dataclasses.replace(RULES, disk_reserve_bytes=EXBIBYTE)
+    settings = dataclasses.replace(RULES, disk_reserve_bytes=EXBIBYTE)
     steward = Steward(
         db,
-        rules,
+        settings,
         {"shop": Source.of([])},
         incarnation="steward-0.1",
         unit="steward-0",
@@ -156,7 +156,7 @@ async def test_a_full_disk_stops_admission_with_its_name_and_it_goes_on_by_itsel
     assert done.admitted.why_not in done.sentence()
     assert "is nearly full" in "; ".join(wait.what for wait in await steward.waits())
     # Somebody makes room; here the reserve becomes smaller, which is the same.
-    steward.rules = steward.rules.changed(disk_reserve_bytes=1)
+    steward.settings = steward.settings.changed(disk_reserve_bytes=1)
     now[0] += 10
     done = await steward.round()
     assert (done.admitted.groups, done.evaluations) == (2, 1)

@@ -16,14 +16,14 @@ from agentrl.errors import ConfigError
 from agentrl.policies.admission import Counts
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import StepStatus, TaskStatus
-from agentrl.steward import admission, attempts, closing, epochs, expiry
+from agentrl.steward import admission, epochs, expiry, group_upkeep
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
 from agentrl.store import (
     accounting,
+    admission_counts,
     claims,
-    counts,
     evaluations,
     lineages,
     owners,
@@ -44,21 +44,26 @@ def rows(count: int, *, prefix: str = "item") -> list[Row]:
     return [Row(query=f"{prefix} {number}", answer=str(number), where=f"line {number}") for number in range(count)]
 
 
-def rules(**changes: object) -> Rules:
+def settings(**changes: object) -> StewardSettings:
     plain: dict[str, object] = {
-        "environments": {"shop": EnvironmentRules(servers=("shop",))},
+        "environments": {"shop": EnvironmentSettings(servers=("shop",))},
         "n": 4,
         "groups": 2,
         "bound": 1,
         "max_in_flight": 64,
     }
-    return Rules(**(plain | changes))  # type: ignore[arg-type]
+    return StewardSettings(**(plain | changes))  # type: ignore[arg-type]
 
 
 def steward(db: Database, number: int = 1, *, train: int = 100, held_out: int = 0, **changes: object) -> Steward:
     sources = {"shop": Source.of(rows(train), rows(held_out, prefix="held out"))}
     made = Steward(
-        db, rules(**changes), sources, incarnation=f"steward-{number}.1", unit=f"steward-{number}", run_dir=Path.cwd()
+        db,
+        settings(**changes),
+        sources,
+        incarnation=f"steward-{number}.1",
+        unit=f"steward-{number}",
+        run_dir=Path.cwd(),
     )
     made._kept_house_at = float("-inf")
     return made
@@ -153,19 +158,19 @@ async def test_what_another_steward_admits_after_the_count_is_not_admitted_over(
     db: Database, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """Also where the two of them would take from different environments, so that neither has the other's task."""
-    both = rules(
-        environments={"shop": EnvironmentRules(), "bank": EnvironmentRules()}, max_in_flight=4, groups=1, bound=0
+    both = settings(
+        environments={"shop": EnvironmentSettings(), "bank": EnvironmentSettings()}, max_in_flight=4, groups=1, bound=0
     )
     for environment in both.environments:
         await queue(db, 1, environment=environment)
-    count, (theirs,) = counts.of_admission, await db.find("Task", {"environment": other})
+    count, (theirs,) = admission_counts.of_admission, await db.find("Task", {"environment": other})
 
     async def overtaken(database: Database) -> Counts:
         counted = await count(database)
         assert await admit(database, load(Task, theirs))
         return counted
 
-    monkeypatch.setattr(counts, "of_admission", overtaken)
+    monkeypatch.setattr(admission_counts, "of_admission", overtaken)
     assert (await admission.admit(db, both)).groups == 0
     assert await db.count("Task", {"status": "admitted"}) == 1
     monkeypatch.undo()
@@ -251,10 +256,10 @@ async def test_failed_attempts_are_drawn_again_twice_and_then_the_seat_stays_emp
                 assert await claims.fail(db, claim.record.id, owner, Outcome.TOOL_SERVER_FAILED)
             else:
                 await end(db, claim, float(claim.record.seat % 2))
-        await asyncio.gather(attempts.follow(db), attempts.follow(db))
+        await asyncio.gather(group_upkeep.open_next_attempts(db), group_upkeep.open_next_attempts(db))
         assert await db.count("Record", {"status": "open"}) == (attempt < 3)
     assert await claim_one(db, owner) is None
-    assert (await closing.close(db, made.rules)) == {"ready": 1}
+    assert (await group_upkeep.close(db, made.settings)) == {"ready": 1}
     [task] = await db.find("Task", {"status": "ready"})
     assert task["baseline"]["valid"] == 3
 
@@ -270,7 +275,7 @@ async def test_attempts_on_an_open_breaker_cost_nothing(db: Database) -> None:
         others = [await claim_one(db, owner) for _ in range(3)] if attempt == 1 else []
         assert claim.record.attempt == attempt
         await claims.fail(db, claim.record.id, owner, Outcome.TOOL_SERVER_FAILED, free=True)
-        assert await attempts.follow(db) == 1
+        assert await group_upkeep.open_next_attempts(db) == 1
         assert all(others)
 
 
@@ -316,7 +321,7 @@ async def test_a_new_incarnation_frees_what_the_one_before_it_held(db: Database)
     assert await claim_one(db, "sampler-0.1")
     await sampler(db, "sampler-0.2")
     assert (await expiry.expire(db)).abandoned == 1
-    assert await attempts.follow(db) == 1
+    assert await group_upkeep.open_next_attempts(db) == 1
 
 
 async def test_after_a_gap_everybody_is_renewed_once_before_anybody_is_reaped(db: Database) -> None:
@@ -384,8 +389,8 @@ async def test_the_steward_ends_a_release_that_was_cut_off(db: Database) -> None
 
 
 async def test_epochs_follow_one_another_in_orders_of_their_own(db: Database) -> None:
-    environment = EnvironmentRules(epochs=2, shuffle=3)
-    by = rules(environments={"shop": environment})
+    environment = EnvironmentSettings(epochs=2, shuffle=3)
+    by = settings(environments={"shop": environment})
     source = {"shop": Source.of(rows(epochs.PORTION + 10))}
     assert await epochs.refill(db, by, source) == epochs.PORTION
     assert await epochs.refill(db, by, source) == 0, "enough are waiting"
@@ -407,7 +412,7 @@ async def test_epochs_follow_one_another_in_orders_of_their_own(db: Database) ->
 
 
 async def test_a_dataset_that_changed_under_an_epoch_is_refused(db: Database) -> None:
-    by = rules()
+    by = settings()
     await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 2))})
     await db.update_many("Task", {}, {"$set": {"status": "trained"}})
     with pytest.raises(ConfigError, match="changed since epoch 0 of shop began with it"):
@@ -425,7 +430,7 @@ async def test_a_dataset_that_changed_under_an_epoch_is_refused(db: Database) ->
 async def test_a_steward_says_at_its_start_what_changed_in_which_file_and_what_cures_it(
     db: Database, now: list[Row], how: str
 ) -> None:
-    await epochs.refill(db, rules(), {"shop": Source.of(rows(40), file="/data/train.jsonl")})
+    await epochs.refill(db, settings(), {"shop": Source.of(rows(40), file="/data/train.jsonl")})
     await db.update_one("Epoch", {}, {"$set": {"inserted": 40, "done": False}})
     await starter(db, 1, Source.of(rows(40), file="/data/train.jsonl")).start()
     with pytest.raises(ConfigError) as refused:
@@ -438,11 +443,13 @@ async def test_a_steward_says_at_its_start_what_changed_in_which_file_and_what_c
 
 
 def starter(db: Database, life: int, source: Source) -> Steward:
-    return Steward(db, rules(), {"shop": source}, incarnation=f"steward-0.{life}", unit="steward-0", run_dir=Path.cwd())
+    return Steward(
+        db, settings(), {"shop": source}, incarnation=f"steward-0.{life}", unit="steward-0", run_dir=Path.cwd()
+    )
 
 
 async def test_rows_that_an_operator_adds_are_queued_once(db: Database) -> None:
-    environment = EnvironmentRules()
+    environment = EnvironmentSettings()
     first = await epochs.add(db, "shop", environment, rows(3))
     assert await epochs.add(db, "shop", environment, rows(3)) == first
     assert await epochs.add(db, "shop", environment, rows(2)) != first
@@ -450,7 +457,7 @@ async def test_rows_that_an_operator_adds_are_queued_once(db: Database) -> None:
 
 
 async def test_of_two_files_that_are_added_at_once_each_has_a_number(db: Database) -> None:
-    environment = EnvironmentRules()
+    environment = EnvironmentSettings()
     first: list[str] = []
 
     class Overtaken(Database):
@@ -474,7 +481,7 @@ async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database
     assert not await evaluations.complete(db, version)
     await full_round(made)
     assert await db.count("Record", {"purpose": "eval", "status": "open"}) == 6
-    assert (await counts.of_admission(db)).in_flight == 16
+    assert (await admission_counts.of_admission(db)).in_flight == 16
     for _ in range(3):
         for score in (1.0, 0.0):
             claim = await claim_one(db, "sampler-0.1")
@@ -509,11 +516,11 @@ def test_environments_are_mixed_by_weight_without_memory() -> None:
 
 def test_rules_that_could_not_be_followed_are_refused() -> None:
     with pytest.raises(ConfigError):
-        rules(max_in_flight=3)
+        settings(max_in_flight=3)
     with pytest.raises(ConfigError):
-        rules().changed(n=1)
+        settings().changed(n=1)
     with pytest.raises(ConfigError):
-        rules(n=8, groups=1, bound=0, max_in_flight=4)
+        settings(n=8, groups=1, bound=0, max_in_flight=4)
 
 
 async def test_a_trained_task_trains_again_while_it_is_fresh_and_no_sooner_than_it_may(db: Database) -> None:
@@ -523,14 +530,14 @@ async def test_a_trained_task_trains_again_while_it_is_fresh_and_no_sooner_than_
         taken = await publications.take_number(db, parent=parent, lineage=lineage.id, step=0)
         assert await publications.announce(db, taken.id, lineage.id, {})
     await commit(db, lineage.id, 1, [task])
-    assert await closing.retrain(db, rules()) == 0, "once is enough"
-    assert await closing.retrain(db, rules(max_trained_count=2, bound=0)) == 0, "it is too old"
-    assert await closing.retrain(db, rules(max_trained_count=2), {"bound": 0}) == 0, "so says the trainer"
-    assert await closing.retrain(db, rules(max_trained_count=2, retrain_after_s=3600)) == 0, "not yet"
+    assert await group_upkeep.retrain(db, settings()) == 0, "once is enough"
+    assert await group_upkeep.retrain(db, settings(max_trained_count=2, bound=0)) == 0, "it is too old"
+    assert await group_upkeep.retrain(db, settings(max_trained_count=2), {"bound": 0}) == 0, "so says the trainer"
+    assert await group_upkeep.retrain(db, settings(max_trained_count=2, retrain_after_s=3600)) == 0, "not yet"
     # A trainer waits for one that is only not due yet, and not for one that never comes.
     assert await retraining.candidates(db, most=2, bound=lambda _: 1) == [task.id]
     assert await retraining.candidates(db, most=2, bound=lambda _: 0) == []
-    assert await closing.retrain(db, rules(max_trained_count=2)) == 1
+    assert await group_upkeep.retrain(db, settings(max_trained_count=2)) == 1
     await commit(db, lineage.id, 2, [task])
-    assert await closing.retrain(db, rules(max_trained_count=2)) == 0
+    assert await group_upkeep.retrain(db, settings(max_trained_count=2)) == 0
     assert await retraining.candidates(db, most=2, bound=lambda _: 1) == []

@@ -8,13 +8,13 @@ from agentrl.policies.admission import Counts
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, AROUND_A_TOOL_CALL_S, Outcome
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.protocol.messages import Wait
-from agentrl.steward import admission, waits
+from agentrl.steward import admission, batch_waits
 from agentrl.steward.admission import Admitted
-from agentrl.store import claims, services
+from agentrl.store import claims, service_registry
 from agentrl.store.database import Database
 from agentrl.store.documents import DispatchedSamplingTask, Service, ToolCall, call_id, tool_call_id
 from agentrl.store.trajectories import Writer
-from tests.steward.test_rounds import full_round, rules, steward
+from tests.steward.test_rounds import full_round, settings, steward
 from tests.store.flow import admit, claim_one, end, queue, run_group, sampler
 
 NOTHING = Admitted(0, 0, Counts(), "there is no room")
@@ -50,29 +50,29 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     await older(db, "Record", second.record.id, "started_at", 40.0)
     record = second.record.id
     name = f"record {record} on sampler-1"
-    ours = rules(tools_s={"shop": 5.0}, episode_s=30.0)
-    told = await waits.look(db, ours, NOTHING)
+    ours = settings(tools_s={"shop": 5.0}, episode_s=30.0)
+    told = await batch_waits.look(db, ours, NOTHING)
     assert named(told) == [("batch", f"task {task}"), (f"task {task}", name), (name, "sampler-1")]
     assert told[0].what == "4 of its 4 records are not done"
     assert told[1].what == "is under way, in turn 1"
     assert told[1].age_s >= 40.0
     assert all(wait.at_most_s for wait in told), "no wait is unbounded"
     assert told[2].at_most_s == 30.0 + AROUND_A_DEADLINE_S, "at its deadline it ends itself"
-    await services.report(db, toolbox(0, unavailable=["shop"]))
-    parked = (await waits.look(db, ours, NOTHING))[-1]
+    await service_registry.report(db, toolbox(0, unavailable=["shop"]))
+    parked = (await batch_waits.look(db, ours, NOTHING))[-1]
     assert (parked.who, parked.on) == (name, "tool server shop")
     assert parked.what == "toolbox-0: shop has its breaker open"
-    await services.report(db, toolbox(0, unavailable=[]))
+    await service_registry.report(db, toolbox(0, unavailable=[]))
 
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, task=task, owner=owner, engine="engine-0.1")
     await writer.sent(call)
-    told = await waits.look(db, ours, NOTHING)
+    told = await batch_waits.look(db, ours, NOTHING)
     assert named(told)[3:] == [(name, "model call c0 on engine-0"), ("model call c0 on engine-0", "engine-0")]
 
     tool = ToolCall(id=tool_call_id(record, 0, 0), record=record, task=task, owner=owner, server="shop", tool="lookup")
     await writer.requested(tool)
     await older(db, "ToolCall", tool.id, "requested_at", 312.0)
-    told = await waits.look(db, ours, NOTHING)
+    told = await batch_waits.look(db, ours, NOTHING)
     assert named(told)[3:] == [(name, "tool shop.lookup"), ("tool shop.lookup", "toolbox")]
     assert told[3].what == f"has not answered the call {tool.id}"
     assert 312.0 <= told[3].age_s < 372.0
@@ -80,14 +80,14 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     for status in (ToolCallStatus.RUNNING, ToolCallStatus.OK):
         tool.status = status
         await writer.tool_moved(tool)
-    assert "tool shop.lookup" not in dict(named(await waits.look(db, ours, NOTHING))).values()
+    assert "tool shop.lookup" not in dict(named(await batch_waits.look(db, ours, NOTHING))).values()
     await writer.close()
 
 
 async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_are_done(db: Database) -> None:
     task = await admitted(db)
     open_one = f"record {task}#r1.s0.a1"
-    told = await waits.look(db, rules(), NOTHING)
+    told = await batch_waits.look(db, settings(), NOTHING)
     assert named(told)[1:] == [(f"task {task}", open_one), (open_one, "sampler")]
     assert told[1].what == "is open, and no sampler has claimed it"
 
@@ -100,11 +100,11 @@ async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_
     assert claim is not None
     assert await claims.finish(db, claim.record.id, owner, claims.Ending(outcome=Outcome.ANSWERED))
     assert await claims.leave_unscored(db, claim.record.id, owner, "the judge is away")
-    told = await waits.look(db, rules(), NOTHING)
+    told = await batch_waits.look(db, settings(), NOTHING)
     assert told[0].what == "1 of its 4 records are not done"
     assert told[1].what == "has ended, and the scorer cannot answer"
     assert await claims.give_up_scoring(db, claim.record.id, owner, "the judge never answered")
-    told = await waits.look(db, rules(), NOTHING)
+    told = await batch_waits.look(db, settings(), NOTHING)
     assert [(wait.on, wait.what) for wait in told] == [
         (f"task {task}", "has no record under way and is not closed yet")
     ]
@@ -114,7 +114,7 @@ async def test_without_a_group_under_way_admission_says_why(db: Database) -> Non
     task = await admitted(db)
     assert await run_group(db, [0.0, 1.0, 1.0, 0.0], owner=await sampler(db)) == "ready"
     await older(db, "Task", task, "admitted_at", 90.0)
-    [wait] = await waits.look(db, rules(), NOTHING)
+    [wait] = await batch_waits.look(db, settings(), NOTHING)
     assert (wait.who, wait.on) == ("batch", "admission")
     assert wait.what == "admits nothing: there is no room (0 records under way, 0 ready, 0 leased)"
     assert wait.age_s >= 90.0
@@ -123,7 +123,7 @@ async def test_without_a_group_under_way_admission_says_why(db: Database) -> Non
 async def test_while_most_fail_it_is_told_at_once_that_only_a_few_are_tried(db: Database) -> None:
     task = await admitted(db)
     await older(db, "Task", task, "admitted_at", 5.0)
-    [wait] = await waits.look(db, rules(), FAILING)
+    [wait] = await batch_waits.look(db, settings(), FAILING)
     assert (wait.who, wait.on) == ("batch", "admission"), "whatever is under way, no batch comes of it"
     assert wait.what.startswith("tries only a few: 60 of the last 100 failed (0 records under way")
     assert wait.at_most_s is not None
@@ -133,7 +133,7 @@ async def test_while_most_fail_it_is_told_at_once_that_only_a_few_are_tried(db: 
 async def test_an_evaluation_has_a_chain_of_its_own(db: Database) -> None:
     [task] = await queue(db, 1, purpose="eval")
     assert await admit(db, task, n=1)
-    told = await waits.look(db, rules(), NOTHING)
+    told = await batch_waits.look(db, settings(), NOTHING)
     record = f"record {task.id}#r1.s0.a1"
     assert named(told) == [
         ("batch", "admission"),
@@ -162,7 +162,7 @@ def toolbox(number: int, *, unavailable: list[str], names: tuple[str, ...] = ("s
 async def test_nothing_is_admitted_that_needs_a_server_which_is_left_alone(db: Database) -> None:
     made = steward(db, held_out=2)
     await made.start()
-    await services.report(db, toolbox(0, unavailable=["shop"]))
+    await service_registry.report(db, toolbox(0, unavailable=["shop"]))
     done = await made.round()
     assert done.admitted.groups == 0
     assert done.admitted.why_not == "shop needs toolbox-0: shop has its breaker open"
@@ -172,11 +172,11 @@ async def test_nothing_is_admitted_that_needs_a_server_which_is_left_alone(db: D
     assert "shop has its breaker open" in wait.what
 
     # Another server's trouble is not this environment's, and one toolbox that can is enough.
-    await services.report(db, toolbox(0, unavailable=["search"]))
-    assert await admission.held_environments(db, rules()) == {}
-    await services.report(db, toolbox(0, unavailable=["shop"]))
-    await services.report(db, toolbox(1, unavailable=[]))
-    assert await admission.held_environments(db, rules()) == {}
+    await service_registry.report(db, toolbox(0, unavailable=["search"]))
+    assert await admission.held_environments(db, settings()) == {}
+    await service_registry.report(db, toolbox(0, unavailable=["shop"]))
+    await service_registry.report(db, toolbox(1, unavailable=[]))
+    assert await admission.held_environments(db, settings()) == {}
     assert (await made.round()).admitted.groups == 4
 
 
@@ -185,7 +185,7 @@ async def test_evaluations_wait_for_their_servers_too(db: Database) -> None:
     await made.start()
     await full_round(made)
     await db.update_many("Task", {"status": "queued"}, {"$set": {"purpose": "eval"}})
-    await services.report(db, toolbox(0, unavailable=["shop"]))
+    await service_registry.report(db, toolbox(0, unavailable=["shop"]))
     assert (await made.round()).evaluations == 0
-    await services.report(db, toolbox(0, unavailable=[]))
+    await service_registry.report(db, toolbox(0, unavailable=[]))
     assert (await made.round()).evaluations > 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.store import database, embedded, indexes
 from agentrl.store.binary import find_mongod
 from agentrl.store.database import Database, Driver
-from agentrl.store.files import prepare
+from agentrl.store.mongod_files import prepare
 
 NAME = f"test-{os.getpid()}"
 

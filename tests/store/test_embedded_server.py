@@ -26,7 +26,7 @@ from agentrl.protocol import messages
 from agentrl.store import embedded
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.database import connect
-from agentrl.store.files import MongoFiles, lock_holder, prepare
+from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
 from tests.store.server import keep_trying
 from tests.unit.counterpart import Counterpart, Process

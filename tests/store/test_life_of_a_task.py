@@ -10,7 +10,7 @@ import pytest
 from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor, IllegalMoveError, RecordStatus, TaskStatus
-from agentrl.store import claims, counts, groups, owners, tasks
+from agentrl.store import admission_counts, claims, groups, owners, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
@@ -42,7 +42,7 @@ async def test_a_task_goes_from_the_queue_to_ready(db: Database) -> None:
     advantages = {data["_id"]: data["advantage"] for data in await db.find("DBRecordData", {})}
     assert advantages == {share.record: share.advantage for share in closed.shares}
     assert sum(advantages.values()) == pytest.approx(0)
-    assert await counts.of_admission(db) == counts.Counts(ready=4)
+    assert await admission_counts.of_admission(db) == admission_counts.Counts(ready=4)
 
 
 async def test_queueing_again_changes_nothing(db: Database) -> None:
@@ -64,11 +64,11 @@ async def test_an_admission_that_was_cut_off_is_finished_by_anybody(db: Database
     # As if the steward had died after two of the seats.
     await db.delete_many("Record", {"seat": {"$gte": 2}})
     await db.update_one("Task", {"_id": task.id}, {"$set": {"seating": True}})
-    assert (await counts.of_admission(db)).in_flight >= 4
+    assert (await admission_counts.of_admission(db)).in_flight >= 4
     assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "open"
     await asyncio.gather(tasks.repair(db), tasks.repair(db))
     assert await statuses(db, task.id) == ["open"] * 4
-    assert (await counts.of_admission(db)).in_flight == 4
+    assert (await admission_counts.of_admission(db)).in_flight == 4
 
 
 async def test_records_are_claimed_in_the_order_of_admission(db: Database) -> None:
@@ -222,7 +222,7 @@ async def test_equal_scores_are_no_signal_and_hold_no_capacity(db: Database) -> 
     closed = await tasks.get(db, task.id)
     assert not closed.signal
     assert closed.reason == "all scores are 1"
-    assert await counts.of_admission(db) == counts.Counts()
+    assert await admission_counts.of_admission(db) == admission_counts.Counts()
 
 
 async def test_too_few_valid_members_are_another_round_and_then_dead(db: Database) -> None:
@@ -241,7 +241,7 @@ async def test_too_few_valid_members_are_another_round_and_then_dead(db: Databas
     given_up = await tasks.get(db, task.id)
     assert (given_up.status, given_up.reason, given_up.round) == (TaskStatus.DEAD, "rounds", 2)
     assert await db.count("Record", {"status": "scored"}) == 0, "nothing of a former round holds a seat"
-    assert await counts.of_admission(db) == counts.Counts()
+    assert await admission_counts.of_admission(db) == admission_counts.Counts()
 
 
 async def test_the_deadline_closes_over_those_who_are_late(db: Database) -> None:

@@ -12,13 +12,13 @@ from pymongo import IndexModel, InsertOne
 
 from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.filters.parser import FilterError
-from agentrl.steward import admission, attempts, closing, epochs, expiry, retention
-from agentrl.steward.rules import EnvironmentRules, Rules
+from agentrl.steward import admission, epochs, expiry, group_upkeep, retention
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import (
-    census,
+    admission_counts,
+    attempt_statistics,
     checkpoints,
     claims,
-    counts,
     database,
     evaluations,
     indexes,
@@ -26,7 +26,7 @@ from agentrl.store import (
     lists,
     owners,
     publications,
-    services,
+    service_registry,
     steps,
     tasks,
     trajectories,
@@ -130,7 +130,7 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     first = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
     await commit(db, first.id, 1, closed[:1])
     watched = Explaining(db)
-    rules = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=4)
+    rules = StewardSettings(environments={"shop": EnvironmentSettings()}, n=2, groups=4)
 
     # A sampler.
     await sampler(watched, "sampler-0.2")
@@ -145,19 +145,19 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     progress = claims.progress(claim.record.id, "sampler-0.2", Reached(turns=1, generated_tokens=4, versions=[1]))
     await trajectories.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)
     await trajectories.take_over(watched, "x", "t", "y")
-    await services.alive(watched, "engine")
+    await service_registry.alive(watched, "engine")
     # The steward.
     await admission.admit(watched, rules)
     await admission.admit_evaluations(watched, rules)
-    await closing.close(watched, rules)
-    await closing.retrain(watched, rules.changed(max_trained_count=2))
-    await attempts.follow(watched)
+    await group_upkeep.close(watched, rules)
+    await group_upkeep.retrain(watched, rules.changed(max_trained_count=2))
+    await group_upkeep.open_next_attempts(watched)
     await expiry.bridge_gap(watched)
     await expiry.expire(watched)
     await expiry.tidy(watched)
     await tasks.repair(watched)
     await epochs.refill(watched, rules, {"shop": epochs.Source.of([])})
-    await counts.of_admission(watched)
+    await admission_counts.of_admission(watched)
     await owners.extend_all(watched)
     await retention.prune(watched, rules.changed(details_s=1.0))
     # The trainer.
@@ -166,9 +166,9 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await steps.under_way(watched)
     await steps.deaths(watched)
     await batch_selection.validity(watched)
-    await census.of_trained(watched, ["x"])
-    await census.since(watched, await census.last_commit(watched))
-    await census.metrics_of_steps(watched, 8)
+    await attempt_statistics.of_trained(watched, ["x"])
+    await attempt_statistics.since(watched, await attempt_statistics.last_commit(watched))
+    await attempt_statistics.metrics_of_steps(watched, 8)
     await steps.last_trained(watched, ["shop/train/0/000001"])
     ready = await steps.ready(watched)
     await commit(watched, lineage.id, 2, [ready[0].task])
@@ -198,8 +198,8 @@ async def test_what_may_train_once_more_is_found_apart_from_what_may_not(db: Dat
 
     often = [Task(id=f"often-{number}", status="trained", trained_count=2) for number in range(200)]
     await tasks.insert(db, [*often, Task(id="once", status="trained", trained_count=1)])
-    rules = Rules(environments={"shop": EnvironmentRules()}, n=2, groups=4, max_trained_count=2)
-    await closing.retrain(Asking(db._client, db.name), rules)
+    rules = StewardSettings(environments={"shop": EnvironmentSettings()}, n=2, groups=4, max_trained_count=2)
+    await group_upkeep.retrain(Asking(db._client, db.name), rules)
     assert "again" in plans[0]
 
 

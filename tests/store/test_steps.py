@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from agentrl.policies.status_tables import StepStatus, TaskStatus
-from agentrl.store import accounting, checkpoints, claims, lineages, publications, services, steps, tasks
+from agentrl.store import accounting, checkpoints, claims, lineages, publications, service_registry, steps, tasks
 from agentrl.store.claims import Reached
 from agentrl.store.database import Database, Filter, Plain, Update
 from agentrl.store.documents import CheckpointFile, Lineage, Service, Step, Task, load
@@ -284,7 +284,9 @@ async def test_weights_are_kept_while_anybody_needs_them(db: Database) -> None:
     for _ in range(6):
         await publications.take_number(db, parent=None, lineage="a", step=0)
     await db.update_many("Publication", {}, {"$set": {"status": "retained"}})
-    await services.report(db, Service(id="engine-0.1", unit="engine-0", kind="engine", state="serving", version=3))
+    await service_registry.report(
+        db, Service(id="engine-0.1", unit="engine-0", kind="engine", state="serving", version=3)
+    )
     checkpoint = await checkpoints.begin(db, step=1, lineage="a", version=2, path="x")
     await checkpoints.complete(db, checkpoint.id, {})
     free = await publications.superfluous(db, keep=2, needed=[1])
@@ -309,11 +311,13 @@ async def test_checkpoints_are_complete_abandoned_pinned_or_deleted(db: Database
 
 async def test_services_that_are_silent_are_not_called(db: Database) -> None:
     for number, state in enumerate(("serving", "serving", "draining")):
-        await services.report(db, Service(id=f"engine-{number}.1", unit=f"engine-{number}", kind="engine", state=state))
+        await service_registry.report(
+            db, Service(id=f"engine-{number}.1", unit=f"engine-{number}", kind="engine", state=state)
+        )
     now = await db.now()
     await db.update_one("Service", {"_id": "engine-1.1"}, {"$set": {"seen_at": now.replace(year=2020)}})
-    assert [service.id for service in await services.alive(db, "engine")] == ["engine-0.1"]
-    assert await services.forget_silent(db) == 1
+    assert [service.id for service in await service_registry.alive(db, "engine")] == ["engine-0.1"]
+    assert await service_registry.forget_silent(db) == 1
     [gone] = await db.find("Service", {"state": "gone"})
     assert load(Service, gone).id == "engine-1.1"
 

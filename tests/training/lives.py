@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401 # else each life imports it anew
 
-from agentrl.store import access, database
+from agentrl.store import database, run_database
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit
 from agentrl.unit.environment import Environment
@@ -25,7 +25,7 @@ MOST_LIVES = 8
 
 
 async def live(run_dir: Path, url: str, life: int) -> None:
-    config = access.configuration(run_dir)
+    config = run_database.configuration(run_dir)
     unit = Unit(Environment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
     opened = database.connect(url, config.name)
     try:

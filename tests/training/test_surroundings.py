@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.policies.status_tables import Actor
-from agentrl.store import census, evaluations, groups, lineages, publications, tasks
+from agentrl.store import attempt_statistics, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, ToolCall, to_bson
 from agentrl.training import batch_selection, retention
@@ -133,14 +133,14 @@ async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:
     await ended(db, ["policy"] * 60)
     await ended(db, ["infrastructure"] * 150, purpose="eval")
     assert await batch_selection.validity(db) == (1.0, "")
-    told = await census.since(db, None)
+    told = await attempt_statistics.since(db, None)
     assert (told["attempts"], told["infrastructure_share"]) == (60, 0)
 
 
 async def test_attempts_that_were_cut_off_are_counted_whether_a_step_trains_them_or_not(db: Database) -> None:
     await ended(db, ["policy"] * 30 + ["limit"] * 30)
     await db.update_many("Record", {"outcome_class": "limit"}, {"$set": {"outcome": "token_limit"}})
-    assert (await census.since(db, None))["cut_off_share"] == 0.5
+    assert (await attempt_statistics.since(db, None))["cut_off_share"] == 0.5
 
 
 async def test_tools_that_a_policy_invented_are_told_under_one_name(db: Database) -> None:
@@ -150,7 +150,7 @@ async def test_tools_that_a_policy_invented_are_told_under_one_name(db: Database
         for at, (server, tool) in enumerate(names)
     ]
     await db.insert_many("ToolCall", to_bson(calls))
-    told = await census.of_tools(db, ["r"])
+    told = await attempt_statistics.of_tools(db, ["r"])
     assert {name: share.calls for name, share in told.items()} == {"shop/lookup": 1, "unknown": 3}
 
 

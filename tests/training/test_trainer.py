@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from agentrl.engines.embedded.weight_loading import load_verified
 from agentrl.engines.manifest import read
 from agentrl.policies.status_tables import StepStatus
-from agentrl.steward import closing
-from agentrl.steward.rules import from_config
+from agentrl.steward import group_upkeep
+from agentrl.steward.settings import from_config
 from agentrl.store import accounting, lineages, publications
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
@@ -393,7 +393,7 @@ async def test_at_the_end_of_the_data_it_waits_for_what_may_be_trained_once_more
     async def give_back() -> None:
         while True:
             await asyncio.sleep(0.5)
-            await closing.retrain(db, from_config(config))
+            await group_upkeep.retrain(db, from_config(config))
 
     steward = asyncio.create_task(give_back())
     try:

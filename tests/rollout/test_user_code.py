@@ -15,8 +15,8 @@ from agentrl.config import data_plane as data
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout import own_code
-from agentrl.rollout.loops import loop_named
+from agentrl.rollout import user_code
+from agentrl.rollout.agent_loops import loop_named
 from tests.rollout.conftest import Stage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
@@ -37,7 +37,7 @@ def configured(folder: Path, code: str, **environment: str) -> RunConfig:
 
 async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: Path) -> None:
     stage.config = configured(tmp_path, block("python"))
-    own_code.load(stage.config)
+    user_code.load(stage.config)
     assert loop_named("think_twice").resumable
     said = iter(["<answer>3</answer>", "<answer>2.5</answer>"])
     engine = await stage.engine(lambda heard: next(said))
@@ -59,7 +59,7 @@ async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: P
         ("", {"agent": "nobody", "scorer": "exact"}, r"environments\.shop: There is no agent loop 'nobody'"),
         ("", {"agent": "tool_agent", "scorer": "nobody"}, r"environments\.shop: There is no scorer 'nobody'"),
         (
-            'from agentrl.rollout.loops import AgentLoop, register_loop\n\n\n@register_loop("tool_agent")\n'
+            'from agentrl.rollout.agent_loops import AgentLoop, register_loop\n\n\n@register_loop("tool_agent")\n'
             "class Mine(AgentLoop): ...\n",
             {},
             "There are two agent loops 'tool_agent'",
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_said_before_an_episode_begins(
     tmp_path: Path, code: str, environment: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        own_code.load(configured(tmp_path, code, **environment))
+        user_code.load(configured(tmp_path, code, **environment))
 
 
 @pytest.mark.parametrize(
@@ -88,20 +88,20 @@ def test_a_name_in_a_row_that_nobody_registered_is_said_with_its_line(
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = configured(tmp_path, "", agent="tool_agent", scorer="exact")
     with pytest.raises(ConfigError, match=sentence):
-        own_code.load(config)
+        user_code.load(config)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     config = configured(tmp_path, "")
     (tmp_path / "agents.py").unlink()
     with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/agents\.py"):
-        own_code.load(config)
+        user_code.load(config)
 
 
 def test_the_configuration_knows_what_is_shipped() -> None:
     """In a process of its own: here other tests registered theirs."""
     program = (
-        "import json\nfrom agentrl.rollout import loops, own_code, sampler, scorers\n"
+        "import json\nfrom agentrl.rollout import agent_loops as loops, sampler, user_code, scorers\n"
         "print(json.dumps([sorted(loops.known()), sorted(scorers._registry)]))"
     )
     told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=120).stdout

@@ -1,6 +1,6 @@
-"""One thing with everything that belongs to it: a task, a step, a checkpoint.
+"""Full views of one task, step or checkpoint, and of the accounting.
 
-Invariant: what is told of another thing is a row as in its list, so that the same names mean the same everywhere.
+Invariant: other documents appear as rows of their lists, so the same names mean the same everywhere.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data_commands import Story
-from agentrl.queries import rows
-from agentrl.store import lists
+from agentrl.protocol.data_commands import AccountReport, Story
+from agentrl.queries import pages
+from agentrl.store import accounting, lists
 from agentrl.store.database import Database, Plain
 from agentrl.words.names import singular
 
@@ -65,7 +67,12 @@ async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
 
 async def _records(database: Database, asked: Mapping[str, Any]) -> tuple[tuple[Plain, ...], int]:
     found = await database.find("Record", asked, sort=[("_id", 1)], limit=MOST_RECORDS)
-    short = [rows.shortened("Record", lists.shown(document)) for document in found]
-    await rows.tell_what_they_do(database, short)
+    short = [pages.shortened("Record", lists.shown(document)) for document in found]
+    await pages.tell_what_they_do(database, short)
     more = await database.count("Record", asked) - len(short) if len(short) == MOST_RECORDS else 0
     return tuple(short), more
+
+
+async def account(database: Database, max_trained_count: int) -> AccountReport:
+    found = await accounting.account(database, max_trained_count=max_trained_count)
+    return msgspec.convert({**msgspec.to_builtins(found), "balanced": found.balanced}, AccountReport)

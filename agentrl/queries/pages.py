@@ -13,7 +13,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.filters.mongo import Query
 from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data_commands import ListRows, Page
-from agentrl.store import lists, places, services
+from agentrl.store import list_cursors, lists, service_registry
 from agentrl.store.database import Database, Plain
 
 LONGEST_TEXT = 500
@@ -35,7 +35,7 @@ async def page(database: Database, kind: str, args: ListRows, *, also: Query | N
 
 
 def _last(kind: str, after: str) -> str | int | None:
-    if kind != "Publication" or not after or places.is_place(after):
+    if kind != "Publication" or not after or list_cursors.is_place(after):
         return after or None
     if not after.isdecimal():
         raise UnknownNameError(f"There is no version {after!r} to go on from.", hint="Begin at the first page.")
@@ -67,7 +67,7 @@ async def tell_what_they_do(database: Database, rows: list[Plain]) -> None:
 
 async def _tell_who_serves(database: Database, rows: list[Plain]) -> None:
     engines = await database.find(
-        "Service", {"kind": "engine", "state": {"$in": services.PRESENT}}, projection=["version", "state"]
+        "Service", {"kind": "engine", "state": {"$in": service_registry.PRESENT}}, projection=["version", "state"]
     )
     for row in rows:
         row["engines"] = {one["_id"]: one["state"] for one in engines if one.get("version") == row["id"]}

@@ -6,10 +6,10 @@ from bson import Int64
 
 from agentrl.filters.fields import Field
 from agentrl.filters.sorting import SortKey
-from agentrl.store import places
+from agentrl.store import list_cursors
 
 
 def test_a_large_number_of_the_server_is_carried_as_a_whole_number() -> None:
     keys = [SortKey(Field("step", "number")), SortKey(Field("_id", "text"))]
-    place = places.written("steps", keys, {"step": Int64(1 << 40), "_id": "a"})
-    assert places.read(place, "steps", keys) == [1 << 40, "a"]
+    place = list_cursors.written("steps", keys, {"step": Int64(1 << 40), "_id": "a"})
+    assert list_cursors.read(place, "steps", keys) == [1 << 40, "a"]

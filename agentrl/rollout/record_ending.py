@@ -18,11 +18,11 @@ from agentrl.policies import outcomes
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import Actor, RecordStatus
-from agentrl.rollout import loops
-from agentrl.rollout.exits import DroppedError
-from agentrl.rollout.loops import AgentLoop
+from agentrl.rollout import agent_loops
+from agentrl.rollout.agent_loops import AgentLoop
+from agentrl.rollout.coalescer import Coalescer
+from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.scorers import UnscoredError
-from agentrl.rollout.together import Together
 from agentrl.store import chunks, claims, groups, tasks, trajectories
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
@@ -75,14 +75,14 @@ async def _judged(made: Callable[[], AgentLoop], texts: Sequence[str], task: Tas
     return score
 
 
-class Endings:
+class RecordEnder:
     """Ends episodes in the name of one owner."""
 
     def __init__(self, database: Database, lease: Lease, rule: GroupRule) -> None:
         self._database = database
         self._lease = lease
         self._rule = rule
-        self._together = Together(self._end_together)
+        self._together = Coalescer(self._end_together)
 
     async def end(
         self, loop: AgentLoop, claim: Claim, ending: Ending, texts: Sequence[str], data: DBRecordData
@@ -164,7 +164,7 @@ class Endings:
         turns = await trajectories.turns_of(self._database, record.id)
         texts = [await chunks.whole(self._database, turn.id, "text") or turn.text for turn in turns]
         if await self._score(
-            _judged(lambda: loops.loop_named(claim.task.agent_name)(), texts, claim.task), claim, data
+            _judged(lambda: agent_loops.loop_named(claim.task.agent_name)(), texts, claim.task), claim, data
         ):
             return True
         if await self._is_overdue(record):

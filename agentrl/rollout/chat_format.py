@@ -17,7 +17,7 @@ from agentrl.store import publications
 from agentrl.store.database import Database
 
 
-class Speech(NamedTuple):
+class ChatFormat(NamedTuple):
     template: Template
     vocabulary: int
     """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
@@ -25,13 +25,13 @@ class Speech(NamedTuple):
     """Where the model's own chat template writes otherwise, as a sentence; empty if it does not."""
 
 
-async def published(database: Database, run_dir: Path) -> Speech | None:
+async def published(database: Database, run_dir: Path) -> ChatFormat | None:
     """Of the newest publication; None while there is none."""
     newest = await publications.newest(database)
     return None if newest is None else read(run_dir / newest.path)
 
 
-def read(directory: Path) -> Speech:
+def read(directory: Path) -> ChatFormat:
     try:
         described = json.loads((directory / "config.json").read_bytes())
         declared = int(described.get("vocab_size") or 0)
@@ -39,4 +39,4 @@ def read(directory: Path) -> Speech:
         raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
     tokenizer = Tokenizer(directory)
     template = Template(tokenizer)
-    return Speech(template, max(declared, tokenizer.size), template_comparison.difference(template, directory))
+    return ChatFormat(template, max(declared, tokenizer.size), template_comparison.difference(template, directory))

@@ -14,7 +14,7 @@ from agentrl.chat.tokenizer import LONGEST_CHARACTER, Tokenizer
 from agentrl.errors import ConfigError
 from agentrl.protocol.data_commands import RecordTokens, TokenPart, TokenStretch
 from agentrl.queries import exports
-from agentrl.queries.stories import whole
+from agentrl.queries.details import whole
 from agentrl.store import publications, trajectories
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from agentrl.engines.interface import Generated, Sampling
-from agentrl.rollout import recording
-from agentrl.rollout.exits import EndedError
-from agentrl.rollout.recording import Recorder
+from agentrl.rollout import episode_recorder
+from agentrl.rollout.episode_errors import EndedError
+from agentrl.rollout.episode_recorder import Recorder
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, Turn, turn_id
 from agentrl.store.trajectories import Writer
@@ -30,7 +30,7 @@ async def test_a_call_that_ends_while_it_is_being_shown_has_its_beginning_and_it
     db: Database, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     """`turns` of the loop after it was sent: before, at and after the moment at which it is due to be shown."""
-    monkeypatch.setattr(recording, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(episode_recorder, "SHOWN_AFTER_S", 0.0)
     recorder = await begun(db, Writer(db))
     call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
     for _ in range(turns):

@@ -3,7 +3,7 @@
 Invariants: who is called said in the store, a moment ago, that it serves; an engine that nobody answers for is out of
 the choice with the call that found it so, and back with a newer sign of life; a lasting silence of the store keeps the
 last view, in which the dead are found by calling them. Connections are kept per address; those of an engine are closed
-when it left and no call is under way there, those of a toolbox with the fleet, because sessions outlive its absence.
+when it left and no call is under way there, those of a toolbox at the end, because sessions outlive its absence.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import NamedTuple, Protocol
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import Engine
 from agentrl.engines.routing import Candidate, Router
-from agentrl.rollout.ports import Toolbox
-from agentrl.store import lineages, services
+from agentrl.rollout.toolbox_protocol import Toolbox
+from agentrl.store import lineages, service_registry
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
 
-log = logging.getLogger("fleet")
+log = logging.getLogger("directory")
 LOOK_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.1
 """While somebody waits for a service that is not there."""
@@ -38,12 +38,12 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
-class PlacedToolbox(NamedTuple):
+class ToolboxClient(NamedTuple):
     unit: str
     client: Toolbox
 
 
-class Fleet:
+class ServiceDirectory:
     """Started with `watch`, asked for engines and toolboxes."""
 
     def __init__(
@@ -116,13 +116,13 @@ class Fleet:
 
     # ---- toolboxes ----
 
-    def toolbox(self, servers: Sequence[str], conversation: str) -> PlacedToolbox | None:
+    def toolbox(self, servers: Sequence[str], conversation: str) -> ToolboxClient | None:
         """One that has all these servers; for the same conversation the same one, while it is there."""
         able = [service for service in self._toolboxes if set(servers) <= set(service.names)]
         if not able:
             return None
         best = max(able, key=lambda service: _weight(service.unit, conversation))
-        return PlacedToolbox(best.unit, self._toolbox_clients[best.url])
+        return ToolboxClient(best.unit, self._toolbox_clients[best.url])
 
     # ---- keeping up ----
 
@@ -144,8 +144,8 @@ class Fleet:
                 await self.look()
 
     async def look(self) -> None:
-        engines = await services.alive(self._database, "engine")
-        toolboxes = await services.alive(self._database, "toolbox")
+        engines = await service_registry.alive(self._database, "engine")
+        toolboxes = await service_registry.alive(self._database, "toolbox")
         lineage = await lineages.current(self._database)
         self._looked_at = now = time.monotonic()
         self._candidates = [self._candidate(service, now) for service in engines]

@@ -15,8 +15,8 @@ from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, tool_call_within_s
 from agentrl.policies.status_tables import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward.admission import Admitted
-from agentrl.steward.rules import Rules
-from agentrl.store import services, tasks
+from agentrl.steward.settings import StewardSettings
+from agentrl.store import service_registry, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
 from agentrl.words.amounts import counted
@@ -47,16 +47,16 @@ class Group:
         return min(self.records, key=_order, default=None)
 
 
-async def look(database: Database, rules: Rules, admitted: Admitted) -> list[Wait]:
+async def look(database: Database, settings: StewardSettings, admitted: Admitted) -> list[Wait]:
     """For `Unit.tell_waits`. `admitted` is what admission said last."""
     now = await database.now()
     training = await _oldest(database, {"$in": list(TRAINS)})
     evaluation = await _oldest(database, {"$in": ["eval"]})
     if training is not None and not admitted.trial:
-        told = list(of_group("batch", training, rules, now))
+        told = list(of_group("batch", training, settings, now))
     else:
         told = [of_admission(admitted, await tasks.since_last_admission_s(database))]
-    return told + (list(of_group("evaluation", evaluation, rules, now)) if evaluation else [])
+    return told + (list(of_group("evaluation", evaluation, settings, now)) if evaluation else [])
 
 
 async def _oldest(database: Database, purpose: dict[str, list[str]]) -> Group | None:
@@ -77,7 +77,7 @@ async def _oldest(database: Database, purpose: dict[str, list[str]]) -> Group | 
     asked = {"record": longest.id, "status": {"$in": _OPEN_TOOL_CALLS}}
     call = await database.find_one("DispatchedSamplingTask", sent, sort=[("index", 1)], projection=_CALL)
     tool_call = await database.find_one("ToolCall", asked, sort=[("requested_at", 1)], projection=_TOOL_CALL)
-    unusable = await services.unusable_servers(database) if call is None and tool_call is None else {}
+    unusable = await service_registry.unusable_servers(database) if call is None and tool_call is None else {}
     return Group(task, records, load_if(DispatchedSamplingTask, call), load_if(ToolCall, tool_call), unusable)
 
 
@@ -85,29 +85,29 @@ _CALL = ["record", "index", "engine", "sent_at"]
 _TOOL_CALL = ["record", "turn", "server", "tool", "requested_at"]
 
 
-def of_group(what: str, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
+def of_group(what: str, group: Group, settings: StewardSettings, now: datetime) -> Iterator[Wait]:
     """From `batch` or `evaluation` to the call that holds it up."""
     task, record = group.task, group.longest
     name = f"task {task.id}"
     age_s = _since(task.admitted_at, now)
     if record is None:
-        yield Wait(name, "has no record under way and is not closed yet", age_s, rules.group_s, what)
+        yield Wait(name, "has no record under way and is not closed yet", age_s, settings.group_s, what)
         return
     yield Wait(
-        name, f"{len(group.records)} of its {counted(task.n, 'records')} are not done", age_s, rules.group_s, what
+        name, f"{len(group.records)} of its {counted(task.n, 'records')} are not done", age_s, settings.group_s, what
     )
-    yield from _of_record(name, record, group, rules, now)
+    yield from _of_record(name, record, group, settings, now)
 
 
-def _of_record(task: str, record: Record, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
+def _of_record(task: str, record: Record, group: Group, settings: StewardSettings, now: datetime) -> Iterator[Wait]:
     owner = record.owner.partition(".")[0]
     if record.status == RecordStatus.OPEN:
         name, age_s = f"record {record.id}", _since(record.created_at, now)
-        yield Wait(name, "is open, and no sampler has claimed it", age_s, rules.group_s, task)
-        yield Wait("sampler", "to be claimed", age_s, rules.group_s, name)
+        yield Wait(name, "is open, and no sampler has claimed it", age_s, settings.group_s, task)
+        yield Wait("sampler", "to be claimed", age_s, settings.group_s, name)
         return
     name, age_s = f"record {record.id} on {owner}" if owner else f"record {record.id}", _since(record.started_at, now)
-    episode_s = rules.episode_s + AROUND_A_DEADLINE_S
+    episode_s = settings.episode_s + AROUND_A_DEADLINE_S
     if record.status != RecordStatus.RUNNING:
         scored_s = _since(record.finished_at, now)
         waits = "the scorer cannot answer" if record.status == RecordStatus.UNSCORED else "it waits for its score"
@@ -116,23 +116,23 @@ def _of_record(task: str, record: Record, group: Group, rules: Rules, now: datet
     yield Wait(name, f"is under way, in turn {record.turns + 1}", age_s, episode_s, task)
     if owner:
         yield Wait(owner, "runs it", age_s, episode_s, name)
-    yield from _of_calls(name, group, rules, now)
+    yield from _of_calls(name, group, settings, now)
 
 
-def _of_calls(record: str, group: Group, rules: Rules, now: datetime) -> Iterator[Wait]:
+def _of_calls(record: str, group: Group, settings: StewardSettings, now: datetime) -> Iterator[Wait]:
     if (tool := group.tool_call) is not None:
         name, age_s = f"tool {tool.server}.{tool.tool}", _since(tool.requested_at, now)
-        limit_s = tool_call_within_s(rules.tools_s.get(tool.server, 0.0))
+        limit_s = tool_call_within_s(settings.tools_s.get(tool.server, 0.0))
         yield Wait(name, f"has not answered the call {tool.id}", age_s, limit_s, record)
         yield Wait("toolbox", "runs it", age_s, limit_s, name)
     elif (call := group.call) is not None:
         engine = call.engine.partition(".")[0]
         name, age_s = f"model call c{call.index} on {engine}", _since(call.sent_at, now)
-        limit_s = rules.call_s + AROUND_A_DEADLINE_S
+        limit_s = settings.call_s + AROUND_A_DEADLINE_S
         yield Wait(name, "has no answer yet", age_s, limit_s, record)
         yield Wait(engine or "engine", "generates", age_s, limit_s, name)
     elif needed := [server for server in group.task.servers if server in group.unusable]:
-        yield Wait(f"tool server {needed[0]}", group.unusable[needed[0]], 0.0, rules.group_s, record)
+        yield Wait(f"tool server {needed[0]}", group.unusable[needed[0]], 0.0, settings.group_s, record)
 
 
 def of_admission(admitted: Admitted, since_s: float) -> Wait:

@@ -19,7 +19,7 @@ MOST_AT_ONCE = 100
 GATHER_S = 0.05
 
 
-class Together(Generic[A]):
+class Coalescer(Generic[A]):
     """`act(item)` is True or False, as the batch says."""
 
     def __init__(self, batch: Callable[[Sequence[A]], Awaitable[Sequence[bool]]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agentrl.rollout.together import Together
+from agentrl.rollout.coalescer import Coalescer
 from agentrl.store.database import StoreError, StoreUnavailableError
 from tests.waiting import aeventually
 
@@ -18,7 +18,7 @@ async def test_what_comes_while_an_answer_is_under_way_is_asked_together() -> No
         await asyncio.sleep(0)
         return [number % 2 == 0 for number in numbers]
 
-    together = Together(even)
+    together = Coalescer(even)
     first = asyncio.create_task(together.act(0))
     await aeventually(lambda: batches, every_s=0)
     rest = await asyncio.gather(*(together.act(number) for number in range(1, 6)))
@@ -33,7 +33,7 @@ async def test_who_is_at_fault_fails_alone() -> None:
             raise StoreError("three is refused")
         return [True for _ in numbers]
 
-    together = Together(refuses_three)
+    together = Coalescer(refuses_three)
     told = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
     assert [answer is True for answer in told] == [True, True, True, False, True]
     assert isinstance(told[3], StoreError)
@@ -47,7 +47,7 @@ async def test_a_store_that_is_away_is_asked_once_for_all() -> None:
         asked += 1
         raise StoreUnavailableError("it is away")
 
-    together = Together(away)
+    together = Coalescer(away)
     told = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
     assert all(isinstance(answer, StoreUnavailableError) for answer in told)
     assert asked == 1
@@ -60,7 +60,7 @@ async def test_one_who_leaves_takes_nobody_along() -> None:
         await go_on.wait()
         return [True for _ in numbers]
 
-    together = Together(slowly)
+    together = Coalescer(slowly)
     asking = [asyncio.create_task(together.act(number)) for number in range(2)]
     await asyncio.sleep(0)
     asking[0].cancel()

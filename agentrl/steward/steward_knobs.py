@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from agentrl.policies.admission import Counts
 from agentrl.protocol.rows import plain_value
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
 from agentrl.unit import Unit
 from agentrl.unit.knobs import Knob
 from agentrl.words.amounts import counted
@@ -21,21 +21,21 @@ KEPT = ("details_s", "data_max_bytes", "disk_reserve_bytes")
 
 
 class StewardKnobs:
-    """`rules` are those of the moment, `counts` what was last counted."""
+    """`settings` are those of the moment, `counts` what was last counted."""
 
     def __init__(
         self,
         unit: Unit,
-        rules: Callable[[], Rules],
+        settings: Callable[[], StewardSettings],
         *,
         counts: Callable[[], Counts],
-        on_change: Callable[[Rules], None],
+        on_change: Callable[[StewardSettings], None],
     ) -> None:
         self._unit = unit
-        self._rules = rules
+        self._settings = settings
         self._counts = counts
         self._on_change = on_change
-        now = rules()
+        now = settings()
         most = self._own("max_in_flight", now.max_in_flight, "Episodes that may be open at once.", 1, 1_000_000)
         size = self._own("n", now.n, "Episodes of one task.", 2, 1024, scientific=True)
         heat = self._own("temperature", now.temperature, "Sampling temperature.", 0.01, 10.0, scientific=True)
@@ -68,10 +68,10 @@ class StewardKnobs:
         )
 
     def _take(self, **values: int | float) -> None:
-        self._on_change(self._rules().changed(**values))
+        self._on_change(self._settings().changed(**values))
 
     def _preview(self, name: str, value: int | float) -> str:
-        after = self._rules().changed(**{name: value})
+        after = self._settings().changed(**{name: value})
         if name in KEPT:
             return f"{name} becomes {value:,} with the next look at the disks; what was removed does not come back"
         flying = self._counts().in_flight

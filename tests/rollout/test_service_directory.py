@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.rollout.fleet import Fleet
-from agentrl.store import lineages, services
+from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.store import lineages, service_registry
 from agentrl.store.database import Database
 from agentrl.store.documents import Service
 
@@ -15,15 +15,15 @@ def no_toolbox(url: str) -> Any:
 
 
 async def test_engines_at_versions_of_an_abandoned_lineage_are_not_called(db: Database) -> None:
-    fleet = Fleet(db, "token", no_toolbox, max_lag=2)
+    directory = ServiceDirectory(db, "token", no_toolbox, max_lag=2)
     for slot, version in enumerate((118, 120, 121)):
         url, unit = f"http://127.0.0.1:{slot + 1}", f"engine-{slot}"
         engine = Service(id=f"{unit}.1", unit=unit, kind="engine", url=url, state="serving", version=version, slots=8)
-        await services.report(db, engine)
+        await service_registry.report(db, engine)
 
     async def called() -> set[int | None]:
-        await fleet.look()
-        chosen = [fleet.engine(f"conversation {number}") for number in range(64)]
+        await directory.look()
+        chosen = [directory.engine(f"conversation {number}") for number in range(64)]
         return {one.version for one in chosen if one is not None}
 
     assert await called() == {120, 121}
@@ -31,27 +31,27 @@ async def test_engines_at_versions_of_an_abandoned_lineage_are_not_called(db: Da
     assert await called() == {120, 121}, "it has not published yet"
     await lineages.set_first_version(db, lineage.id, 121)
     assert await called() == {121}
-    pinned = fleet.engine("evaluation", version=120)
+    pinned = directory.engine("evaluation", version=120)
     assert pinned is not None
-    await fleet.close()
+    await directory.close()
 
 
 async def test_the_connections_of_an_engine_go_with_it_once_its_calls_have_ended(db: Database) -> None:
-    fleet = Fleet(db, "token", no_toolbox)
+    directory = ServiceDirectory(db, "token", no_toolbox)
     service = Service(id="engine-0.1", unit="engine-0", kind="engine", url="http://127.0.0.1:1", version=1, slots=8)
     service.state = "serving"
-    await services.report(db, service)
-    await fleet.look()
-    engine = fleet.engine("conversation")
+    await service_registry.report(db, service)
+    await directory.look()
+    engine = directory.engine("conversation")
     assert engine is not None
-    before = fleet.client(engine)
-    fleet.sent(engine)
+    before = directory.client(engine)
+    directory.sent(engine)
     service.state = "gone"
-    await services.report(db, service)
-    await fleet.look()
-    assert fleet.engine("conversation") is None
-    assert fleet.client(engine) is before, "a call is under way there"
-    fleet.answered(engine)
-    await fleet.look()
-    assert fleet.client(engine) is not before
-    await fleet.close()
+    await service_registry.report(db, service)
+    await directory.look()
+    assert directory.engine("conversation") is None
+    assert directory.client(engine) is before, "a call is under way there"
+    directory.answered(engine)
+    await directory.look()
+    assert directory.client(engine) is not before
+    await directory.close()

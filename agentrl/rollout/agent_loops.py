@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.policies.outcomes import Outcome
-from agentrl.rollout import answers, scorers
+from agentrl.rollout import answer_extraction, scorers
 from agentrl.store.documents import Task
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class AgentLoop(abc.ABC):
 
     def answer(self, texts: Sequence[str], task: Task) -> str | None:
         """The answer, out of what the model wrote in each turn."""
-        return answers.extract(task.answer_schema, texts[-1]) if texts else None
+        return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None
 
     async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
         """The score. It is asked again, maybe by another process, if it raises UnscoredError."""

@@ -23,8 +23,8 @@ from agentrl.engines.interface import Generated, Sampling
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import CallStatus, ToolCallStatus
-from agentrl.rollout.exits import DroppedError, EndedError
-from agentrl.rollout.ports import ToolAnswer
+from agentrl.rollout.episode_errors import DroppedError, EndedError
+from agentrl.rollout.toolbox_protocol import ToolAnswer
 from agentrl.store import chunks, claims, trajectories
 from agentrl.store.claims import Claim, Reached
 from agentrl.store.database import Database

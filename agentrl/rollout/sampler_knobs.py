@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentrl.config.data_plane import Rollout
-from agentrl.rollout.attempt import Settings
+from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.sampler import Sampler
 from agentrl.unit import Preview, Unit
 
@@ -71,9 +71,9 @@ class SamplerKnobs:
         self._sampler = sampler
         sampler.concurrency = self.concurrency.value
 
-    def take(self) -> Settings:
+    def take(self) -> EpisodeSettings:
         """At a claim: what was set comes into force."""
-        return Settings(
+        return EpisodeSettings(
             max_turns=self._max_turns.take(),
             call_s=self._call_s.take(),
             tool_s=self._tool_s.take(),

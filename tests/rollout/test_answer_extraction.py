@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.rollout import mathtext, scorers
-from agentrl.rollout.answers import extract
+from agentrl.rollout.answer_extraction import extract
 from agentrl.rollout.mathjudge import MathJudge, NoVerdictError
 from agentrl.rollout.mathworker import DIFFERENT, EQUAL, UNREADABLE, verdict
 from agentrl.rollout.scorers import UnscoredError, register_scorer, scorer_named

@@ -14,7 +14,7 @@ from pathlib import Path
 from agentrl.config.file_checks import problem_of_code
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, UnknownNameError
-from agentrl.rollout import loops, scorers
+from agentrl.rollout import agent_loops, scorers
 from agentrl.store import datasets
 
 
@@ -32,7 +32,7 @@ def load(config: RunConfig) -> None:
 
 def _see(config: RunConfig, where: str, agent: str, scorer: str) -> None:
     try:
-        loops.loop_named(agent)
+        agent_loops.loop_named(agent)
         scorers.scorer_named(scorer)
     except UnknownNameError as unknown:
         files = ", ".join(config.rollout.code) or "no files"

@@ -16,10 +16,10 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
-from agentrl.queries import accounts, errors, exports, records, rows, staleness, stories, tokens
+from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_errors
 from agentrl.queries.changes import Changes
 from agentrl.steward.epochs import Source
-from agentrl.steward.rules import Rules
+from agentrl.steward.settings import StewardSettings
 from agentrl.store.database import Database
 
 LISTS = {
@@ -33,25 +33,29 @@ LISTS = {
 Query = Callable[[Any], Awaitable[Any]]
 
 
-class Desk:
+class Dispatcher:
     def __init__(
-        self, database: Database, rules: Callable[[], Rules], sources: Mapping[str, Source] | None, run_dir: Path
+        self,
+        database: Database,
+        settings: Callable[[], StewardSettings],
+        sources: Mapping[str, Source] | None,
+        run_dir: Path,
     ) -> None:
         """Without `sources` it only answers questions, and changes nothing."""
         self.queries: dict[str, Query] = {
-            **{name: partial(rows.page, database, kind) for name, kind in LISTS.items()},
-            "show_task": lambda args: stories.task(database, args.id),
-            "show_step": lambda args: stories.step(database, args.id),
-            "show_checkpoint": lambda args: stories.checkpoint(database, args.id),
+            **{name: partial(pages.page, database, kind) for name, kind in LISTS.items()},
+            "show_task": lambda args: details.task(database, args.id),
+            "show_step": lambda args: details.step(database, args.id),
+            "show_checkpoint": lambda args: details.checkpoint(database, args.id),
             "show_record": partial(records.show, database),
-            "list_failed_calls": partial(rows.page, database, "ToolCall", also=errors.FAILED),
-            "record_tokens": partial(tokens.part, database, tokens.Spelling(database, run_dir)),
+            "list_failed_calls": partial(pages.page, database, "ToolCall", also=tool_errors.FAILED),
+            "record_tokens": partial(record_tokens.part, database, record_tokens.Spelling(database, run_dir)),
             "export_records": partial(exports.part, database),
-            "tool_errors": partial(errors.grouped, database),
-            "staleness": lambda args: staleness.report(database, rules()),
-            "accounting": lambda args: accounts.report(database, rules().max_trained_count),
+            "tool_errors": partial(tool_errors.grouped, database),
+            "staleness": lambda args: staleness.report(database, settings()),
+            "accounting": lambda args: details.account(database, settings().max_trained_count),
         }
-        self.changes = {} if sources is None else Changes(database, rules, sources).table
+        self.changes = {} if sources is None else Changes(database, settings, sources).table
 
     async def answer(self, question: AskUnit) -> Any:
         spec = COMMANDS.get(question.name)

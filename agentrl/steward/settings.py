@@ -1,6 +1,6 @@
 """What the steward goes by: the configuration, with the knobs of the moment.
 
-Invariant: rules that exist can be followed: the largest group can be admitted and can close.
+Invariant: settings that exist can be followed: the largest group can be admitted and can close.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentRules:
+class EnvironmentSettings:
     weight: float = 1.0
     epochs: int = 1
     shuffle: int = 0
@@ -30,8 +30,8 @@ class EnvironmentRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    environments: Mapping[str, EnvironmentRules]
+class StewardSettings:
+    environments: Mapping[str, EnvironmentSettings]
     n: int = 8
     temperature: float = 1.0
     max_tokens: int = 1024
@@ -92,17 +92,17 @@ class Rules:
     def sampling_of_evaluation(self) -> dict[str, Any]:
         return self.sampling() | {"temperature": self.evaluation_temperature}
 
-    def changed(self, **changes: Any) -> Rules:
+    def changed(self, **changes: Any) -> StewardSettings:
         """ConfigError if they could not be followed."""
         return replace(self, **changes)
 
 
-def from_config(config: RunConfig) -> Rules:
+def from_config(config: RunConfig) -> StewardSettings:
     training, evaluation = config.training, config.evaluation
     freshness = policy_rules.freshness(config)
-    return Rules(
+    return StewardSettings(
         environments={
-            name: EnvironmentRules(
+            name: EnvironmentSettings(
                 weight=float(environment.weight),
                 epochs=environment.epochs,
                 shuffle=environment.shuffle,

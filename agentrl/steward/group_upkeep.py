@@ -1,0 +1,66 @@
+"""Looks after groups: opens the next attempt at a failed seat, closes what no sampler closed, requeues trained Tasks.
+
+Invariants: an attempt follows the one before it by its number, so it is opened once, however many stewards see it; at
+most two failed attempts of a seat are followed by another; a seat of a round that is over gets nothing; a group that
+the steward closes has the result that a sampler would have computed, because both use the same policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.policies.status_tables import Actor, RecordStatus
+from agentrl.steward.settings import StewardSettings
+from agentrl.store import groups, retraining, tasks
+from agentrl.store.database import Database
+from agentrl.store.groups import Group
+
+MOST_AT_ONCE = 1000
+_FAILED = [RecordStatus.FAILED, RecordStatus.ABANDONED]
+
+
+async def open_next_attempts(database: Database) -> int:
+    """Returns how many attempts were opened."""
+    unfollowed = {"status": {"$in": _FAILED}, "followed": False}
+    found = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task"])
+    opened = 0
+    for group in await groups.read(database, sorted({record["task"] for record in found})) if found else ():
+        opened += await _redraw(database, group)
+    # After the attempts: whoever dies between the two is followed by somebody who opens them again, without effect.
+    ids = [record["_id"] for record in found]
+    if ids:
+        await database.update_many("Record", {"_id": {"$in": ids}}, {"$set": {"followed": True}})
+    return opened
+
+
+async def close(database: Database, settings: StewardSettings) -> Counter[str]:
+    """Closes groups that no sampler closed. Returns how many became ready, requeued or dead."""
+    became: Counter[str] = Counter()
+    for group in await groups.admitted(database):
+        if group.may_close:
+            became[await groups.close_group(database, group, settings.group_rule, Actor.STEWARD)] += 1
+    return became
+
+
+async def retrain(database: Database, settings: StewardSettings, reported: Mapping[str, Any] | None = None) -> int:
+    """Requeues trained Tasks that may train again and are fresh. `reported` is the plan that the trainer wrote."""
+    if settings.max_trained_count < 2:
+        return 0
+    found = await retraining.candidates(
+        database,
+        most=settings.max_trained_count,
+        bound=lambda environment: settings.plan(reported or {}, environment).bound,
+        after_s=settings.retrain_after_s,
+    )
+    return sum([await tasks.again(database, task, most=settings.max_trained_count) for task in found])
+
+
+async def _redraw(database: Database, group: Group) -> int:
+    next_attempts = [
+        (attempts[-1].seat, attempts[-1].attempt + 1)
+        for attempts in group.seats
+        if attempts and attempts[-1].status in _FAILED and groups.redraws_left(attempts)
+    ]
+    return await tasks.open_records(database, group.task, next_attempts) if next_attempts else 0
