@@ -21,8 +21,8 @@ from agentrl.engines.publication_follower import Puller
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.errors import ConfigError
-from agentrl.http.ports import free_port
-from agentrl.http.server import listening
+from agentrl.http.free_ports import free_port
+from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
 from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter

@@ -16,13 +16,13 @@ from pathlib import Path
 from agentrl.config.paths import make_run_dir, read_run
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host.agent import Agent
-from agentrl.host.claim import Claim
-from agentrl.host.environment import Home
-from agentrl.host.guardian import Guardian
+from agentrl.host.agent_lock import AgentLock
+from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
+from agentrl.host.spawn_environment import Home
 from agentrl.protocol import wire
 from agentrl.transport.addresses import hub_address
+from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.dealer import Dealer
-from agentrl.transport.keys import ClientKey
 
 log = logging.getLogger("host")
 
@@ -34,7 +34,7 @@ async def run(args: argparse.Namespace, home: Home) -> int:
         loop.add_signal_handler(number, finished.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
     folder = home.state_dir / "hosts" / home.host
-    claim = Claim(folder, home.run, home.host)
+    claim = AgentLock(folder, home.run, home.host)
     dealer = Dealer(
         home.coordinator,
         key=ClientKey.load(home.key) if home.key else None,
@@ -54,7 +54,7 @@ async def run(args: argparse.Namespace, home: Home) -> int:
     if args.with_coordinator:
         output = folder / "coordinator.log"
         agent.guard(
-            Guardian(
+            CoordinatorWatchdog(
                 agent.processes,
                 home.state_dir,
                 output,

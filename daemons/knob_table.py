@@ -17,7 +17,7 @@ from agentrl.steward import settings as steward_settings
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.training.trainer_knobs import Knobs
 from agentrl.unit import Unit
-from agentrl.unit.environment import Environment
+from agentrl.unit.unit_environment import UnitEnvironment
 
 COLUMNS = ("knob", "of", "what", "allowed", "default", "takes effect")
 
@@ -27,7 +27,7 @@ def declared(group: str, run_dir: Path) -> tuple[KnobDeclaration, ...]:
     config = RunConfig.model_validate(
         {"name": "defaults", "model": {"build": "tiny"}, "environments": {"one": {"dataset": "train.jsonl"}}}
     )
-    unit = Unit(Environment(unit=f"{group}-0", group=group, slot=0, incarnation=1, run_dir=run_dir))
+    unit = Unit(UnitEnvironment(unit=f"{group}-0", group=group, slot=0, incarnation=1, run_dir=run_dir))
     match group:
         case "steward":
             StewardKnobs(

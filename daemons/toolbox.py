@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 
 from agentrl.config.http_token import http_token
 from agentrl.errors import ConfigError
-from agentrl.http.server import listening
+from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
 from agentrl.telemetry import services

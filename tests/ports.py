@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from agentrl.http.ports import LOOPBACK, free_port
+from agentrl.http.free_ports import LOOPBACK, free_port
 
 
 def free_triplet() -> int:

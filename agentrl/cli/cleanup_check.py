@@ -24,7 +24,7 @@ async def scan(uuid: str, *, kill: bool = False) -> ScanReport:
     import msgspec
 
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentrl.host.scan", uuid, "--json", *(["--kill"] if kill else [])),
+        *(sys.executable, "-m", "agentrl.host.process_scan", uuid, "--json", *(["--kill"] if kill else [])),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -6,7 +6,7 @@ carried out at most once, however often it had to be sent. Light imports only: t
 
 from agentrl.client.client import CAUGHT_UP, RESET, SILENT, Client, View
 from agentrl.client.discovery import Target, find
-from agentrl.transport.keys import ClientKey, KeyPair, new_keypair
+from agentrl.transport.curve_keys import ClientKey, KeyPair, new_keypair
 
 __all__ = [
     "CAUGHT_UP",

@@ -17,7 +17,7 @@ from agentrl.client.run_processes import agents_of, coordinator_of, given_up, ke
 from agentrl.config import paths
 from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.transport.addresses import remove_sockets, tcp_triplet
-from agentrl.transport.keys import ClientKey
+from agentrl.transport.curve_keys import ClientKey
 from agentrl.words.sentences import ended
 
 COORDINATOR_FILE = "coordinator.json"

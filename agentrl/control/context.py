@@ -28,9 +28,9 @@ from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
 from agentrl.supervision.liveness import Health, Leases
-from agentrl.supervision.slots import State
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_slots import State
 
 
 @dataclass

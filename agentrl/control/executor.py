@@ -18,7 +18,7 @@ import msgspec
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
-from agentrl.supervision.slots import State
+from agentrl.supervision.unit_slots import State
 
 RETRY_S = 1.0
 MOST_WAITING_EVENTS = 5000

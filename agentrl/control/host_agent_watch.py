@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError
-from agentrl.host.claim import read_agent_file
+from agentrl.host.agent_lock import read_agent_file
 from agentrl.placement.local import LocalPlacement
 
 log = logging.getLogger(__name__)

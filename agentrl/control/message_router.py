@@ -21,9 +21,9 @@ from agentrl.protocol import messages
 from agentrl.protocol.messages import Permission, Refused, ToCoordinator, served_commands
 from agentrl.protocol.wire import decode_to_coordinator
 from agentrl.transport.hub import Peer
-from agentrl.transport.noise import Noise
+from agentrl.transport.log_limiter import LogLimiter
 
-noise = Noise(logging.getLogger(__name__))
+noise = LogLimiter(logging.getLogger(__name__))
 
 
 class MessageRouter:

@@ -17,7 +17,7 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import ProtocolError
 from agentrl.protocol.rows import IncidentRow
 from agentrl.protocol.wire import decode_row
-from agentrl.supervision.slots import GroupState, RunState, Slot, State
+from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

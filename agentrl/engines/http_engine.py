@@ -28,7 +28,7 @@ from agentrl.engines.interface import (
     VersionNotServedError,
     WeightsRefusedError,
 )
-from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
+from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
 
 ORDER_WITHIN_S = 30.0
 HEALTH_WITHIN_S = 5.0

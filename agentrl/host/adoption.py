@@ -15,26 +15,26 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import ConfigError
-from agentrl.host import cgroups, environment, lives, proc
+from agentrl.host import cgroups, incarnation, procfs, spawn_environment
+from agentrl.host.incarnation import Incarnation, Services
 from agentrl.host.ledger import Entry, find_by_mark
-from agentrl.host.lives import Life, Services
 from agentrl.protocol.messages import Spawn
 
 log = logging.getLogger(__name__)
 
 
-def adopt_all(services: Services) -> list[Life]:
+def adopt_all(services: Services) -> list[Incarnation]:
     return [_adopt(services, entry) for entry in services.ledger.entries()]
 
 
-def _adopt(services: Services, entry: Entry) -> Life:
+def _adopt(services: Services, entry: Entry) -> Incarnation:
     group = cgroups.of_paths(entry.cgroup_tree, entry.cgroup_memory)
     if entry.pid == 0 and entry.exit is None:
         found = find_by_mark(services.home.run, entry)
         if found is not None:
             entry = msgspec.structs.replace(entry, pid=found.pid, start_ticks=found.start_ticks, boot_id=found.boot_id)
-    life = lives.known_life(services, entry, group)
-    if entry.boot_id != proc.boot_id():
+    life = incarnation.incarnation_from_ledger(services, entry, group)
+    if entry.boot_id != procfs.boot_id():
         life.tree.leader = None  # its numbers mean nothing in this boot
     if entry.exit is not None:
         life.sweep()
@@ -46,7 +46,7 @@ def _adopt(services: Services, entry: Entry) -> Life:
         life.found_dead(why)
         return life
     log.info("%s lives as process %d and was adopted.", entry.name, process.pid)
-    cwd = environment.filled(entry.spec.cwd, services.home, entry.unit)
+    cwd = spawn_environment.filled(entry.spec.cwd, services.home, entry.unit)
     life.adopt(process, _environment(services, entry), Path(cwd).expanduser() if cwd else None)
     return life
 
@@ -55,9 +55,9 @@ def why_dead(entry: Entry) -> str:
     """Why a process that should be there is not, and why nobody knows how it ended."""
     if entry.pid == 0:
         return "the host agent died while it started the process, and no process with its mark was found"
-    if entry.boot_id != proc.boot_id():
+    if entry.boot_id != procfs.boot_id():
         return "the host was booted since"
-    stat = proc.read_stat(entry.pid)
+    stat = procfs.read_stat(entry.pid)
     if stat is not None and stat.start_ticks != entry.start_ticks:
         return f"pid {entry.pid} belongs to another process now; this one ended while no host agent was there"
     return "it ended while no host agent was there to see it"
@@ -67,7 +67,7 @@ def _environment(services: Services, entry: Entry) -> Mapping[str, str]:
     """What probes of an adopted process get. A secret that is gone now must not keep the probe from running."""
     spawn = Spawn(entry.unit, entry.incarnation, entry.token, entry.spec, coordinator="")
     try:
-        return environment.of_unit(spawn, services.home, services.heartbeat_s)
+        return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s)
     except ConfigError as missing:
         log.warning("Probes of %s run without its secrets: %s", entry.name, missing)
-        return environment.without_marks(os.environ)
+        return spawn_environment.without_marks(os.environ)

@@ -17,15 +17,15 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
-from agentrl.host import adoption, cgroups, environment, lives, proc, stats
-from agentrl.host.answers import Answers
-from agentrl.host.guardian import Guardian
+from agentrl.host import adoption, cgroups, incarnation, procfs, resource_usage, spawn_environment
+from agentrl.host.child_processes import ChildProcesses
+from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
+from agentrl.host.incarnation import Incarnation, Services
 from agentrl.host.ledger import Ledger
-from agentrl.host.lives import Life, Services
-from agentrl.host.logs import Logs
-from agentrl.host.processes import Processes
-from agentrl.host.rounds import Rounds, Times
-from agentrl.host.trees import Attribution, Sweeper, Tree
+from agentrl.host.log_files import Logs
+from agentrl.host.periodic_tasks import Intervals, PeriodicTasks
+from agentrl.host.process_trees import Attribution, ProcessTree, Sweeper
+from agentrl.host.request_handler import RequestHandler
 from agentrl.protocol import messages, wire
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
@@ -49,21 +49,21 @@ class Agent:
 
     def __init__(
         self,
-        home: environment.Home,
+        home: spawn_environment.Home,
         send: Callable[[Message], bool],
         *,
         use_cgroups: bool = True,
-        times: Times | None = None,
+        times: Intervals | None = None,
         finished: asyncio.Event | None = None,
     ) -> None:
         self.home = home
-        self.processes = Processes()
-        self.lives: dict[str, Life] = {}
+        self.processes = ChildProcesses()
+        self.lives: dict[str, Incarnation] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
         self.finished = finished or asyncio.Event()
         """Set when the agent has nothing more to do."""
-        self.guardian: Guardian | None = None
+        self.guardian: CoordinatorWatchdog | None = None
         self._send = send
         self._greeted = False
         self._exiting = False
@@ -81,8 +81,8 @@ class Agent:
             send=self.send,
             on_over=self.check_finished,
         )
-        self._answers = Answers(self.services, self.lives)
-        self._rounds = Rounds(self.services, self.lives, times or Times(), self._been_lonely)
+        self._answers = RequestHandler(self.services, self.lives)
+        self._rounds = PeriodicTasks(self.services, self.lives, times or Intervals(), self._been_lonely)
 
     # ---- life of the agent ----
 
@@ -96,7 +96,7 @@ class Agent:
             self.lives[life.name] = life
         self._rounds.start()
 
-    def guard(self, guardian: Guardian) -> None:
+    def guard(self, guardian: CoordinatorWatchdog) -> None:
         """Keep a coordinator alive from now on."""
         self.guardian = guardian
         guardian.start()
@@ -149,10 +149,10 @@ class Agent:
             host=self.home.host,
             agent_pid=os.getpid(),
             agent_start_ticks=self._rounds.own_start_ticks,
-            facts=stats.facts(self.cgroups),
+            facts=resource_usage.facts(self.cgroups),
             inventory=inventory,
             state_dir=str(self.home.state_dir),
-            agent_age_s=proc.age_s(self._rounds.own_start_ticks),
+            agent_age_s=procfs.age_s(self._rounds.own_start_ticks),
         )
         if len(wire.encode(hello)) <= _HELLO_BYTES:
             return hello
@@ -200,7 +200,7 @@ class Agent:
             case messages.BeatAck():
                 pass
 
-    def _life(self, unit: str, incarnation: int) -> Life | None:
+    def _life(self, unit: str, incarnation: int) -> Incarnation | None:
         return self.lives.get(incarnation_name(unit, incarnation))
 
     def _spawn(self, spawn: Spawn) -> None:
@@ -209,15 +209,15 @@ class Agent:
             self._tell(known)
             return
         try:
-            env = environment.of_unit(spawn, self.home, self.services.heartbeat_s)
+            env = spawn_environment.of_unit(spawn, self.home, self.services.heartbeat_s)
             cwd = self._folder(spawn)
-            command = tuple(environment.filled(part, self.home, spawn.unit) for part in spawn.spec.command)
-            command = (environment.program(command, env, cwd), *command[1:])
+            command = tuple(spawn_environment.filled(part, self.home, spawn.unit) for part in spawn.spec.command)
+            command = (spawn_environment.program(command, env, cwd), *command[1:])
         except (ConfigError, ValueError) as wrong:
             self._failed(spawn, str(wrong), final=True)
             return
         try:
-            life = lives.new_life(self.services, spawn)
+            life = incarnation.create_incarnation(self.services, spawn)
         except AgentrlError as failed:
             self._failed(spawn, str(failed), final=False)
             return
@@ -235,7 +235,7 @@ class Agent:
     def _folder(self, spawn: Spawn) -> Path | None:
         if not spawn.spec.cwd:
             return None
-        folder = Path(environment.filled(spawn.spec.cwd, self.home, spawn.unit)).expanduser()
+        folder = Path(spawn_environment.filled(spawn.spec.cwd, self.home, spawn.unit)).expanduser()
         if not folder.is_dir():
             raise ConfigError(f"The working directory {folder} does not exist on {self.home.host}.")
         return folder
@@ -244,7 +244,7 @@ class Agent:
         log.warning("%s.%d cannot be started: %s", spawn.unit, spawn.incarnation, reason)
         self.send(SpawnFailed(spawn.unit, spawn.incarnation, reason, final))
 
-    def _tell(self, life: Life) -> None:
+    def _tell(self, life: Incarnation) -> None:
         """What is known of an incarnation that was asked for a second time."""
         if life.entry.pid:
             self.send(life.spawned())
@@ -269,7 +269,7 @@ class Agent:
         """What is not in the ledger may be here all the same. Whoever asked has to hear when it is not."""
         name = incarnation_name(unit, incarnation)
         try:
-            tree = Tree(name, leader=None, log=self.services.logs.path(unit, incarnation))
+            tree = ProcessTree(name, leader=None, log=self.services.logs.path(unit, incarnation))
             swept = await self.services.sweeper.empty(tree)
         finally:
             self._sought.discard(name)

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.host import proc
+from agentrl.host import procfs
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Group:
         """False once nothing lives inside; None if that cannot be known."""
         if self.tree is None:
             return None
-        events = proc.read_bytes(f"{self.tree}/cgroup.events")
+        events = procfs.read_bytes(f"{self.tree}/cgroup.events")
         return b"populated 1" in events if events else None
 
     def kill(self) -> bool:
@@ -73,7 +73,7 @@ class Group:
         if self.memory is None:
             return 0
         for name in ("memory.events", "memory.oom_control"):
-            for line in proc.read_bytes(f"{self.memory}/{name}").splitlines():
+            for line in procfs.read_bytes(f"{self.memory}/{name}").splitlines():
                 key, _, value = line.partition(b" ")
                 if key == b"oom_kill":
                     return int(value)
@@ -185,7 +185,7 @@ def _mounts() -> tuple[Path | None, Path | None]:
     """The mount points of cgroup v2 and of the v1 memory controller."""
     v2: Path | None = None
     v1: Path | None = None
-    for line in proc.read_bytes("/proc/self/mounts").decode(errors="replace").splitlines():
+    for line in procfs.read_bytes("/proc/self/mounts").decode(errors="replace").splitlines():
         fields = line.split()
         if len(fields) < 4:
             continue
@@ -198,7 +198,7 @@ def _mounts() -> tuple[Path | None, Path | None]:
 
 def _own_path(controller: str) -> str:
     """Our own place in a hierarchy: the v2 one for an empty controller."""
-    for line in proc.read_bytes("/proc/self/cgroup").decode(errors="replace").splitlines():
+    for line in procfs.read_bytes("/proc/self/cgroup").decode(errors="replace").splitlines():
         number, controllers, path = line.split(":", 2)
         if (number == "0" and not controller) or (controller and controller in controllers.split(",")):
             # An agent that was started from inside a unit of a run must not build below that unit's cgroup.
@@ -222,7 +222,7 @@ def _kill_base(base: Path, problems: list[str]) -> Path | None:
 
 
 def _enable_memory_v2(base: Path) -> bool:
-    if b"memory" not in proc.read_bytes(f"{base}/cgroup.controllers").split():
+    if b"memory" not in procfs.read_bytes(f"{base}/cgroup.controllers").split():
         return False
     try:
         (base / "cgroup.subtree_control").write_text("+memory")

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import DiskError
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.protocol.messages import ExitStatus, UnitOnHost
 from agentrl.protocol.specs import GroupSpec, incarnation_name
 
@@ -45,8 +45,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return incarnation_name(self.unit, self.incarnation)
 
     @property
-    def identity(self) -> proc.Identity:
-        return proc.Identity(self.pid, self.start_ticks, self.boot_id)
+    def identity(self) -> procfs.Identity:
+        return procfs.Identity(self.pid, self.start_ticks, self.boot_id)
 
     def on_wire(self, ready: bool | None = None) -> UnitOnHost:
         return UnitOnHost(
@@ -183,21 +183,21 @@ def _last_entry(decoder: msgspec.json.Decoder[Entry], body: bytes) -> Entry:
     return decoder.decode(whole.rpartition(b"\n")[2])
 
 
-def find_by_mark(run: str, entry: Entry) -> proc.Identity | None:
+def find_by_mark(run: str, entry: Entry) -> procfs.Identity | None:
     """The process of an intent without a pid: the agent died between writing the intent and writing the pid.
 
     The oldest process with the mark that leads its own session is the one that was spawned.
     """
     wanted = entry.name.encode()
     candidates = []
-    for pid in proc.all_pids():
-        found = proc.marks(pid)
-        if not found or found.get(proc.MARK_RUN) != run.encode() or found.get(proc.MARK_INCARNATION) != wanted:
+    for pid in procfs.all_pids():
+        found = procfs.marks(pid)
+        if not found or found.get(procfs.MARK_RUN) != run.encode() or found.get(procfs.MARK_INCARNATION) != wanted:
             continue
-        stat = proc.read_stat(pid)
+        stat = procfs.read_stat(pid)
         if stat is not None and stat.session == pid and stat.state not in "ZX":
             candidates.append((stat.start_ticks, pid))
     if not candidates:
         return None
     start_ticks, pid = min(candidates)
-    return proc.Identity(pid, start_ticks, proc.boot_id())
+    return procfs.Identity(pid, start_ticks, procfs.boot_id())

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 
-from agentrl.host import listeners, questions
-from agentrl.host.processes import Processes
+from agentrl.host import listeners, probe_requests
+from agentrl.host.child_processes import ChildProcesses
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import Probed, Scraped
 from agentrl.protocol.specs import Probe
@@ -56,7 +56,7 @@ class Prober:
 
     unit: str
     incarnation: int
-    processes: Processes
+    processes: ChildProcesses
     env: Mapping[str, str]
     cwd: str | None
     send: Callable[[Message], object]
@@ -102,7 +102,7 @@ class Prober:
         verdict = Verdict(probe.failures)
         pause_s = min(_FIRST_INTERVAL_S, probe.interval_s)
         while True:
-            answer = await questions.ask(probe, self.processes, self.env, self.cwd)
+            answer = await probe_requests.run_probe(probe, self.processes, self.env, self.cwd)
             if kind == "ready" and answer.ok and verdict.ok is not True:
                 await self._be_sure(probe)
             too_early = verdict.ok is None and loop.time() < patient_until
@@ -116,7 +116,7 @@ class Prober:
 
     async def _be_sure(self, probe: Probe) -> None:
         """Returns when a first yes may be believed. If the process ends meanwhile, so do its probes, this one too."""
-        port = questions.port_here(probe)
+        port = probe_requests.port_here(probe)
         if not port:
             await asyncio.sleep(_SETTLE_S)
             return
@@ -128,7 +128,7 @@ class Prober:
     def _listens(self, port: int) -> bool:
         return listeners.holds(self.members(), port)
 
-    def _report(self, kind: str, answer: questions.Answer) -> None:
+    def _report(self, kind: str, answer: probe_requests.ProbeResult) -> None:
         if kind == "ready":
             self.ready = answer.ok
             if answer.ok:
@@ -139,7 +139,7 @@ class Prober:
 
     async def _scrape(self, probe: Probe) -> None:
         while True:
-            answer = await questions.ask(probe, self.processes, self.env, self.cwd)
+            answer = await probe_requests.run_probe(probe, self.processes, self.env, self.cwd)
             if answer.ok and (values := parse_metrics(answer.body)):
                 self.send(Scraped(self.unit, self.incarnation, values))
             await asyncio.sleep(probe.interval_s)

@@ -13,7 +13,7 @@ _LOOKS = 20
 _PACE_S = (0.05, 1.0)
 
 
-class Silence:
+class SilenceTimer:
     """Of one coordinator process after the other: `begin` for each, `heard` for each message, `look` in between."""
 
     def __init__(self) -> None:

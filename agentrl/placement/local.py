@@ -17,10 +17,10 @@ from pathlib import Path
 
 from agentrl.config.paths import read_run
 from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError, ExitCode
-from agentrl.host import environment
-from agentrl.host.claim import read_agent_file
-from agentrl.host.logs import private
-from agentrl.host.trees import kill_exactly
+from agentrl.host import spawn_environment
+from agentrl.host.agent_lock import read_agent_file
+from agentrl.host.log_files import private
+from agentrl.host.process_trees import kill_exactly
 from agentrl.placement import Placed
 
 _START_WITHIN_S = 90.0
@@ -78,7 +78,7 @@ class LocalPlacement:
         folder = self._state_dir / "hosts" / host
         command = [sys.executable, "-m", "daemons.host", "--state-dir", str(self._state_dir)]
         command += ["--run-dir", str(self._run_dir), "--name", host, "--run", self._run, *self._arguments]
-        env = environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
+        env = spawn_environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(folder / "agent.log", "ab", opener=private) as output:

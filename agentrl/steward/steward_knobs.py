@@ -13,7 +13,7 @@ from agentrl.policies.admission import Counts
 from agentrl.protocol.rows import plain_value
 from agentrl.steward.settings import StewardSettings
 from agentrl.unit import Unit
-from agentrl.unit.knobs import Knob
+from agentrl.unit.unit_knobs import Knob
 from agentrl.words.amounts import counted
 
 N = TypeVar("N", int, float)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import ConfigError, DiskError
-from agentrl.http.ports import free_port
+from agentrl.http.free_ports import free_port
 
 USER = "agentrl"
 REPLICA_SET = "rs0"

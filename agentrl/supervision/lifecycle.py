@@ -12,7 +12,6 @@ from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
 from agentrl.supervision import restarts
-from agentrl.supervision.choices import Use, place, use_of
 from agentrl.supervision.instructions import (
     AllStopped,
     Died,
@@ -28,8 +27,9 @@ from agentrl.supervision.instructions import (
     Tell,
 )
 from agentrl.supervision.plans import missing_dependencies
-from agentrl.supervision.slots import Ghost, Slot, State
+from agentrl.supervision.scheduling import Use, place, use_of
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
+from agentrl.supervision.unit_slots import Ghost, Slot, State
 
 UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end")
 

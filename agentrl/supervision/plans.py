@@ -12,9 +12,9 @@ import msgspec
 
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, unit_name
-from agentrl.supervision.choices import victims
-from agentrl.supervision.slots import GroupState, Slot, State
+from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import MAY_STAY
+from agentrl.supervision.unit_slots import GroupState, Slot, State
 
 
 class Plan(msgspec.Struct, frozen=True):

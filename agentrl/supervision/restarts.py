@@ -11,7 +11,7 @@ import msgspec
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.specs import Life
-from agentrl.supervision.slots import Slot
+from agentrl.supervision.unit_slots import Slot
 
 EXIT_TEMPORARY = 75
 EXIT_CONFIG = 78

@@ -14,7 +14,7 @@ from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec
-from agentrl.supervision import events, restarts, wishes
+from agentrl.supervision import desired_state, events, restarts
 from agentrl.supervision.instructions import (
     Died,
     Forget,
@@ -28,8 +28,8 @@ from agentrl.supervision.instructions import (
 )
 from agentrl.supervision.lifecycle import UNKNOWN_EXIT, Lifecycle
 from agentrl.supervision.plans import Plan, plan
-from agentrl.supervision.slots import Ghost, HostState, Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
 
 
 class Supervisor:
@@ -39,14 +39,14 @@ class Supervisor:
         self.state = state
         self._life = Lifecycle(state, times)
         self._handlers: dict[type[events.Event], Callable[[Any, float], None]] = {
-            events.Applied: lambda e, now: wishes.apply(self._life, e, now),
-            events.Scaled: lambda e, now: wishes.scale(self._life, e),
-            events.StopWanted: lambda e, now: wishes.stop(self._life, e),
-            events.DrainCancelled: lambda e, now: wishes.cancel_drain(self._life, e),
-            events.RestartWanted: lambda e, now: wishes.restart(self._life, e),
-            events.HostDrained: lambda e, now: wishes.drain_host(self._life, e),
-            events.Paused: lambda e, now: wishes.pause(self._life, e),
-            events.DownWanted: lambda e, now: wishes.down(self._life, e),
+            events.Applied: lambda e, now: desired_state.apply(self._life, e, now),
+            events.Scaled: lambda e, now: desired_state.scale(self._life, e),
+            events.StopWanted: lambda e, now: desired_state.stop(self._life, e),
+            events.DrainCancelled: lambda e, now: desired_state.cancel_drain(self._life, e),
+            events.RestartWanted: lambda e, now: desired_state.restart(self._life, e),
+            events.HostDrained: lambda e, now: desired_state.drain_host(self._life, e),
+            events.Paused: lambda e, now: desired_state.pause(self._life, e),
+            events.DownWanted: lambda e, now: desired_state.down(self._life, e),
             events.DeathVouched: self._death_vouched,
             events.HostConnected: self._host_connected,
             events.HostSilent: self._host_silent,

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from agentrl.http.server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallTool,

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient
+from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from agentrl.policies.outcomes import tool_call_within_s
 from agentrl.toolbox.api_messages import (
     CallAnswer,

@@ -22,7 +22,7 @@ from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import Recorded
 from agentrl.unit import Unit
-from agentrl.unit.knobs import Knob
+from agentrl.unit.unit_knobs import Knob
 
 log = logging.getLogger("trainer")
 

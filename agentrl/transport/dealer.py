@@ -10,12 +10,12 @@ import zmq
 
 from agentrl.errors import ProtocolError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import Connection
+from agentrl.transport.connecting_socket import ConnectingSocket
 
 OUTBOX_MESSAGES = 1000
 
 
-class Dealer(Connection):
+class Dealer(ConnectingSocket):
     """A DEALER with a fresh identity on every connection. `start()` it in the loop that owns it, `close()` it there."""
 
     _kind = zmq.DEALER

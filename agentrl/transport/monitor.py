@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from agentrl.transport.drain import Drain
+from agentrl.transport.socket_reader import SocketReader
 
 _numbers = itertools.count()
 
@@ -36,7 +36,7 @@ class Monitor:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
-        self._drain = Drain(self._socket, self._take)
+        self._drain = SocketReader(self._socket, self._take)
 
     def run(self) -> None:
         """Handle what has happened up to now."""

@@ -15,10 +15,10 @@ import zmq
 
 from agentrl.errors import ConfigError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import Connection, bind, keep_alive, nothing
+from agentrl.transport.connecting_socket import ConnectingSocket, bind, keep_alive, nothing
 from agentrl.transport.dealer import check_size
-from agentrl.transport.drain import Drain
 from agentrl.transport.router import BACKLOG
+from agentrl.transport.socket_reader import SocketReader
 from agentrl.transport.zap import Gate
 
 QUEUE_MESSAGES = 5000
@@ -82,7 +82,7 @@ class _Outlet:
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._drain: Drain | None = None
+        self._drain: SocketReader | None = None
         self._bind()
 
     def publish(self, frame: bytes) -> None:
@@ -127,7 +127,7 @@ class _Outlet:
             socket.close()
             raise
         self._socket = socket
-        self._drain = Drain(socket, self._take)
+        self._drain = SocketReader(socket, self._take)
 
     def _close_socket(self) -> None:
         if self._drain and self._socket:
@@ -149,7 +149,7 @@ class _Outlet:
         return True
 
 
-class Subscriber(Connection):
+class Subscriber(ConnectingSocket):
     """A SUB that hears everything which is published at an address."""
 
     _kind = zmq.SUB

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import zmq
 
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
-from agentrl.transport.connection import bind, keep_alive
+from agentrl.transport.connecting_socket import bind, keep_alive
 from agentrl.transport.dealer import check_size
-from agentrl.transport.drain import Drain
 from agentrl.transport.monitor import Monitor
+from agentrl.transport.socket_reader import SocketReader
 from agentrl.transport.zap import USER_ID, Gate
 
 PIPE_MESSAGES = 500
@@ -87,7 +87,7 @@ class Router:
             raise
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self._monitor = Monitor(gate.context, self._socket, events, self._on_event)
-        self._drain = Drain(self._socket, self._take)
+        self._drain = SocketReader(self._socket, self._take)
 
     @property
     def peers(self) -> int:

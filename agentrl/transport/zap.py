@@ -15,9 +15,9 @@ import zmq
 
 from agentrl.errors import ConfigError
 from agentrl.transport.contexts import new_context
-from agentrl.transport.drain import Drain
-from agentrl.transport.keys import ServerKeys, public_from_wire
-from agentrl.transport.noise import Noise
+from agentrl.transport.curve_keys import ServerKeys, public_from_wire
+from agentrl.transport.log_limiter import LogLimiter
+from agentrl.transport.socket_reader import SocketReader
 
 DOMAIN = b"agentrl"
 """The domain of every guarded socket and of the handler; where they differ every client hangs."""
@@ -25,7 +25,7 @@ DOMAIN = b"agentrl"
 USER_ID = "User-Id"
 
 _HANDLER = "inproc://zeromq.zap.01"
-_noise = Noise(logging.getLogger(__name__))
+_noise = LogLimiter(logging.getLogger(__name__))
 
 Keyring = Callable[[str], str | None]
 """The name of the key with this public half, or None for one that is unknown or revoked."""
@@ -42,7 +42,7 @@ class Gate:
         self._server_keys = server_keys
         self._keyring = keyring
         self._socket: zmq.Socket[bytes] | None = None
-        self._drain: Drain | None = None
+        self._drain: SocketReader | None = None
 
     def start(self) -> None:
         """To be called in the running loop."""
@@ -51,7 +51,7 @@ class Gate:
         self._socket = self.context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_HANDLER)
-        self._drain = Drain(self._socket, self._take)
+        self._drain = SocketReader(self._socket, self._take)
 
     def close(self) -> None:
         """Waits until the sockets of the context have sent what their linger time lets them send."""

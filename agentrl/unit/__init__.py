@@ -19,8 +19,8 @@ program that has a loop already. The same main loop runs on its own when no coor
 
 from __future__ import annotations
 
-from agentrl.unit.knobs import Boundary, Knob, Preview
-from agentrl.unit.run import arun_unit, run_unit
+from agentrl.unit.runner import arun_unit, run_unit
 from agentrl.unit.unit import Unit
+from agentrl.unit.unit_knobs import Boundary, Knob, Preview
 
 __all__ = ["Boundary", "Knob", "Preview", "Unit", "arun_unit", "run_unit"]

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 
-class Requests:
+class EndSignals:
     """Counts the signals that ask this process to end. One per process; does nothing outside of the main thread."""
 
     def __init__(self, *, interrupt_ends: bool) -> None:

@@ -17,22 +17,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from agentrl.protocol.messages import KnobDeclaration, Wait
-from agentrl.unit.account import Account
-from agentrl.unit.answers import Answers, Handler
-from agentrl.unit.environment import Environment
-from agentrl.unit.knobs import Boundary, Knob, KnobFacts, KnobSet, Preview, T
-from agentrl.unit.orders import Orders
+from agentrl.unit.control_flags import ControlFlags
+from agentrl.unit.reported_state import ReportedState
+from agentrl.unit.served_commands import Handler, ServedCommands
+from agentrl.unit.unit_environment import UnitEnvironment
+from agentrl.unit.unit_knobs import Boundary, Knob, KnobFacts, KnobSet, Preview, T
 
 
 class Unit:
     """Made by `run_unit` and `arun_unit`, and given to the main loop."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: UnitEnvironment) -> None:
         self._environment = environment
-        self._orders = Orders()
-        self._account = Account(on_change=self._changed)
+        self._orders = ControlFlags()
+        self._account = ReportedState(on_change=self._changed)
         self._knobs = KnobSet(self._account.changed)
-        self._answers = Answers()
+        self._answers = ServedCommands()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Set by the runner once the thread of the socket is there.
         self._wake: Callable[[], None] = _nothing
@@ -251,11 +251,11 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _draining(orders: Orders) -> bool:
+def _draining(orders: ControlFlags) -> bool:
     return orders.draining
 
 
-def _not_parked(orders: Orders) -> bool:
+def _not_parked(orders: ControlFlags) -> bool:
     return orders.draining or not orders.paused
 
 

@@ -24,8 +24,8 @@ from agentrl.client.blocking import BlockingClient
 from agentrl.client.client import Client
 from agentrl.config.paths import create_run
 from agentrl.config.run import RunConfig
-from agentrl.host import proc
-from agentrl.host.claim import Claim
+from agentrl.host import procfs
+from agentrl.host.agent_lock import AgentLock
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, HostFacts
 from agentrl.protocol.rows import UnitRow
@@ -50,7 +50,7 @@ class Stage:
         self.host = socket.gethostname()
         self.spawns: dict[str, messages.Spawn] = {}
         # The coordinator looks after the agent of its host: it finds this process and leaves it at that.
-        self._claim = Claim(self.state_dir / "hosts" / self.host, self.run.uuid, self.host)
+        self._claim = AgentLock(self.state_dir / "hosts" / self.host, self.run.uuid, self.host)
         self._output = open(folder / "coordinator.log", "wb")  # noqa: SIM115 - as long as the process
         command = [sys.executable, "-m", "daemons.coordinator", "--state-dir", str(self.state_dir)]
         environ = self._environ | {"AGENTRL_RUN": self.run.uuid}
@@ -104,7 +104,7 @@ class Stage:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.connect(self.address)
             identity = self._claim.identity
-            facts = HostFacts(cpus=2, memory_bytes=1 << 40, boot_id=proc.boot_id())
+            facts = HostFacts(cpus=2, memory_bytes=1 << 40, boot_id=procfs.boot_id())
             hello = messages.HostHello(
                 PROTOCOL_MAJOR, PROTOCOL_MINOR, self.run.uuid, self.host, identity.pid, identity.start_ticks, facts
             )

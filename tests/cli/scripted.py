@@ -22,8 +22,8 @@ from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
 from agentrl.protocol.effects import Effect, Tier, tier_of
 from agentrl.protocol.message_base import Args
 from agentrl.transport import addresses
+from agentrl.transport.curve_keys import KeyPair
 from agentrl.transport.hub import Hub, Peer
-from agentrl.transport.keys import KeyPair
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
 from tests.waiting import PATIENCE_S

@@ -25,8 +25,8 @@ from agentrl.protocol.messages import (
     WhoAreYou,
 )
 from agentrl.protocol.rows import GroupRow, OperationRow, OperationState, RunRow
+from agentrl.transport.curve_keys import KeyPair, new_keypair
 from agentrl.transport.hub import Hub, Peer
-from agentrl.transport.keys import KeyPair, new_keypair
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
 

@@ -27,7 +27,7 @@ from agentrl.protocol import wire
 from agentrl.protocol.commands import Accepted, Scale, StatusReport, Tune
 from agentrl.protocol.messages import ErrorReply, Permission, Refused
 from agentrl.protocol.rows import OperationState
-from agentrl.transport.keys import ClientKey, new_keypair
+from agentrl.transport.curve_keys import ClientKey, new_keypair
 from tests.client.coordinator import SmallCoordinator
 from tests.ports import free_triplet
 from tests.waiting import aeventually

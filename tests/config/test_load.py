@@ -18,7 +18,7 @@ from agentrl.config.placeholders import PLACEHOLDERS
 from agentrl.config.run import RESERVED_GROUPS, RunConfig
 from agentrl.config.serialization import config_from_plain
 from agentrl.errors import ConfigError, ExitCode
-from agentrl.host.environment import Home, filled
+from agentrl.host.spawn_environment import Home, filled
 
 
 @pytest.fixture

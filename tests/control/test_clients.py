@@ -17,7 +17,7 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import ErrorReply, Request
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_from_coordinator, raw
-from agentrl.supervision.slots import RunState, State
+from agentrl.supervision.unit_slots import RunState, State
 from agentrl.transport.hub import Hub, Peer
 
 WHO = Known(Kind.CLIENT, "somebody")

@@ -12,7 +12,7 @@ from agentrl.protocol.effects import Tier, tier_of
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.plans import Plan, plan
-from agentrl.supervision.slots import GroupState, RunState, Slot, State
+from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 
 def test_a_number_that_was_scaled_stays_over_up_and_that_is_no_change_but_said_with_the_way_back() -> None:

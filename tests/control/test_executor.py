@@ -14,7 +14,7 @@ from agentrl.control.executor import Executor
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
-from agentrl.supervision.slots import RunState, State
+from agentrl.supervision.unit_slots import RunState, State
 from tests.waiting import aeventually
 
 

@@ -10,7 +10,7 @@ import pytest
 from agentrl.control.persistence.keyring import Keyring
 from agentrl.errors import ConfigError, ConflictError, DiskError, RefusedError, UnknownNameError
 from agentrl.protocol.messages import Permission
-from agentrl.transport.keys import new_keypair
+from agentrl.transport.curve_keys import new_keypair
 
 
 def test_a_key_is_known_until_it_is_revoked(tmp_path: Path) -> None:

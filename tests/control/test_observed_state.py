@@ -13,8 +13,8 @@ from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.liveness import Leases
-from agentrl.supervision.slots import GroupState, RunState, Slot, State
-from agentrl.supervision.waits import explain
+from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
+from agentrl.supervision.wait_chains import explain
 
 
 def observed_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> ObservedState:

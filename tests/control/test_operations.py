@@ -7,7 +7,7 @@ import pytest
 from agentrl.control.state.operations import Goal, Operation, Operations, Want
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
-from agentrl.supervision.slots import GroupState, RunState, Slot, State
+from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 AFTER = {"steward": (), "engine": (), "sampler": ("steward",), "trainer": ("sampler",)}
 

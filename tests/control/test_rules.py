@@ -20,7 +20,7 @@ from agentrl.control.state.unit_metrics import POINTS, MemoryStory, MemoryWatch,
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
-from agentrl.supervision.waits import UnitFacts, explain
+from agentrl.supervision.wait_chains import UnitFacts, explain
 
 AT = 1_700_000_000.0
 GIB = 1 << 30

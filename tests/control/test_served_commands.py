@@ -23,7 +23,7 @@ from agentrl.protocol.messages.served_commands import AskUnit, UnitAnswer
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.wire import decode_from_coordinator, raw
 from agentrl.supervision.liveness import Leases
-from agentrl.supervision.slots import RunState, Slot, State
+from agentrl.supervision.unit_slots import RunState, Slot, State
 from agentrl.transport.hub import Hub, Peer
 from tests.waiting import aeventually
 

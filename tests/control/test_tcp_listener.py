@@ -14,8 +14,8 @@ from agentrl.control import tcp_listener
 from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError
 from agentrl.transport.addresses import tcp_triplet, why_not_free
+from agentrl.transport.curve_keys import new_keypair
 from agentrl.transport.hub import Hub
-from agentrl.transport.keys import new_keypair
 from agentrl.transport.publisher import Publisher
 from agentrl.transport.zap import Gate
 from tests.ports import free_triplet

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import UnitState
-from agentrl.supervision.waitgraph import UnitFacts
-from agentrl.supervision.waits import explain
+from agentrl.supervision.wait_chains import explain
+from agentrl.supervision.wait_graph import UnitFacts
 
 
 def unit(name: str, *waits: Wait | str, state: UnitState = UnitState.READY, **more: object) -> UnitFacts:

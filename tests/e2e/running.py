@@ -24,7 +24,7 @@ from agentrl.client.blocking import BlockingClient
 from agentrl.client.client import Client
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import ExitCode
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow
 from tests import preloaded
 from tests.waiting import PATIENCE_S, eventually
@@ -181,10 +181,10 @@ class Run:
         if not (self.state_dir / "run.json").exists():
             return {}
         uuid, found = self.uuid().encode(), {}
-        for pid in proc.all_pids():
-            marks = proc.marks(pid) or {}
-            if marks.get(proc.MARK_RUN) == uuid:
-                found[pid] = marks.get(proc.MARK_INCARNATION, b"").decode()
+        for pid in procfs.all_pids():
+            marks = procfs.marks(pid) or {}
+            if marks.get(procfs.MARK_RUN) == uuid:
+                found[pid] = marks.get(procfs.MARK_INCARNATION, b"").decode()
         return found
 
     def lives_of(self, unit: str) -> set[str]:
@@ -222,7 +222,7 @@ class Run:
         else:
             said = "never up"
         left = self.processes()
-        named = [(process.pid, proc.command(process.pid)) for process in left]
+        named = [(process.pid, procfs.command(process.pid)) for process in left]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import ExitCode
-from agentrl.http.ports import free_port
+from agentrl.http.free_ports import free_port
 from agentrl.protocol.rows import AlertRow, AlertState
 from tests.e2e import onscreen
 from tests.e2e.running import PYTHON, Run, running

@@ -22,8 +22,8 @@ from agentrl.protocol import commands, feed, messages
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL_MAJOR, Request
 from agentrl.protocol.wire import decode_feed, decode_from_coordinator, encode, raw
+from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.dealer import Dealer
-from agentrl.transport.keys import ClientKey
 from agentrl.transport.publisher import Subscriber
 from tests.e2e.running import Run, running
 from tests.ports import free_triplet, plain_socket

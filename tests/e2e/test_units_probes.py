@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.http.ports import free_ports
+from agentrl.http.free_ports import free_ports
 from agentrl.protocol.rows import IncidentRow, UnitRow
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import eventually

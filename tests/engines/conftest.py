@@ -17,7 +17,7 @@ from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.manifest import Canary, Manifest
-from agentrl.http.server import listening
+from agentrl.http.token_server import listening
 from tests.engines import unverified
 
 TEXTS = [f"What do {n} pears cost? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer>" for n in range(40)]

@@ -14,7 +14,7 @@ import pytest
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError
 from agentrl.engines.sglang.guarded_server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
-from agentrl.http.server import listening
+from agentrl.http.token_server import listening
 from tests.waiting import PATIENCE_S, aeventually
 
 TOKEN = "a-token-for-tests-only"

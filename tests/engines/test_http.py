@@ -22,7 +22,7 @@ from agentrl.engines.interface import (
     VersionNotServedError,
     WeightsRefusedError,
 )
-from agentrl.http.client import HttpClient
+from agentrl.http.http_client import HttpClient
 from tests.engines.asking import CLOSE
 from tests.engines.conftest import TOKEN, Weights
 from tests.waiting import PATIENCE_S, aeventually

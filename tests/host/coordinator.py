@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.host.environment import Home
+from agentrl.host.spawn_environment import Home
 from agentrl.protocol import wire
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import HostHello, Welcome, WhoAreYou

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from agentrl.host import proc
-from agentrl.host.agent import Agent, Times
-from agentrl.host.environment import Home
+from agentrl.host import procfs
+from agentrl.host.agent import Agent
+from agentrl.host.periodic_tasks import Intervals
+from agentrl.host.spawn_environment import Home
 from agentrl.protocol import messages
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.specs import GroupSpec, Role
@@ -22,7 +23,7 @@ from tests.waiting import aeventually, eventually
 
 M = TypeVar("M", bound=Message)
 
-QUICK = Times(stats_s=0.1, memory_check_s=0.05, strays_every=1)
+QUICK = Intervals(stats_s=0.1, memory_check_s=0.05, strays_every=1)
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Bench:
     sent: Sent = field(default_factory=Sent)
 
     @contextlib.asynccontextmanager
-    async def agent(self, *, use_cgroups: bool = True, times: Times = QUICK) -> AsyncIterator[Agent]:
+    async def agent(self, *, use_cgroups: bool = True, times: Intervals = QUICK) -> AsyncIterator[Agent]:
         agent = Agent(self.home, self.sent, use_cgroups=use_cgroups, times=times)
         agent.start()
         agent.connected()
@@ -81,7 +82,7 @@ class Bench:
             await agent.close()
 
     @contextlib.asynccontextmanager
-    async def tidy_agent(self, *, use_cgroups: bool = True, times: Times = QUICK) -> AsyncIterator[Agent]:
+    async def tidy_agent(self, *, use_cgroups: bool = True, times: Intervals = QUICK) -> AsyncIterator[Agent]:
         """An agent whose units are all killed at the end."""
         async with self.agent(use_cgroups=use_cgroups, times=times) as agent:
             try:
@@ -115,16 +116,16 @@ def python(code: str) -> tuple[str, ...]:
 SLEEP = ("sleep", "1000")
 
 
-def identity_of(pid: int) -> proc.Identity:
+def identity_of(pid: int) -> procfs.Identity:
     """Of a process that lives."""
-    stat = proc.read_stat(pid)
+    stat = procfs.read_stat(pid)
     assert stat
-    return proc.Identity(pid, stat.start_ticks, proc.boot_id())
+    return procfs.Identity(pid, stat.start_ticks, procfs.boot_id())
 
 
 def marked_sleeper(home: Home, incarnation: str, *, host: str = "h1") -> subprocess.Popen[bytes]:
     """A process that carries the marks of a unit without having been started by an agent."""
     marks = {"AGENTRL_RUN": home.run, "AGENTRL_INCARNATION": incarnation, "AGENTRL_HOST": host}
     process = subprocess.Popen(SLEEP, start_new_session=True, env={**os.environ, **marks})
-    eventually(lambda: proc.marks(process.pid), what="the environment of a process that is being executed")
+    eventually(lambda: procfs.marks(process.pid), what="the environment of a process that is being executed")
     return process

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentrl.host import proc, scan
+from agentrl.host import process_scan, procfs
 from agentrl.host.ledger import Entry, Ledger
 from agentrl.protocol.messages import AgentExit, Exited, ExitStatus, GroupEmpty, KillTree, Spawned
 from tests.host.coordinator import Listener, agent_log, end, kill9, listening, start_agent
@@ -23,7 +23,7 @@ from tests.waiting import aeventually
 def swept(bench: Bench) -> Iterator[Bench]:
     """Nothing of the run outlives the test, whatever the test did to its agents."""
     yield bench
-    assert not scan.scan(bench.home.run, "h1", kill=True).found
+    assert not process_scan.scan(bench.home.run, "h1", kill=True).found
 
 
 def ledger_file(bench: Bench, name: str) -> Path:
@@ -31,7 +31,7 @@ def ledger_file(bench: Bench, name: str) -> Path:
 
 
 def alive(message: Spawned) -> bool:
-    return proc.Identity(message.pid, message.start_ticks, proc.boot_id()).alive()
+    return procfs.Identity(message.pid, message.start_ticks, procfs.boot_id()).alive()
 
 
 async def start_units(listener: Listener, count: int) -> list[Spawned]:
@@ -183,7 +183,7 @@ async def test_an_exit_that_was_recorded_before_the_sweep_is_swept_by_the_next_a
     leftover = marked_sleeper(bench.home, "web-0.1")
     identity = identity_of(leftover.pid)
     try:
-        entry = entry_of(bench, "web-0", pid=1, start_ticks=1, boot_id=proc.boot_id())
+        entry = entry_of(bench, "web-0", pid=1, start_ticks=1, boot_id=procfs.boot_id())
         write_ledger(bench, msgspec.structs.replace(entry, exit=ExitStatus(code=1)))
         async with bench.agent(use_cgroups=False):
             empty = await bench.sent.one(GroupEmpty, "web-0")
@@ -232,6 +232,6 @@ async def test_orphans_of_the_agent_are_reaped(bench: Bench) -> None:
         mine = os.getpid()
 
         def no_zombies() -> bool:
-            return not [s for s in proc.all_stats().values() if s.ppid == mine and s.state == "Z"]
+            return not [s for s in procfs.all_stats().values() if s.ppid == mine and s.state == "Z"]
 
         await aeventually(no_zombies)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.logfiles import cuts
-from agentrl.host.logs import Logs, clean
+from agentrl.host.log_files import Logs, clean
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, HostStats, LogChunk, ReadLog, Spawned
 from tests.disks import small_disk

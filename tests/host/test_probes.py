@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.host import probes, proc
+from agentrl.host import probes, procfs
 from agentrl.host.listeners import holds
+from agentrl.host.probe_requests import port_here
 from agentrl.host.probes import Verdict, parse_metrics
-from agentrl.host.questions import port_here
-from agentrl.http.ports import free_port
+from agentrl.http.free_ports import free_port
 from agentrl.protocol.messages import Exited, Probed, Scraped, Spawned
 from agentrl.protocol.specs import Probe
 from tests.host.harness import SLEEP, Bench, python, spawn
@@ -96,7 +96,7 @@ async def test_a_probe_command_that_hangs_is_killed_with_its_children(bench: Ben
         await bench.sent.one(Exited)
         pids = [int(line) for line in told.read_text().split()]
         await aeventually(
-            lambda: not any(proc.command(pid).startswith(("sleep 1000", "sh -c echo $$")) for pid in pids)
+            lambda: not any(procfs.command(pid).startswith(("sleep 1000", "sh -c echo $$")) for pid in pids)
         )
 
 

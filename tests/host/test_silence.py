@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.host.silence import START_WITHIN_S, Silence
+from agentrl.host.silence import START_WITHIN_S, SilenceTimer
 
 
-def looked(silence: Silence, began: float, for_s: float) -> float:
+def looked(silence: SilenceTimer, began: float, for_s: float) -> float:
     """Looks at its own pace for a time; the time then."""
     now = began
     while now < began + for_s:
@@ -14,8 +14,8 @@ def looked(silence: Silence, began: float, for_s: float) -> float:
     return now
 
 
-def heard(patience_s: float) -> Silence:
-    silence = Silence()
+def heard(patience_s: float) -> SilenceTimer:
+    silence = SilenceTimer()
     silence.begin(0.0)
     silence.patience_s = patience_s
     silence.heard()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, DumpStacks, StackReport
 from tests.host.harness import SLEEP, Bench, python, spawn
@@ -35,7 +35,7 @@ async def test_stacks_of_speakers_and_of_strangers(bench: Bench) -> None:
         file = bench.home.run_dir / "stacks" / "talker-0.1.txt"
         await aeventually(file.exists)
         sleeper = agent.lives["web-0.1"].entry.pid
-        await aeventually(lambda: "sleep" in proc.command(sleeper).split()[0])
+        await aeventually(lambda: "sleep" in procfs.command(sleeper).split()[0])
         agent.receive(Ask("a", DumpStacks()))
         found = await stacks(bench)
         assert "stand_here" in found["talker-0.1"]

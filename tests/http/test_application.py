@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentrl.http.client import HttpClient
-from agentrl.http.server import Act, Application, Route, listening
+from agentrl.http.http_client import HttpClient
+from agentrl.http.token_server import Act, Application, Route, listening
 
 
 async def named(request: Request) -> Response:

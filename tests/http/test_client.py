@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.http import client as http_client
-from agentrl.http.client import BodyTooLargeError, ConnectionBrokenError, HttpClient
+from agentrl.http import http_client
+from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from tests.waiting import aeventually
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.http import ports
+from agentrl.http import free_ports
 
 
 def test_nobody_is_given_by_the_kernel_what_was_chosen() -> None:
-    first, last = map(int, ports.KERNELS_OWN.read_text().split())
-    chosen = ports.free_ports(200)
+    first, last = map(int, free_ports.KERNELS_OWN.read_text().split())
+    chosen = free_ports.free_ports(200)
     assert len(set(chosen)) == 200
     assert not [port for port in chosen if first <= port <= last]
 
 
 def test_what_somebody_has_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
-        other.bind((ports.LOOPBACK, 0))
-        taken, left = other.getsockname()[1], ports.free_port()
-        monkeypatch.setattr(ports, "_left_alone", lambda: [taken, left])
-        assert ports.free_port() == left
-        both = ports.free_ports(2)
+        other.bind((free_ports.LOOPBACK, 0))
+        taken, left = other.getsockname()[1], free_ports.free_port()
+        monkeypatch.setattr(free_ports, "_left_alone", lambda: [taken, left])
+        assert free_ports.free_port() == left
+        both = free_ports.free_ports(2)
         assert both[0] == left
         assert both[1] not in (taken, left), "where nothing else is left, the kernel is asked"
 
@@ -34,6 +34,6 @@ def test_where_the_kernel_leaves_none_or_does_not_say_there_are_ports_too(
 ) -> None:
     if told is not None:
         (tmp_path / "range").write_text(told)
-    monkeypatch.setattr(ports, "KERNELS_OWN", tmp_path / "range")
+    monkeypatch.setattr(free_ports, "KERNELS_OWN", tmp_path / "range")
     with socket.socket() as server:
-        server.bind((ports.LOOPBACK, ports.free_port()))
+        server.bind((free_ports.LOOPBACK, free_ports.free_port()))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import AgentrlError, ConflictError, ExitCode
-from agentrl.host import scan
-from agentrl.host.claim import read_agent_file
+from agentrl.host import process_scan
+from agentrl.host.agent_lock import read_agent_file
 from agentrl.placement import Placed, Placement
 from agentrl.placement.local import LocalPlacement
 from tests.waiting import eventually
@@ -30,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Loc
     state = tmp_path / "state"
     state.mkdir()
     yield LocalPlacement(state, tmp_path / "run", run, arguments=arguments), run
-    assert not scan.scan(run, "h1", kill=True).found
+    assert not process_scan.scan(run, "h1", kill=True).found
 
 
 def test_an_agent_is_started_once_described_and_released(place: tuple[LocalPlacement, str]) -> None:
@@ -67,7 +67,7 @@ def test_two_starts_at_once_lead_to_one_agent(place: tuple[LocalPlacement, str])
     with ThreadPoolExecutor(2) as pool:
         said = list(pool.map(start, range(2)))
     assert "first" in said
-    eventually(lambda: len([i for i in scan.scan(run, "h1").found if "daemons.host" in i.command]) == 1)
+    eventually(lambda: len([i for i in process_scan.scan(run, "h1").found if "daemons.host" in i.command]) == 1)
 
 
 def test_an_agent_that_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import torch
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
-from agentrl.http.server import listening
+from agentrl.http.token_server import listening
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import chat_format
 from agentrl.rollout.attempt import EpisodeSettings, SamplerContext

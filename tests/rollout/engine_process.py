@@ -16,7 +16,7 @@ from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.publication_follower import Puller
 from agentrl.engines.publication_store import StoredPublications
-from agentrl.http.server import listening
+from agentrl.http.token_server import listening
 from agentrl.store.database import connect
 from agentrl.store.documents import Service
 

@@ -14,8 +14,8 @@ import pytest
 
 from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
-from agentrl.http import client as http_client
-from agentrl.http.server import listening
+from agentrl.http import http_client
+from agentrl.http.token_server import listening
 from agentrl.rollout.chat_format import ChatFormat
 from agentrl.store import accounting, database, indexes
 from agentrl.store.embedded import Mongod

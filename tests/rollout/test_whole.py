@@ -14,7 +14,7 @@ from agentrl.chat.tool_specs import ToolSpec
 from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.errors import UsageError
-from agentrl.http.server import listening
+from agentrl.http.token_server import listening
 from agentrl.protocol import messages
 from agentrl.rollout import chat_format
 from agentrl.rollout.sampler_knobs import SamplerKnobs
@@ -25,8 +25,8 @@ from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs as version_runs
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from agentrl.tokens.token_tree import TokenTree
-from agentrl.unit.environment import read_environment
 from agentrl.unit.unit import Unit
+from agentrl.unit.unit_environment import read_environment
 from assets import shop
 from tests.engines import unverified
 from tests.rollout.conftest import TOKEN, Stage, configuration

@@ -12,7 +12,7 @@ from agentrl.steward.settings import StewardSettings
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store.database import Database
 from agentrl.unit import Unit
-from agentrl.unit.environment import Environment
+from agentrl.unit.unit_environment import UnitEnvironment
 from daemons import knob_table
 from tests.steward.test_rounds import full_round, settings, steward
 
@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self, folder: Path, known: dict[str, int] | None = None, running: int = 30) -> None:
         self.settings = settings(n=8, max_in_flight=64)
-        self.unit = Unit(Environment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
+        self.unit = Unit(UnitEnvironment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
         for name, value in (known or {}).items():
             self.unit._knobs.offer(name, value)
         StewardKnobs(self.unit, lambda: self.settings, counts=lambda: Counts(running=running), on_change=self.follow)

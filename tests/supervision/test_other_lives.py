@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.protocol.messages import ExitStatus, HostFacts
 from agentrl.supervision import events, restarts
-from agentrl.supervision.slots import Slot
+from agentrl.supervision.unit_slots import Slot
 from tests.supervision.world import World, spec
 
 KILLED = ExitStatus(signal=9)

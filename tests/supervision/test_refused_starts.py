@@ -6,7 +6,7 @@ from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.specs import GroupSpec, Life, Role
 from agentrl.supervision import events, restarts
-from agentrl.supervision.slots import Slot
+from agentrl.supervision.unit_slots import Slot
 from tests.supervision.world import World, spec
 
 FULL = "The disk is full."

@@ -17,8 +17,8 @@ from agentrl.protocol.messages import ExitStatus, HostFacts, UnitOnHost
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision import events
 from agentrl.supervision import instructions as do
-from agentrl.supervision.slots import GroupState, RunState, Slot, State
 from agentrl.supervision.supervisor import Supervisor
+from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 TIMES = SupervisionTimes()
 

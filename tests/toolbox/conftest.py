@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.http.ports import free_port
-from agentrl.http.server import listening
+from agentrl.http.free_ports import free_port
+from agentrl.http.token_server import listening
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession
 from agentrl.toolbox.client import Tools

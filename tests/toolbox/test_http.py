@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.http.server import MOST_BODY_BYTES, listening
+from agentrl.http.token_server import MOST_BODY_BYTES, listening
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.api_messages import (
     SessionError,

@@ -23,7 +23,7 @@ from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.token_tree import TokenTree
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit
-from agentrl.unit.environment import Environment
+from agentrl.unit.unit_environment import UnitEnvironment
 from tests.store.flow import RULE, admit, claim_one, queue, sampler
 from tests.training.trees import Call, chain, some
 
@@ -53,7 +53,7 @@ def configuration(run_dir: Path, model: Path, **training: Any) -> RunConfig:
 
 
 def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1) -> Trainer:
-    unit = Unit(Environment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
+    unit = Unit(UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
     return Trainer(unit, db, config)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.transport.curve_keys import ClientKey, KeyPair, new_keypair
 from agentrl.transport.dealer import Dealer
 from agentrl.transport.hub import Hub, Peer
-from agentrl.transport.keys import ClientKey, KeyPair, new_keypair
 from agentrl.transport.publisher import Publisher, Subscriber
 from agentrl.transport.zap import Gate
 from tests.ports import free_triplet

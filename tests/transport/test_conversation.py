@@ -14,8 +14,8 @@ import zmq
 from agentrl.errors import ProtocolError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.dealer import Dealer
-from agentrl.transport.drain import BUDGET
 from agentrl.transport.router import OUTBOX_BYTES
+from agentrl.transport.socket_reader import BUDGET
 from tests.transport.conftest import House
 from tests.waiting import aeventually
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import zmq
 
-from agentrl.transport.keys import new_keypair
+from agentrl.transport.curve_keys import new_keypair
 from agentrl.transport.publisher import QUEUE_MESSAGES
 from tests.transport.conftest import House
 from tests.waiting import aeventually

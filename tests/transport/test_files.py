@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.transport import addresses
-from agentrl.transport.keys import ClientKey, load_server_keys, new_keypair, public_from_wire
+from agentrl.transport.curve_keys import ClientKey, load_server_keys, new_keypair, public_from_wire
 
 RUN = "0123abcd-0000-4000-8000-000000000000"
 

@@ -15,8 +15,8 @@ import zmq
 
 from agentrl.errors import ConfigError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.curve_keys import new_keypair
 from agentrl.transport.hub import Hub
-from agentrl.transport.keys import new_keypair
 from agentrl.transport.zap import DOMAIN, Gate
 from tests.ports import free_triplet, plain_socket
 from tests.transport.conftest import House

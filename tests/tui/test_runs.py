@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.http.ports import free_ports
+from agentrl.http.free_ports import free_ports
 from agentrl.protocol import rows
 from agentrl.protocol.commands import Accepted, Restart
 from agentrl.protocol.data_commands import Page
 from agentrl.protocol.effects import Effect, Tier
-from agentrl.transport.keys import ClientKey, new_keypair
+from agentrl.transport.curve_keys import ClientKey, new_keypair
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_replay import Recorder

@@ -104,7 +104,7 @@ async def test_a_hanger_hangs_on_request_and_its_stacks_can_be_asked_for(
     await aeventually(lambda: counterpart.report.phase == "step")
     unit.signal(signal.SIGUSR2)
     stacks = counterpart.directory / "stacks" / "web-3.7.txt"
-    await aeventually(lambda: "hanger.py" in stacks.read_text() and "speaker.py" in stacks.read_text())
+    await aeventually(lambda: "hanger.py" in stacks.read_text() and "socket_thread.py" in stacks.read_text())
     unit.signal(signal.SIGABRT)
     assert await unit.code() == -signal.SIGABRT
     assert "hanger.py" in unit.text()

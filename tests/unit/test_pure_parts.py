@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, UsageError
 from agentrl.protocol import messages
-from agentrl.unit.account import Account
-from agentrl.unit.conversation import Conversation, GiveUp
-from agentrl.unit.environment import Environment, read_environment
-from agentrl.unit.knobs import KnobSet
-from agentrl.unit.orders import Orders
+from agentrl.unit.control_flags import ControlFlags
+from agentrl.unit.coordinator_protocol import CoordinatorProtocol, GiveUp
+from agentrl.unit.reported_state import ReportedState
+from agentrl.unit.unit_environment import UnitEnvironment, read_environment
+from agentrl.unit.unit_knobs import KnobSet
 
 
 class Clock:
@@ -34,7 +34,7 @@ def nothing() -> None:
     pass
 
 
-def report(account: Account, now: float) -> messages.UnitReport:
+def report(account: ReportedState, now: float) -> messages.UnitReport:
     return account.report(now, paused=False, draining=False, knobs={})
 
 
@@ -43,7 +43,7 @@ def report(account: Account, now: float) -> messages.UnitReport:
 
 def test_the_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
     clock = Clock()
-    account = Account(clock=clock)
+    account = ReportedState(clock=clock)
     with account.phase("step", 900, announce=nothing):
         clock.now += 5
         with account.phase("fetch", 10, announce=nothing):
@@ -57,7 +57,7 @@ def test_the_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
 
 def test_when_it_got_on_last_is_told_also_to_who_did_not_see_it() -> None:
     clock = Clock()
-    account = Account(clock=clock)
+    account = ReportedState(clock=clock)
     clock.now += 3
     assert report(account, clock.now).progress_age_s == 3, "nothing yet: counted from its begin"
     account.tick(5)
@@ -68,7 +68,7 @@ def test_when_it_got_on_last_is_told_also_to_who_did_not_see_it() -> None:
 
 def test_a_tick_restarts_the_deadlines_around_it() -> None:
     clock = Clock()
-    account = Account(clock=clock)
+    account = ReportedState(clock=clock)
     with account.phase("step", 900, announce=nothing):
         clock.now += 5
         with account.phase("fetch", 10, announce=nothing):
@@ -80,7 +80,7 @@ def test_a_tick_restarts_the_deadlines_around_it() -> None:
 
 async def test_of_phases_side_by_side_the_one_that_is_due_first_is_reported() -> None:
     clock = Clock()
-    account = Account(clock=clock)
+    account = ReportedState(clock=clock)
     entered, done = asyncio.Barrier(3), asyncio.Event()
 
     async def work(name: str, at_most_s: float) -> None:
@@ -99,7 +99,7 @@ async def test_of_phases_side_by_side_the_one_that_is_due_first_is_reported() ->
 
 
 def test_a_phase_ends_with_an_exception_in_it() -> None:
-    account = Account()
+    account = ReportedState()
     with pytest.raises(ValueError, match="inside"), account.phase("step", 1, announce=nothing):
         raise ValueError("inside")
     assert report(account, 0).phase == ""
@@ -107,7 +107,7 @@ def test_a_phase_ends_with_an_exception_in_it() -> None:
 
 def test_the_oldest_waits_are_listed_and_the_others_counted() -> None:
     clock = Clock()
-    account = Account(clock=clock)
+    account = ReportedState(clock=clock)
     account.write(status="busy")
     scopes = []
     for number in range(25):
@@ -127,7 +127,7 @@ def test_the_oldest_waits_are_listed_and_the_others_counted() -> None:
 
 def test_the_waits_of_others_grow_older_by_themselves_and_are_told_again_only_when_they_changed() -> None:
     clock = Clock()
-    account = Account(clock=clock)
+    account = ReportedState(clock=clock)
     task = messages.Wait("task g1", "is not done", 10.0, 60.0, who="batch")
     account.tell_waits([task])
     told = account.revision
@@ -147,7 +147,7 @@ def test_the_waits_of_others_grow_older_by_themselves_and_are_told_again_only_wh
 
 
 def test_writes_from_many_threads_are_all_counted() -> None:
-    account = Account()
+    account = ReportedState()
 
     def work() -> None:
         for _ in range(2000):
@@ -221,7 +221,7 @@ def test_a_knob_is_declared_once() -> None:
 
 
 async def test_threads_and_tasks_wake_from_the_same_order() -> None:
-    orders = Orders()
+    orders = ControlFlags()
     task = asyncio.create_task(orders.wait_async(lambda told: told.draining, 10))
     thread = asyncio.create_task(asyncio.to_thread(orders.wait, lambda told: told.draining, 10))
     assert not await orders.wait_async(lambda told: told.draining, 0.05)
@@ -231,14 +231,14 @@ async def test_threads_and_tasks_wake_from_the_same_order() -> None:
 
 
 def test_a_stop_cannot_be_taken_back() -> None:
-    orders = Orders()
+    orders = ControlFlags()
     orders.stop()
     orders.cancel_drain()
     assert orders.draining
 
 
 def test_whoever_comes_late_is_told_of_the_drain() -> None:
-    orders = Orders()
+    orders = ControlFlags()
     told: list[str] = []
     orders.on_drain(lambda: told.append("early"))
     orders.drain()
@@ -249,7 +249,9 @@ def test_whoever_comes_late_is_told_of_the_drain() -> None:
 
 # ---- conversation ----
 
-ME = Environment(unit="web-3", group="web", slot=3, incarnation=7, run_dir=Path("/r"), run="u", coordinator="ipc://x")
+ME = UnitEnvironment(
+    unit="web-3", group="web", slot=3, incarnation=7, run_dir=Path("/r"), run="u", coordinator="ipc://x"
+)
 WELCOME = messages.Welcome(epoch="e", run="u", run_name="n", now_ct=0, heartbeat_s=2, orphan_lease_s=600)
 
 
@@ -257,11 +259,11 @@ class Talk:
     """A conversation with everything it needs."""
 
     def __init__(self) -> None:
-        self.account, self.orders, self.knobs = Account(), Orders(), KnobSet()
+        self.account, self.orders, self.knobs = ReportedState(), ControlFlags(), KnobSet()
         self.said: list[str] = []
-        self.talk = Conversation(ME, self.account, self.orders, self.knobs, now=0, say=self.said.append)
+        self.talk = CoordinatorProtocol(ME, self.account, self.orders, self.knobs, now=0, say=self.said.append)
 
-    def welcomed(self, now: float = 0.0, welcome: messages.Welcome = WELCOME) -> Conversation:
+    def welcomed(self, now: float = 0.0, welcome: messages.Welcome = WELCOME) -> CoordinatorProtocol:
         self.talk.connected(now)
         self.talk.received(welcome, now)
         return self.talk

@@ -25,8 +25,8 @@ from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision import events
-from agentrl.supervision.slots import Slot
 from agentrl.supervision.transitions import MAY_STAY, WITH_PROCESS
+from agentrl.supervision.unit_slots import Slot
 
 Goals = dict[str, Goal]
 

@@ -12,10 +12,10 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
-from agentrl.supervision.choices import victims
 from agentrl.supervision.plans import Plan, new_units
-from agentrl.supervision.slots import GroupState, Slot, State
+from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_slots import GroupState, Slot, State
 from agentrl.words.amounts import utc
 from agentrl.words.names import nearest
 

@@ -20,7 +20,7 @@ from agentrl.protocol import commands, messages
 from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, GroupRow, HostRow, KnobRow, OperationRow, RunRow, UnitRow
 from agentrl.protocol.wire import decode_row, raw
-from agentrl.supervision.waits import explain
+from agentrl.supervision.wait_chains import explain
 
 R = TypeVar("R", bound=AnyRow)
 Handler = Callable[[Any], Any | Awaitable[Any]]

@@ -24,7 +24,7 @@ from agentrl.protocol.data_commands import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.wire import decode_as
-from agentrl.supervision.slots import Slot
+from agentrl.supervision.unit_slots import Slot
 
 log = logging.getLogger(__name__)
 

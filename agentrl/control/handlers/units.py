@@ -22,14 +22,14 @@ from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, We
 from agentrl.protocol.rows import KnobValue, UnitState
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
-from agentrl.supervision.slots import Slot
+from agentrl.supervision.unit_slots import Slot
 from agentrl.telemetry.services import STEP
 from agentrl.transport.hub import Peer
-from agentrl.transport.noise import Noise
+from agentrl.transport.log_limiter import LogLimiter
 from agentrl.transport.publisher import Publisher
 
 log = logging.getLogger(__name__)
-noise = Noise(log)
+noise = LogLimiter(log)
 
 
 def token_of(secret: bytes, incarnation: str) -> str:

@@ -18,7 +18,7 @@ from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.messages import Permission
-from agentrl.transport.keys import ServerKeys, load_server_keys
+from agentrl.transport.curve_keys import ServerKeys, load_server_keys
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

@@ -16,9 +16,9 @@ from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Role
 from agentrl.supervision.liveness import Leases
-from agentrl.supervision.slots import GroupState, HostState, Slot, State
 from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.waitgraph import UnitFacts
+from agentrl.supervision.unit_slots import GroupState, HostState, Slot, State
+from agentrl.supervision.wait_graph import UnitFacts
 
 CPU_NEWS = 5.0
 """Percentage points by which CPU use must differ to be shown anew."""

@@ -14,7 +14,7 @@ import msgspec
 
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState, short
-from agentrl.supervision.slots import Slot, State
+from agentrl.supervision.unit_slots import Slot, State
 
 WAITING_SHOWN = 200
 REASON_CHARS = 4000

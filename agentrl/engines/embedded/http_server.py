@@ -28,7 +28,7 @@ from agentrl.engines.interface import (
     VersionNotServedError,
     WeightsRefusedError,
 )
-from agentrl.http.server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0

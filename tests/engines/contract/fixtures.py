@@ -16,8 +16,8 @@ from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import Generated, Sampling
 from agentrl.engines.sglang.sglang_engine import SglangEngine
-from agentrl.http.ports import free_port
-from agentrl.http.server import listening
+from agentrl.http.free_ports import free_port
+from agentrl.http.token_server import listening
 from tests.engines.conftest import Weights
 from tests.engines.contract import servers
 from tests.waiting import aeventually

@@ -12,8 +12,8 @@ import msgspec
 
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec
-from agentrl.supervision.slots import HostState, Slot
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_slots import HostState, Slot
 
 
 class Use(msgspec.Struct):

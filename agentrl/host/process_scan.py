@@ -1,4 +1,4 @@
-"""Which processes on this host belong to a run; also `python -m agentrl.host.scan UUID [--kill] [--json]`.
+"""Which processes on this host belong to a run; also `python -m agentrl.host.process_scan UUID [--kill] [--json]`.
 
 Invariants: every process is named together with the reason why it belongs to the run; what could not be looked at is
 said, never passed over; the scanner, its ancestors and a pid whose start time changed are never killed.
@@ -14,8 +14,8 @@ import sys
 import msgspec
 
 from agentrl.errors import ExitCode
-from agentrl.host import cgroups, proc
-from agentrl.host.trees import Snapshot, kill_all_and_wait
+from agentrl.host import cgroups, procfs
+from agentrl.host.process_trees import Snapshot, kill_all_and_wait
 from agentrl.protocol.messages import ProcessInfo, ScanReport
 
 _ROUNDS = 20
@@ -60,10 +60,10 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
         marks = snapshot.marks(pid)
         if marks is None:
             closed.append(pid)
-        elif marks.get(proc.MARK_RUN) == run.encode():
+        elif marks.get(procfs.MARK_RUN) == run.encode():
             evidence[pid] = "mark"
-            names[pid] = marks.get(proc.MARK_INCARNATION, b"").decode(errors="replace")
-        inside = next((path for path in proc.cgroup_paths(pid) if prefix in path), "")
+            names[pid] = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace")
+        inside = next((path for path in procfs.cgroup_paths(pid) if prefix in path), "")
         if inside:
             evidence.setdefault(pid, "cgroup")
             names.setdefault(pid, inside.partition(prefix)[2].partition("/")[2].partition("/")[0])
@@ -76,7 +76,7 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
     for pid, why in sorted(evidence.items()):
         stat = snapshot.stats[pid]
         if pid not in protected and stat.state not in "ZX":
-            found.append(ProcessInfo(pid, proc.command(pid), stat.start_ticks, names.get(pid, ""), why))
+            found.append(ProcessInfo(pid, procfs.command(pid), stat.start_ticks, names.get(pid, ""), why))
     if in_cgroups and not without_cgroup:
         return found, len(snapshot.stats), ""
     return found, len(snapshot.stats), _unproven([pid for pid in closed if pid not in protected], snapshot)
@@ -117,7 +117,7 @@ def _owner(pid: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentrl.host.scan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m agentrl.host.process_scan", description=__doc__)
     parser.add_argument("run", metavar="UUID")
     parser.add_argument("--kill", action="store_true", help="end what was found")
     parser.add_argument("--json", action="store_true")

@@ -12,12 +12,12 @@ import msgspec
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, split_unit
 from agentrl.supervision import events
-from agentrl.supervision.choices import victims
 from agentrl.supervision.instructions import Persist, Publish
 from agentrl.supervision.lifecycle import Lifecycle
 from agentrl.supervision.plans import count_after, new_units
-from agentrl.supervision.slots import GroupState, Slot
+from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_slots import GroupState, Slot
 
 
 def apply(life: Lifecycle, event: events.Applied, now: float) -> None:

@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.protocol.messages import ExitStatus
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Process:
         return self._popen is not None
 
     @property
-    def identity(self) -> proc.Identity:
-        return proc.Identity(self.pid, self.start_ticks, proc.boot_id())
+    def identity(self) -> procfs.Identity:
+        return procfs.Identity(self.pid, self.start_ticks, procfs.boot_id())
 
     def signal(self, number: int) -> bool:
         """Signal this process; False if it has ended."""
@@ -84,7 +84,7 @@ class Process:
         return True
 
 
-class Processes:
+class ChildProcesses:
     """All processes of the agent. One per process, because reaping is a matter of the whole process."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Processes:
             start_new_session=True,
         )
         pidfd = os.pidfd_open(popen.pid)
-        stat = proc.read_stat(popen.pid)
+        stat = procfs.read_stat(popen.pid)
         process = Process(popen.pid, stat.start_ticks if stat else 0, pidfd, on_exit, popen)
         if len(argv) == len(command):
             for group in cgroups:
@@ -134,7 +134,7 @@ class Processes:
         self._watch(process)
         return process
 
-    def adopt(self, identity: proc.Identity, on_exit: OnExit) -> Process | None:
+    def adopt(self, identity: procfs.Identity, on_exit: OnExit) -> Process | None:
         """Take over a process that somebody else started; None if that very process is not alive."""
         try:
             pidfd = os.pidfd_open(identity.pid)

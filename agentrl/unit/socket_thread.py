@@ -21,14 +21,14 @@ from typing import NoReturn
 from agentrl.errors import AgentrlError, ExitCode, ProtocolError
 from agentrl.protocol import messages, wire
 from agentrl.protocol.messages import served_commands
+from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.dealer import Dealer
-from agentrl.transport.keys import ClientKey
-from agentrl.unit.answers import Answers
-from agentrl.unit.conversation import Act, AnswerPreview, AnswerQuestion, Conversation, GiveUp
-from agentrl.unit.environment import Environment
-from agentrl.unit.knobs import KnobSet
-from agentrl.unit.orders import Orders
-from agentrl.unit.signals import Requests
+from agentrl.unit.control_flags import ControlFlags
+from agentrl.unit.coordinator_protocol import Act, AnswerPreview, AnswerQuestion, CoordinatorProtocol, GiveUp
+from agentrl.unit.served_commands import ServedCommands
+from agentrl.unit.signals import EndSignals
+from agentrl.unit.unit_environment import UnitEnvironment
+from agentrl.unit.unit_knobs import KnobSet
 
 ANNOUNCE_WITHIN_S = 0.2
 REPLACED_GRACE_S = 1.0
@@ -36,17 +36,17 @@ FLUSH_S = 0.5
 LOOK_FOR_SIGNALS_EVERY_S = 1.0
 
 
-class Speaker:
+class SocketThread:
     """Owns the loop, the socket and the deadlines of one unit."""
 
     def __init__(
         self,
-        environment: Environment,
-        conversation: Conversation,
-        orders: Orders,
+        environment: UnitEnvironment,
+        conversation: CoordinatorProtocol,
+        orders: ControlFlags,
         knobs: KnobSet,
-        answers: Answers,
-        requests: Requests,
+        answers: ServedCommands,
+        requests: EndSignals,
         *,
         term_deadline_s: float,
         say: Callable[[str], None],

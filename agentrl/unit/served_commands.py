@@ -26,7 +26,7 @@ Handler = Callable[[AskUnit], Awaitable[Any]]
 Reply = Callable[[UnitAnswer], None]
 
 
-class Answers:
+class ServedCommands:
     """Questions under way in this unit."""
 
     def __init__(self) -> None:

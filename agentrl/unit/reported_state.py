@@ -56,7 +56,7 @@ class _OpenWait:
 _current: ContextVar[Phase | None] = ContextVar("agentrl_phase", default=None)
 
 
-class Account:
+class ReportedState:
     """What the work loop last wrote. `on_change` is called, without any lock held, for what should be reported."""
 
     def __init__(self, *, on_change: Callable[[], None] = lambda: None, clock: Clock = time.monotonic) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from agentrl import __version__
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.host.cgroups import Cgroups
-from agentrl.host.trees import Snapshot, Tree
+from agentrl.host.process_trees import ProcessTree, Snapshot
 from agentrl.protocol.messages import HostFacts, ProcessInfo, UnitStats
 
 # A process may still change its environment by exec shortly after it was forked; older ones are read once.
@@ -36,13 +36,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Sampler:
+class UsageSampler:
     """CPU needs two looks; this remembers the last one of every process."""
 
     _cpu_ticks: dict[tuple[int, int], int] = field(default_factory=dict)
     _at: float = 0.0
 
-    def sample(self, trees: Iterable[Tree], now: float | None = None) -> dict[str, Usage]:
+    def sample(self, trees: Iterable[ProcessTree], now: float | None = None) -> dict[str, Usage]:
         """Usage by incarnation; each tree also remembers who was in it."""
         now = time.monotonic() if now is None else now
         elapsed_s = now - self._at if self._at else 0.0
@@ -53,7 +53,9 @@ class Sampler:
         self._cpu_ticks, self._at = seen, now
         return usage
 
-    def _one(self, tree: Tree, shared: Snapshot | None, seen: dict[tuple[int, int], int], elapsed_s: float) -> Usage:
+    def _one(
+        self, tree: ProcessTree, shared: Snapshot | None, seen: dict[tuple[int, int], int], elapsed_s: float
+    ) -> Usage:
         stats = [stat for stat in _stats_of(tree, shared) if stat.state not in "ZX" and not _namesake(tree, stat)]
         tree.remembered = {stat.pid: stat.start_ticks for stat in stats}
         used_ticks = 0
@@ -62,19 +64,19 @@ class Sampler:
             seen[key] = stat.cpu_ticks
             used_ticks += stat.cpu_ticks - self._cpu_ticks.get(key, stat.cpu_ticks)
         return Usage(
-            cpu_percent=round(100 * used_ticks / proc.TICKS_PER_S / elapsed_s, 1) if elapsed_s > 0 else 0.0,
+            cpu_percent=round(100 * used_ticks / procfs.TICKS_PER_S / elapsed_s, 1) if elapsed_s > 0 else 0.0,
             rss_bytes=sum(stat.rss_bytes for stat in stats),
             processes=len(stats),
             state=next((stat.state for stat in stats if tree.leader and stat.pid == tree.leader.pid), ""),
         )
 
 
-def _stats_of(tree: Tree, shared: Snapshot | None) -> list[proc.Stat]:
+def _stats_of(tree: ProcessTree, shared: Snapshot | None) -> list[procfs.Stat]:
     pids = tree.group.members()
     if pids is not None:
         if tree.leader is not None and tree.leader.pid not in pids:
             pids.append(tree.leader.pid)  # on its way into the cgroup
-        return [stat for pid in pids if (stat := proc.read_stat(pid)) is not None]
+        return [stat for pid in pids if (stat := procfs.read_stat(pid)) is not None]
     if shared is None or tree.leader is None:
         return []
     leader = tree.leader
@@ -85,7 +87,7 @@ def _stats_of(tree: Tree, shared: Snapshot | None) -> list[proc.Stat]:
     return [shared.stats[pid] for pid in shared.descendants(roots)]
 
 
-def _namesake(tree: Tree, stat: proc.Stat) -> bool:
+def _namesake(tree: ProcessTree, stat: procfs.Stat) -> bool:
     """A stranger that got the leader's pid."""
     return tree.leader is not None and stat.pid == tree.leader.pid and stat.start_ticks != tree.leader.start_ticks
 
@@ -116,7 +118,7 @@ class HostMeter:
 
     def cpu_percent(self) -> float:
         """Of all cores together, since the last call."""
-        fields = [int(field) for field in proc.read_bytes("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
+        fields = [int(field) for field in procfs.read_bytes("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
         if len(fields) < 5:
             return 0.0
         total, idle = sum(fields), fields[3] + fields[4]
@@ -150,7 +152,7 @@ def _free(folder: Path) -> int:
 def memory_info() -> dict[str, int]:
     """/proc/meminfo in bytes."""
     found = {}
-    for line in proc.read_bytes("/proc/meminfo").decode().splitlines():
+    for line in procfs.read_bytes("/proc/meminfo").decode().splitlines():
         name, _, rest = line.partition(":")
         value = rest.split()
         if value:
@@ -165,7 +167,7 @@ def facts(cgroups: Cgroups) -> HostFacts:
         gpus=sum(1 for name in _devices() if name.startswith("nvidia") and name[6:].isdecimal()),
         cgroup_kill=cgroups.can_kill,
         cgroup_memory=cgroups.can_limit_memory,
-        boot_id=proc.boot_id(),
+        boot_id=procfs.boot_id(),
         agent_version=__version__,
     )
 
@@ -188,14 +190,14 @@ class Strays:
 
     def find(self, living: frozenset[str], own_pids: frozenset[int]) -> tuple[ProcessInfo, ...]:
         found = []
-        pids = proc.all_pids()
+        pids = procfs.all_pids()
         for pid in pids:
             name = self._incarnation(pid)
             if name and name not in living and pid not in own_pids:
-                stat = proc.read_stat(pid)
+                stat = procfs.read_stat(pid)
                 if stat is not None and stat.state not in "ZX":
                     found.append(
-                        ProcessInfo(pid, proc.command(pid), stat.start_ticks, name, "mark; its incarnation has ended")
+                        ProcessInfo(pid, procfs.command(pid), stat.start_ticks, name, "mark; its incarnation has ended")
                     )
         for gone in self._marks.keys() - set(pids):
             del self._marks[gone]
@@ -205,13 +207,13 @@ class Strays:
         cached = self._marks.get(pid)
         if cached is not None and cached[1] == "":
             # Not ours when it was read. A reused pid is noticed only by its start time; the price is one small file.
-            stat = proc.read_stat(pid)
+            stat = procfs.read_stat(pid)
             if stat is not None and stat.start_ticks == cached[0]:
                 return ""
-        marks = proc.marks(pid) or {}
-        ours = marks.get(proc.MARK_RUN) == self.run.encode() and marks.get(proc.MARK_HOST) == self.host.encode()
-        name = marks.get(proc.MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
-        stat = proc.read_stat(pid)
-        if stat is not None and proc.age_s(stat.start_ticks) > _SETTLED_S:
+        marks = procfs.marks(pid) or {}
+        ours = marks.get(procfs.MARK_RUN) == self.run.encode() and marks.get(procfs.MARK_HOST) == self.host.encode()
+        name = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
+        stat = procfs.read_stat(pid)
+        if stat is not None and procfs.age_s(stat.start_ticks) > _SETTLED_S:
             self._marks[pid] = (stat.start_ticks, name)
         return name

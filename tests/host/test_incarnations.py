@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host import environment, proc
+from agentrl.host import procfs, spawn_environment
 from agentrl.protocol.messages import (
     Exited,
     Forget,
@@ -32,7 +32,7 @@ async def test_a_unit_is_started_signalled_and_its_end_told(bench: Bench, use_cg
     async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
         agent.receive(spawn("web-0", *SLEEP))
         spawned = await bench.sent.one(Spawned, "web-0")
-        identity = proc.Identity(spawned.pid, spawned.start_ticks, proc.boot_id())
+        identity = procfs.Identity(spawned.pid, spawned.start_ticks, procfs.boot_id())
         assert identity.alive()
         agent.receive(SignalUnit("web-0", 1, signal.SIGTERM))
         exited = await bench.sent.one(Exited, "web-0")
@@ -140,7 +140,7 @@ def test_a_unit_computes_with_as_many_threads_as_it_reserves(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     order = spawn("web-0", "true", env=env, resources=Resources(cpus=cpus))
-    found = environment.of_unit(order, bench.home, heartbeat_s=1.0)
+    found = spawn_environment.of_unit(order, bench.home, heartbeat_s=1.0)
     assert found["OMP_NUM_THREADS"] == expected
 
 
@@ -148,7 +148,7 @@ def test_a_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: p
     """A threshold that is given stays as it is, and then every larger tensor is mapped, cleared and unmapped anew."""
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    found = environment.of_unit(spawn("web-0", "true"), bench.home, heartbeat_s=1.0)
+    found = spawn_environment.of_unit(spawn("web-0", "true"), bench.home, heartbeat_s=1.0)
     assert not [name for name in found if name.startswith("MALLOC_")]
 
 

@@ -17,7 +17,7 @@ SPEAKERS = 30
 WINDOW_S = 60.0
 
 
-class Noise:
+class LogLimiter:
     """Warnings in the name of a module's own logger."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from agentrl.host.logs import clean
-from agentrl.host.processes import Process, Processes
+from agentrl.host.child_processes import ChildProcesses, Process
+from agentrl.host.log_files import clean
 from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.specs import Probe
 
@@ -23,14 +23,16 @@ BODY_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     ok: bool
     detail: str = ""
     """Why not, in words."""
     body: bytes = b""
 
 
-async def ask(probe: Probe, processes: Processes, env: Mapping[str, str], cwd: str | None = None) -> Answer:
+async def run_probe(
+    probe: Probe, processes: ChildProcesses, env: Mapping[str, str], cwd: str | None = None
+) -> ProbeResult:
     """Ask once."""
     try:
         async with asyncio.timeout(probe.timeout_s):
@@ -40,17 +42,19 @@ async def ask(probe: Probe, processes: Processes, env: Mapping[str, str], cwd: s
                 return await _http(probe.http)
             return await _tcp(probe.tcp)
     except TimeoutError:
-        return Answer(False, f"no answer within {probe.timeout_s:g} s")
+        return ProbeResult(False, f"no answer within {probe.timeout_s:g} s")
     except OSError as failed:
         # asyncio puts "Connect call failed" in the place of the reason; the errors of name look-ups are negative.
         number = failed.errno or 0
         reason = os.strerror(number) if number > 0 else failed.strerror
-        return Answer(False, reason or str(failed))
+        return ProbeResult(False, reason or str(failed))
     except ValueError as wrong:
-        return Answer(False, str(wrong))
+        return ProbeResult(False, str(wrong))
 
 
-async def _exec(command: tuple[str, ...], processes: Processes, env: Mapping[str, str], cwd: str | None) -> Answer:
+async def _exec(
+    command: tuple[str, ...], processes: ChildProcesses, env: Mapping[str, str], cwd: str | None
+) -> ProbeResult:
     ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
 
     def on_exit(process: Process, status: ExitStatus) -> None:
@@ -69,9 +73,9 @@ async def _exec(command: tuple[str, ...], processes: Processes, env: Mapping[str
     finally:
         os.close(output)
     if status.code == 0:
-        return Answer(True, body=body)
+        return ProbeResult(True, body=body)
     lines = body.decode(errors="replace").splitlines()
-    return Answer(False, f"{status}: {clean(lines[-1])}" if lines else str(status), body)
+    return ProbeResult(False, f"{status}: {clean(lines[-1])}" if lines else str(status), body)
 
 
 def port_here(probe: Probe) -> int:
@@ -84,14 +88,14 @@ def port_here(probe: Probe) -> int:
         return 0
 
 
-async def _tcp(address: str) -> Answer:
+async def _tcp(address: str) -> ProbeResult:
     host, _, port = address.rpartition(":")
     _, writer = await asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
     await _close(writer)
-    return Answer(True)
+    return ProbeResult(True)
 
 
-async def _http(url: str) -> Answer:
+async def _http(url: str) -> ProbeResult:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"{url!r} is not an address such as http://127.0.0.1:8000/health")
@@ -108,7 +112,7 @@ async def _http(url: str) -> Answer:
         await _close(writer)
 
 
-async def _response(reader: asyncio.StreamReader) -> Answer:
+async def _response(reader: asyncio.StreamReader) -> ProbeResult:
     status_line = (await reader.readline()).split(maxsplit=2)
     if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/") or not status_line[1].isdigit():
         raise ValueError("the answer is not HTTP")
@@ -120,12 +124,12 @@ async def _response(reader: asyncio.StreamReader) -> Answer:
         name, _, value = line.partition(b":")
         headers[name.strip().lower()] = value.strip()
     if not 200 <= code < 400:
-        return Answer(False, f"HTTP {code}")
+        return ProbeResult(False, f"HTTP {code}")
     if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-        return Answer(True, body=await _chunks(reader))
+        return ProbeResult(True, body=await _chunks(reader))
     length = headers.get(b"content-length", b"")
     most = min(int(length), BODY_BYTES) if length.isdigit() else BODY_BYTES
-    return Answer(True, body=await _up_to(reader, most))
+    return ProbeResult(True, body=await _up_to(reader, most))
 
 
 async def _up_to(reader: asyncio.StreamReader, most: int) -> bytes:

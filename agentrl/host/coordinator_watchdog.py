@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import ExitCode
-from agentrl.host import environment, proc
-from agentrl.host.logs import tail_of
-from agentrl.host.processes import Process, Processes
-from agentrl.host.silence import Silence
+from agentrl.host import procfs, spawn_environment
+from agentrl.host.child_processes import ChildProcesses, Process
+from agentrl.host.log_files import tail_of
+from agentrl.host.silence import SilenceTimer
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import BeatAck, CoordinatorTrouble, ExitStatus, ToHost, Welcome
 
@@ -41,7 +41,7 @@ _STACKS_GRACE_S = 2.0
 _MOST_UNTOLD = 20
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class CoordinatorFile(msgspec.Struct, frozen=True):
     """The part of coordinator.json that tells which process it is."""
 
     pid: int
@@ -49,20 +49,20 @@ class Whereabouts(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-def read_whereabouts(state_dir: Path) -> proc.Identity | None:
+def read_coordinator_identity(state_dir: Path) -> procfs.Identity | None:
     try:
-        found = msgspec.json.decode((state_dir / "coordinator.json").read_bytes(), type=Whereabouts)
+        found = msgspec.json.decode((state_dir / "coordinator.json").read_bytes(), type=CoordinatorFile)
     except (OSError, msgspec.DecodeError):
         return None
-    return proc.Identity(found.pid, found.start_ticks, found.boot_id)
+    return procfs.Identity(found.pid, found.start_ticks, found.boot_id)
 
 
-class Guardian:
+class CoordinatorWatchdog:
     """Keeps one coordinator alive."""
 
     def __init__(
         self,
-        processes: Processes,
+        processes: ChildProcesses,
         state_dir: Path,
         log_path: Path,
         run: str,
@@ -84,7 +84,7 @@ class Guardian:
         self._deaths = 0
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._silence = Silence()
+        self._silence = SilenceTimer()
         self._continued = False
         """This coordinator was stopped by a signal once, and continued."""
         self._ending_because = ""
@@ -146,7 +146,7 @@ class Guardian:
         self._silence.begin(asyncio.get_running_loop().time())
 
     def _adopted(self) -> bool:
-        identity = read_whereabouts(self._state_dir)
+        identity = read_coordinator_identity(self._state_dir)
         if identity is None:
             return False
         process = self._processes.adopt(identity, self._on_exit)
@@ -157,7 +157,7 @@ class Guardian:
         return True
 
     def _spawn(self) -> Process:
-        env = environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
+        env = spawn_environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
         output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             return self._processes.spawn(self._command, env=env, on_exit=self._on_exit, output=output)
@@ -179,7 +179,7 @@ class Guardian:
 
     def _unhang(self, process: Process) -> None:
         """Nothing was heard of it for too long."""
-        stat = proc.read_stat(process.pid)
+        stat = procfs.read_stat(process.pid)
         stopped = stat is not None and stat.state in ("T", "t")
         lasted_s = self._silence.lasted_s
         self._silence.once_more()

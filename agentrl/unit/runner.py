@@ -24,11 +24,11 @@ from types import TracebackType
 from typing import NoReturn, TextIO, cast
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
-from agentrl.unit.conversation import Conversation
-from agentrl.unit.environment import Environment, read_environment
-from agentrl.unit.signals import Requests
-from agentrl.unit.speaker import Speaker
+from agentrl.unit.coordinator_protocol import CoordinatorProtocol
+from agentrl.unit.signals import EndSignals
+from agentrl.unit.socket_thread import SocketThread
 from agentrl.unit.unit import Unit
+from agentrl.unit.unit_environment import UnitEnvironment, read_environment
 
 TERM_DEADLINE_S = 10.0
 FIRST_ANSWER_WITHIN_S = 3.0
@@ -110,12 +110,12 @@ class _Life:
         self.reason = ""
         self.unit = unit = Unit(environment)
         self._environment = environment
-        self._requests = Requests(interrupt_ends=not environment.supervised)
+        self._requests = EndSignals(interrupt_ends=not environment.supervised)
         self._stacks: TextIO | None = None
-        self._conversation = Conversation(
+        self._conversation = CoordinatorProtocol(
             environment, unit._account, unit._orders, unit._knobs, now=time.monotonic(), say=self._say
         )
-        self.speaker = Speaker(
+        self.speaker = SocketThread(
             environment,
             self._conversation,
             unit._orders,
@@ -191,7 +191,7 @@ def _say_wrong(wrong: ConfigError) -> int:
     return int(wrong.exit_code)
 
 
-def _listen_for_stack_requests(environment: Environment) -> TextIO | None:
+def _listen_for_stack_requests(environment: UnitEnvironment) -> TextIO | None:
     """SIGUSR2 writes the stacks of all threads to a file of this incarnation, SIGABRT to the log before it kills.
 
     Whoever finds the file may send the signal, which kills a process without a handler: so that comes first.

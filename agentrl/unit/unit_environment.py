@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.protocol.specs import incarnation_name, split_incarnation, split_unit
 
 
-class Environment(msgspec.Struct, frozen=True):
+class UnitEnvironment(msgspec.Struct, frozen=True):
     """The identity of one incarnation."""
 
     unit: str
@@ -41,12 +41,12 @@ class Environment(msgspec.Struct, frozen=True):
         return incarnation_name(self.unit, self.incarnation)
 
 
-def read_environment(variables: Mapping[str, str], *, program: str = "unit") -> Environment:
+def read_environment(variables: Mapping[str, str], *, program: str = "unit") -> UnitEnvironment:
     """The identity that the variables give. `program` names a process that nobody supervises."""
     run_dir = Path(variables.get("AGENTRL_RUN_DIR") or Path.cwd())
     state_dir = _path(variables, "AGENTRL_STATE_DIR")
     if not variables.get("AGENTRL_COORDINATOR"):
-        return Environment(
+        return UnitEnvironment(
             unit=f"{program}-0", group=program, slot=0, incarnation=0, run_dir=run_dir, state_dir=state_dir
         )
     try:
@@ -57,7 +57,7 @@ def read_environment(variables: Mapping[str, str], *, program: str = "unit") -> 
             f"AGENTRL_INCARNATION: {wrong}.",
             hint="Start units with `agentrl up`, or unset AGENTRL_COORDINATOR to run this program on its own.",
         ) from wrong
-    return Environment(
+    return UnitEnvironment(
         unit=unit,
         group=variables.get("AGENTRL_GROUP", group),
         slot=slot,

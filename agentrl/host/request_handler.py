@@ -9,16 +9,16 @@ import asyncio
 from collections.abc import Mapping
 
 from agentrl.errors import UnknownNameError
-from agentrl.host import scan, stacks
-from agentrl.host.lives import Life, Services
+from agentrl.host import process_scan, stack_dumps
+from agentrl.host.incarnation import Incarnation, Services
 from agentrl.protocol.messages import DumpStacks, LogChunk, ReadLog, ScanReport, ScanRun, StackReport
 from agentrl.protocol.specs import incarnation_name
 
 _STACKS_CHARS = 1 << 20
 
 
-class Answers:
-    def __init__(self, services: Services, lives: Mapping[str, Life]) -> None:
+class RequestHandler:
+    def __init__(self, services: Services, lives: Mapping[str, Incarnation]) -> None:
         self._services = services
         self._lives = lives
 
@@ -30,7 +30,7 @@ class Answers:
             case ScanRun():
                 home, in_cgroups = self._services.home, self._services.cgroups.can_kill
                 return await asyncio.to_thread(
-                    scan.scan, home.run, home.host, kill=what.kill, control=False, in_cgroups=in_cgroups
+                    process_scan.scan, home.run, home.host, kill=what.kill, control=False, in_cgroups=in_cgroups
                 )
             case DumpStacks():
                 return await self._stacks(what)
@@ -71,8 +71,10 @@ class Answers:
             stacks={life.name: text[:each] for life, text in zip(wanted, texts, strict=True)},
         )
 
-    async def _stack(self, life: Life) -> str:
+    async def _stack(self, life: Incarnation) -> str:
         process = life.process
         if process is None:
             return "It has ended."
-        return await stacks.of_process(process, self._services.home.run_dir, life.name, speaks=life.entry.spec.speaks)
+        return await stack_dumps.of_process(
+            process, self._services.home.run_dir, life.name, speaks=life.entry.spec.speaks
+        )

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.host.agent import Agent
-from agentrl.host.guardian import Guardian
-from agentrl.host.processes import Processes
+from agentrl.host.child_processes import ChildProcesses
+from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import CoordinatorTrouble, Spawned, Welcome
 from tests.host.harness import SLEEP, Bench, identity_of, spawn
@@ -42,15 +42,15 @@ RUN = f"run-{uuid.uuid4()}"
 
 
 @contextlib.asynccontextmanager
-async def guarding(folder: Path, gave_up: list[str], agent: Agent | None = None) -> AsyncIterator[Guardian]:
-    processes = Processes()
+async def guarding(folder: Path, gave_up: list[str], agent: Agent | None = None) -> AsyncIterator[CoordinatorWatchdog]:
+    processes = ChildProcesses()
     processes.become_parent_of_orphans()
 
     def left() -> bool:
         gave_up.append("it left")
         return agent is not None and agent.coordinator_left()
 
-    guardian = Guardian(
+    guardian = CoordinatorWatchdog(
         processes,
         folder,
         folder / "coordinator.log",
@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def ended() -> list[int]:
     """Who still lived and was told to end. One that becomes another program has its mark, but no command yet."""
-    found = [pid for pid in proc.all_pids() if (proc.marks(pid) or {}).get(proc.MARK_RUN) == RUN.encode()]
+    found = [pid for pid in procfs.all_pids() if (procfs.marks(pid) or {}).get(procfs.MARK_RUN) == RUN.encode()]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -91,7 +91,7 @@ async def test_a_killed_coordinator_is_back_at_once_and_carries_the_mark(folder:
     async with guarding(folder, []) as guardian:
         first = await aeventually(lambda: pid_of(folder))
         assert first == guardian.pid
-        assert (proc.marks(first) or {})[b"AGENTRL_RUN"] == RUN.encode()
+        assert (procfs.marks(first) or {})[b"AGENTRL_RUN"] == RUN.encode()
         os.kill(first, signal.SIGKILL)
         second = await aeventually(lambda: pid_of(folder) not in (0, first) and pid_of(folder))
         assert second == guardian.pid
@@ -177,7 +177,7 @@ def nobody_listens(message: Message) -> bool:
     return False
 
 
-def told(guardian: Guardian) -> list[CoordinatorTrouble]:
+def told(guardian: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
     """What the next coordinator is told."""
     said: list[Message] = []
     guardian.heard(WELCOME, lambda message: said.append(message) is None)
@@ -199,7 +199,7 @@ async def test_one_that_falls_silent_writes_its_stacks_and_is_replaced_and_the_n
 
 
 def state_of(pid: int) -> str:
-    stat = proc.read_stat(pid)
+    stat = procfs.read_stat(pid)
     return stat.state if stat is not None else ""
 
 

@@ -11,8 +11,8 @@ import os
 import signal
 from pathlib import Path
 
-from agentrl.host import proc
-from agentrl.host.processes import Process
+from agentrl.host import procfs
+from agentrl.host.child_processes import Process
 
 _MOST_BYTES = 256 << 10
 _MOST_THREADS = 64
@@ -85,7 +85,7 @@ def by_kernel(pid: int) -> str:
         threads = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return "It has ended."
-    lines = [f"{proc.command(pid)} (pid {pid}, {len(threads)} threads)"]
+    lines = [f"{procfs.command(pid)} (pid {pid}, {len(threads)} threads)"]
     lines += [_thread(pid, tid) for tid in threads[:_MOST_THREADS]]
     if len(threads) > _MOST_THREADS:
         lines.append(f"and {len(threads) - _MOST_THREADS} more threads")
@@ -94,17 +94,17 @@ def by_kernel(pid: int) -> str:
 
 def _thread(pid: int, tid: int) -> str:
     base = f"/proc/{pid}/task/{tid}"
-    stat = proc.read_bytes(f"{base}/stat").rpartition(b")")[2].split()
+    stat = procfs.read_bytes(f"{base}/stat").rpartition(b")")[2].split()
     state = stat[0].decode() if stat else "?"
-    name = proc.read_bytes(f"{base}/comm").decode(errors="replace").strip()
+    name = procfs.read_bytes(f"{base}/comm").decode(errors="replace").strip()
     words = [f"thread {tid} [{name}] {_STATES.get(state, state)}"]
-    waits_in = proc.read_bytes(f"{base}/wchan").decode(errors="replace").strip()
+    waits_in = procfs.read_bytes(f"{base}/wchan").decode(errors="replace").strip()
     if waits_in and waits_in != "0":
         words.append(f"in the kernel function {waits_in}")
-    call = proc.read_bytes(f"{base}/syscall").split()
+    call = procfs.read_bytes(f"{base}/syscall").split()
     if call and call[0].isdigit():
         words.append(f"in system call {call[0].decode()}")
-    kernel_stack = proc.read_bytes(f"{base}/stack").decode(errors="replace").strip()
+    kernel_stack = procfs.read_bytes(f"{base}/stack").decode(errors="replace").strip()
     if kernel_stack:
         words.append("kernel stack: " + " < ".join(line.split()[-1] for line in kernel_stack.splitlines()[:8]))
     return ", ".join(words)

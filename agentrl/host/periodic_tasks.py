@@ -12,10 +12,10 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from agentrl.host import proc, stats
-from agentrl.host.lives import Life, Services
-from agentrl.host.logs import cut_if_large
-from agentrl.host.stats import HostMeter, Sampler, Strays, Usage
+from agentrl.host import procfs, resource_usage
+from agentrl.host.incarnation import Incarnation, Services
+from agentrl.host.log_files import cut_if_large
+from agentrl.host.resource_usage import HostMeter, Strays, Usage, UsageSampler
 from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _MOST_STRAYS = 50
 
 
 @dataclass(frozen=True)
-class Times:
+class Intervals:
     """How often, how long."""
 
     stats_s: float = 2.0
@@ -40,11 +40,11 @@ class Times:
     """Without units and without a coordinator for so long, the agent ends."""
 
 
-class Rounds:
+class PeriodicTasks:
     """`on_lonely` is called for as long as there has been no coordinator for too long."""
 
     def __init__(
-        self, services: Services, lives: Mapping[str, Life], times: Times, on_lonely: Callable[[], None]
+        self, services: Services, lives: Mapping[str, Incarnation], times: Intervals, on_lonely: Callable[[], None]
     ) -> None:
         self._services = services
         self._lives = lives
@@ -54,7 +54,7 @@ class Rounds:
         home = services.home
         folder = home.state_dir / "hosts" / home.host
         self._own_logs = (folder / "agent.log", folder / "coordinator.log")
-        own = proc.read_stat(os.getpid())
+        own = procfs.read_stat(os.getpid())
         self.own_start_ticks = own.start_ticks if own else 0
         self._loop = asyncio.get_running_loop()
         self._lonely_since = self._loop.time()
@@ -62,8 +62,8 @@ class Rounds:
         self._beat_seq = 0
         self._turn = 0
         self._meter = HostMeter((home.run_dir, home.state_dir))
-        self._sampler = Sampler()
-        self._limits = Sampler()
+        self._sampler = UsageSampler()
+        self._limits = UsageSampler()
         self._strays = Strays(home.run, home.host)
         self._found: tuple[ProcessInfo, ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,7 +119,7 @@ class Rounds:
         for life in living:
             used = usage[life.name]
             life.observe(used)
-            rows.append(stats.on_wire(life.entry.unit, life.entry.incarnation, used))
+            rows.append(resource_usage.on_wire(life.entry.unit, life.entry.incarnation, used))
         await self._cut_logs(living)
         await self._look_for_strays()
         services.send(
@@ -135,7 +135,7 @@ class Rounds:
         if not self._heard and self._loop.time() - self._lonely_since > self._times.lonely_s:
             self._on_lonely()
 
-    async def _cut_logs(self, living: list[Life]) -> None:
+    async def _cut_logs(self, living: list[Incarnation]) -> None:
         logs = self._services.logs
         for life in living:
             most = life.entry.spec.log_max_bytes

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from agentrl.protocol.commands import WaitChain, WaitLink
 from agentrl.protocol.rows import UnitState
-from agentrl.supervision.waitgraph import Edge, Graph, UnitFacts, broken, build
+from agentrl.supervision.wait_graph import Edge, Graph, UnitFacts, broken, build
 
 MOST_SHOWN = 8
 """Names in the path of a sentence; the links have them all."""

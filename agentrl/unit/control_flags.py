@@ -14,7 +14,7 @@ from collections.abc import Callable
 Listener = Callable[[], None]
 
 
-class Orders:
+class ControlFlags:
     """Written by the thread that owns the socket, read by the work loop."""
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class Orders:
             self.stopping = True
         self.drain()
 
-    def wait(self, until: Callable[[Orders], bool], timeout_s: float | None) -> bool:
+    def wait(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
         """Block this thread until the orders say so, or the time is over: False."""
         with self._changed:
             return self._changed.wait_for(lambda: until(self), timeout_s)
 
-    async def wait_async(self, until: Callable[[Orders], bool], timeout_s: float | None) -> bool:
+    async def wait_async(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
         """Like `wait`, for a task: its loop goes on turning."""
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -16,9 +16,9 @@ import zmq
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.addresses import cannot_listen
 from agentrl.transport.contexts import connecting_context
-from agentrl.transport.drain import Drain
-from agentrl.transport.keys import ClientKey
+from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.monitor import Monitor
+from agentrl.transport.socket_reader import SocketReader
 
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
@@ -48,7 +48,7 @@ def no_refusal(sentence: str) -> None:
     """A refusal that the caller sees in another way."""
 
 
-class Connection:
+class ConnectingSocket:
     """One socket that dials one address, again and again, until it is closed."""
 
     _kind: int
@@ -74,7 +74,7 @@ class Connection:
         self._was_connected = False
         self._redial_timer: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._drain: Drain | None = None
+        self._drain: SocketReader | None = None
         self._monitor: Monitor | None = None
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class Connection:
         socket = self._socket = context.socket(self._kind)
         self._set_options(socket)
         self._monitor = Monitor(context, socket, _EVENTS, self._on_event)
-        self._drain = Drain(socket, self._take)
+        self._drain = SocketReader(socket, self._take)
         socket.connect(self.address)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import zmq
 BUDGET = 256
 
 
-class Drain:
+class SocketReader:
     """Calls `take(BUDGET)` whenever the socket may have messages. `take` answers whether more may be waiting."""
 
     def __init__(self, socket: zmq.Socket[Any], take: Callable[[int], bool]) -> None:

@@ -16,10 +16,10 @@ from agentrl.errors import AgentrlError
 from agentrl.protocol import messages
 from agentrl.protocol.messages import FromCoordinator, FromUnit, served_commands
 from agentrl.protocol.rows import KnobValue
-from agentrl.unit.account import Account
-from agentrl.unit.environment import Environment
-from agentrl.unit.knobs import KnobSet
-from agentrl.unit.orders import Orders
+from agentrl.unit.control_flags import ControlFlags
+from agentrl.unit.reported_state import ReportedState
+from agentrl.unit.unit_environment import UnitEnvironment
+from agentrl.unit.unit_knobs import KnobSet
 
 REPORT_EVERY_S = 0.5
 METRICS_EVERY_S = 1.0
@@ -53,14 +53,14 @@ class GiveUp(NamedTuple):
 Act = FromUnit | AnswerPreview | AnswerQuestion | GiveUp
 
 
-class Conversation:
+class CoordinatorProtocol:
     """Told of every event with the time `now` on the monotonic clock; answers with what is to be done."""
 
     def __init__(
         self,
-        environment: Environment,
-        account: Account,
-        orders: Orders,
+        environment: UnitEnvironment,
+        account: ReportedState,
+        orders: ControlFlags,
         knobs: KnobSet,
         *,
         now: float,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host import proc, scan
-from agentrl.host.trees import kill_exactly
+from agentrl.host import process_scan, procfs
+from agentrl.host.process_trees import kill_exactly
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, GroupEmpty, HostStats, ScanReport, ScanRun, Spawned
 from tests.host.harness import SLEEP, Bench, identity_of, marked_sleeper, python, spawn
@@ -41,13 +41,13 @@ def hider(stay: bool, *, times: int = 1) -> tuple[str, ...]:
     return (*python(hiding + end), "{run_dir}/hidden")
 
 
-async def hidden(bench: Bench, number: int = 0) -> proc.Identity:
+async def hidden(bench: Bench, number: int = 0) -> procfs.Identity:
     path = bench.home.run_dir / f"hidden.{number}"
     text = await aeventually(lambda: path.exists() and path.read_text())
     found = identity_of(int(str(text)))
-    await aeventually(lambda: proc.command(found.pid).startswith("sleep"))
+    await aeventually(lambda: procfs.command(found.pid).startswith("sleep"))
     # It belongs to nobody else any more once the one between has ended, too.
-    await aeventually(lambda: (stat := proc.read_stat(found.pid)) is not None and stat.ppid == os.getpid())
+    await aeventually(lambda: (stat := procfs.read_stat(found.pid)) is not None and stat.ppid == os.getpid())
     return found
 
 
@@ -94,7 +94,7 @@ async def test_marked_children_in_other_sessions_are_swept(bench: Bench, use_cgr
         )
         empty = await bench.sent.one(GroupEmpty, "web-0")
         assert len(empty.swept) == 3
-        assert proc.Identity(other.pid, other.start_ticks, proc.boot_id()).alive()
+        assert procfs.Identity(other.pid, other.start_ticks, procfs.boot_id()).alive()
         assert len(bench.sent.all(Exited)) == 1
 
 
@@ -106,7 +106,7 @@ async def test_nothing_is_called_empty_while_a_child_goes_on_forking(bench: Benc
         agent.receive(spawn("web-0", "sh", "-c", f'python3 -c "{breeder}" & sleep 0.3; exit 0'))
         await bench.sent.one(GroupEmpty, "web-0")
         marked = [
-            pid for pid in proc.all_pids() if (proc.marks(pid) or {}).get(b"AGENTRL_RUN") == bench.home.run.encode()
+            pid for pid in procfs.all_pids() if (procfs.marks(pid) or {}).get(b"AGENTRL_RUN") == bench.home.run.encode()
         ]
         assert marked == []
 
@@ -166,7 +166,7 @@ async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
     async with bench.tidy_agent(use_cgroups=False) as agent:
         agent.receive(spawn("web-0", *SLEEP))
         pid = (await bench.sent.one(Spawned)).pid
-        await aeventually(lambda: proc.marks(pid), what="the environment of a process that is being executed")
+        await aeventually(lambda: procfs.marks(pid), what="the environment of a process that is being executed")
         agent.receive(Ask("a", ScanRun()))
         report = wire.decode_as(ScanReport, (await bench.sent.one(Answer)).body)
         assert [info.incarnation for info in report.found] == ["web-0.1"], report.found
@@ -182,9 +182,9 @@ async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
 def test_a_process_in_the_middle_of_an_exec_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = b"PATH=/bin\0AGENTRL_RUN=run-uuid\0"
     seen = iter([b"", b"", whole])
-    monkeypatch.setattr(proc, "_environment", lambda pid: next(seen))
-    monkeypatch.setattr(proc, "_becomes_another_program", lambda pid: True)
-    assert proc.marks(os.getpid()) == {proc.MARK_RUN: b"run-uuid"}
+    monkeypatch.setattr(procfs, "_environment", lambda pid: next(seen))
+    monkeypatch.setattr(procfs, "_becomes_another_program", lambda pid: True)
+    assert procfs.marks(os.getpid()) == {procfs.MARK_RUN: b"run-uuid"}
 
 
 async def test_an_agent_removes_its_cgroups(bench: Bench) -> None:
@@ -209,10 +209,10 @@ def test_the_scan_names_what_belongs_to_the_run_and_kills_only_that(
     try:
 
         def both_found() -> bool:
-            return {info.why for info in scan.scan(bench.home.run, "h1").found} == {"mark", "descent"}
+            return {info.why for info in process_scan.scan(bench.home.run, "h1").found} == {"mark", "descent"}
 
         eventually(both_found)
-        command = [sys.executable, "-m", "agentrl.host.scan", bench.home.run, "--kill", "--json"]
+        command = [sys.executable, "-m", "agentrl.host.process_scan", bench.home.run, "--kill", "--json"]
         ended = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
         assert ended.returncode == 0, ended.stderr
         assert b'"killed":[{' in ended.stdout

@@ -15,7 +15,7 @@ import msgspec
 
 from agentrl import __version__
 from agentrl.errors import ConflictError, DiskError
-from agentrl.host import proc
+from agentrl.host import procfs
 
 
 class AgentFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,20 +32,20 @@ class AgentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why no coordinator is started any more, if that is so."""
 
     @property
-    def identity(self) -> proc.Identity:
-        return proc.Identity(self.pid, self.start_ticks, self.boot_id)
+    def identity(self) -> procfs.Identity:
+        return procfs.Identity(self.pid, self.start_ticks, self.boot_id)
 
 
-class Claim:
+class AgentLock:
     """Held by the agent while it lives."""
 
     def __init__(self, folder: Path, run: str, host: str) -> None:
         self._path = folder / "agent.json"
-        stat = proc.read_stat(os.getpid())
+        stat = procfs.read_stat(os.getpid())
         self._file = AgentFile(
             pid=os.getpid(),
             start_ticks=stat.start_ticks if stat else 0,
-            boot_id=proc.boot_id(),
+            boot_id=procfs.boot_id(),
             host=host,
             run=run,
             started_at=time.time(),
@@ -55,7 +55,7 @@ class Claim:
         self._write()
 
     @property
-    def identity(self) -> proc.Identity:
+    def identity(self) -> procfs.Identity:
         return self._file.identity
 
     def note_coordinator(self, sentence: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.host.cgroups import Group
 from agentrl.protocol.messages import ProcessInfo
 
@@ -26,12 +26,12 @@ _LONGEST_PAUSE_S = 1.0
 
 
 @dataclass
-class Tree:
+class ProcessTree:
     """Where the processes of one incarnation may be found."""
 
     name: str
     """The incarnation, `web-0.7`."""
-    leader: proc.Identity | None
+    leader: procfs.Identity | None
     group: Group = field(default_factory=Group)
     log: Path | None = None
     remembered: dict[int, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Snapshot:
     """One pass over /proc."""
 
     def __init__(self) -> None:
-        self.stats = proc.all_stats()
+        self.stats = procfs.all_stats()
         self.children: dict[int, list[int]] = {}
         for stat in self.stats.values():
             self.children.setdefault(stat.ppid, []).append(stat.pid)
@@ -50,7 +50,7 @@ class Snapshot:
 
     def marks(self, pid: int) -> dict[bytes, bytes] | None:
         if pid not in self._marks:
-            self._marks[pid] = proc.marks(pid)
+            self._marks[pid] = procfs.marks(pid)
         return self._marks[pid]
 
     def with_marks(self) -> Snapshot:
@@ -81,7 +81,7 @@ class Attribution:
         """`rivals(name, start_ticks)`: could another incarnation have started a process at that time?"""
         self._agent = os.getpid()
 
-    def members(self, tree: Tree, snapshot: Snapshot) -> dict[int, str]:
+    def members(self, tree: ProcessTree, snapshot: Snapshot) -> dict[int, str]:
         """Living processes of the tree, by pid, with the evidence."""
         roots = {pid: "cgroup" for pid in tree.group.members() or () if pid in snapshot.stats}
         for pid, stat in snapshot.stats.items():
@@ -95,12 +95,12 @@ class Attribution:
             if pid != self._agent and pid not in protected and snapshot.stats[pid].state not in "ZX"
         }
 
-    def _evidence(self, tree: Tree, snapshot: Snapshot, stat: proc.Stat) -> str:
+    def _evidence(self, tree: ProcessTree, snapshot: Snapshot, stat: procfs.Stat) -> str:
         leader = tree.leader
         if leader is not None and stat.pid == leader.pid:
             return "leader" if stat.start_ticks == leader.start_ticks else ""
         marks = snapshot.marks(stat.pid) or {}
-        if marks.get(proc.MARK_RUN) == self._run and marks.get(proc.MARK_INCARNATION) == tree.name.encode():
+        if marks.get(procfs.MARK_RUN) == self._run and marks.get(procfs.MARK_INCARNATION) == tree.name.encode():
             return "mark"
         if tree.remembered.get(stat.pid) == stat.start_ticks:
             return "descent"
@@ -111,13 +111,13 @@ class Attribution:
         return ""
 
     @staticmethod
-    def _in_session_of(leader: proc.Identity, snapshot: Snapshot, stat: proc.Stat) -> bool:
+    def _in_session_of(leader: procfs.Identity, snapshot: Snapshot, stat: procfs.Stat) -> bool:
         if leader.pid not in (stat.session, stat.pgrp) or stat.start_ticks < leader.start_ticks:
             return False
         namesake = snapshot.stats.get(leader.pid)
         return namesake is None or namesake.start_ticks == leader.start_ticks
 
-    def _orphan_evidence(self, tree: Tree, stat: proc.Stat) -> str:
+    def _orphan_evidence(self, tree: ProcessTree, stat: procfs.Stat) -> str:
         """An unmarked child of the agent that nobody spawned: it came here because its parents died."""
         if tree.log is not None and any(_link(stat.pid, fd) == str(tree.log) for fd in (1, 2)):
             return "writes to its log"
@@ -134,7 +134,7 @@ class Sweeper:
         self._attribution = attribution
         self._next_snapshot: asyncio.Task[Snapshot] | None = None
 
-    async def empty(self, tree: Tree) -> tuple[ProcessInfo, ...]:
+    async def empty(self, tree: ProcessTree) -> tuple[ProcessInfo, ...]:
         """Kill everything of the tree until nothing is left; returns what was there, without the leader."""
         swept: dict[tuple[int, int], ProcessInfo] = {}
         pause_s = _FIRST_PAUSE_S
@@ -149,7 +149,7 @@ class Sweeper:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _one_pass(self, tree: Tree, swept: dict[tuple[int, int], ProcessInfo]) -> bool:
+    async def _one_pass(self, tree: ProcessTree, swept: dict[tuple[int, int], ProcessInfo]) -> bool:
         """True if something was there."""
         populated = tree.group.populated()
         if populated is False:
@@ -160,7 +160,7 @@ class Sweeper:
             return tree.group.kill() or self._kill_members(tree, await self._snapshot(), swept)
         return self._kill_members(tree, await self._snapshot(), swept)
 
-    def _kill_members(self, tree: Tree, snapshot: Snapshot, swept: dict[tuple[int, int], ProcessInfo]) -> bool:
+    def _kill_members(self, tree: ProcessTree, snapshot: Snapshot, swept: dict[tuple[int, int], ProcessInfo]) -> bool:
         members = self._attribution.members(tree, snapshot)
         for pid, why in members.items():
             _note(swept, tree, pid, why)
@@ -187,7 +187,7 @@ def kill_exactly(pid: int, start_ticks: int, number: int = signal.SIGKILL) -> bo
     except OSError:
         return False
     try:
-        stat = proc.read_stat(pid)
+        stat = procfs.read_stat(pid)
         if stat is None or stat.start_ticks != start_ticks:
             return False
         signal.pidfd_send_signal(pidfd, number)
@@ -205,22 +205,22 @@ def kill_all_and_wait(processes: list[ProcessInfo], within_s: float) -> list[Pro
     deadline = time.monotonic() + within_s
     left = processes
     while left and time.monotonic() < deadline:
-        left = [info for info in left if proc.Identity(info.pid, info.start_ticks, proc.boot_id()).alive()]
+        left = [info for info in left if procfs.Identity(info.pid, info.start_ticks, procfs.boot_id()).alive()]
         if left:
             time.sleep(0.005)
     return left
 
 
 def describe(pid: int, *, incarnation: str, why: str) -> ProcessInfo | None:
-    stat = proc.read_stat(pid)
+    stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
         return None
     return ProcessInfo(
-        pid=pid, command=proc.command(pid), start_ticks=stat.start_ticks, incarnation=incarnation, why=why
+        pid=pid, command=procfs.command(pid), start_ticks=stat.start_ticks, incarnation=incarnation, why=why
     )
 
 
-def _note(swept: dict[tuple[int, int], ProcessInfo], tree: Tree, pid: int, why: str) -> None:
+def _note(swept: dict[tuple[int, int], ProcessInfo], tree: ProcessTree, pid: int, why: str) -> None:
     if tree.leader is not None and pid == tree.leader.pid:
         return
     info = describe(pid, incarnation=tree.name, why=why)

@@ -18,14 +18,14 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import DiskError
-from agentrl.host import environment
+from agentrl.host import spawn_environment
 from agentrl.host.cgroups import Cgroups, Group
+from agentrl.host.child_processes import ChildProcesses, Process
 from agentrl.host.ledger import Entry, Ledger
-from agentrl.host.logs import Logs
+from agentrl.host.log_files import Logs
 from agentrl.host.probes import Prober
-from agentrl.host.processes import Process, Processes
-from agentrl.host.stats import Usage
-from agentrl.host.trees import Snapshot, Sweeper, Tree
+from agentrl.host.process_trees import ProcessTree, Snapshot, Sweeper
+from agentrl.host.resource_usage import Usage
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
     Exited,
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 class Services:
     """What all lives of an agent share."""
 
-    home: environment.Home
-    processes: Processes
+    home: spawn_environment.Home
+    processes: ChildProcesses
     ledger: Ledger
     logs: Logs
     cgroups: Cgroups
@@ -57,12 +57,12 @@ class Services:
 
 
 @dataclass
-class Life:
+class Incarnation:
     """One incarnation that was started, or found in the ledger."""
 
     services: Services
     entry: Entry
-    tree: Tree
+    tree: ProcessTree
     process: Process | None = None
     prober: Prober | None = None
     stopped: bool = False
@@ -176,14 +176,14 @@ class Life:
             return
         unit, incarnation = self.entry.unit, self.entry.incarnation
         ready, live, metrics = (
-            environment.filled_probe(probe, home, unit) if probe is not None else None
+            spawn_environment.filled_probe(probe, home, unit) if probe is not None else None
             for probe in (spec.ready, spec.live, spec.metrics)
         )
         self.prober = Prober(
             unit=unit,
             incarnation=incarnation,
             processes=self.services.processes,
-            env=environment.of_probe(env, home, unit, incarnation),
+            env=spawn_environment.of_probe(env, home, unit, incarnation),
             cwd=str(cwd) if cwd else None,
             send=self.services.send,
             members=self._members,
@@ -254,9 +254,9 @@ class Life:
         self.services.ledger.record(self.entry)
 
 
-def new_life(services: Services, spawn: Spawn) -> Life:
+def create_incarnation(services: Services, spawn: Spawn) -> Incarnation:
     """Write the intent. Raises DiskError, and then nothing was done."""
-    name = environment.identity_marks(services.home, spawn.unit, spawn.incarnation)["AGENTRL_INCARNATION"]
+    name = spawn_environment.identity_marks(services.home, spawn.unit, spawn.incarnation)["AGENTRL_INCARNATION"]
     group = services.cgroups.make(name, spawn.spec.resources.memory_max_bytes)
     entry = Entry(
         unit=spawn.unit,
@@ -271,16 +271,16 @@ def new_life(services: Services, spawn: Spawn) -> Life:
     except DiskError:
         group.remove()
         raise
-    return Life(services, entry, _tree(services, entry, group))
+    return Incarnation(services, entry, _tree(services, entry, group))
 
 
-def known_life(services: Services, entry: Entry, group: Group) -> Life:
+def incarnation_from_ledger(services: Services, entry: Entry, group: Group) -> Incarnation:
     """The life of an entry that an earlier agent left."""
-    return Life(services, entry, _tree(services, entry, group))
+    return Incarnation(services, entry, _tree(services, entry, group))
 
 
-def _tree(services: Services, entry: Entry, group: Group) -> Tree:
-    return Tree(
+def _tree(services: Services, entry: Entry, group: Group) -> ProcessTree:
+    return ProcessTree(
         name=entry.name,
         leader=entry.identity if entry.pid else None,
         group=group,
