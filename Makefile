@@ -70,13 +70,13 @@ demo: $(STAMP)
 	$(BIN)/python -m assets.train_demo $(ARGS)
 
 tour: $(STAMP)
-	$(BIN)/python -m assets.demo
+	$(BIN)/python -m assets.tour
 
 recording: $(STAMP)
-	$(BIN)/python -m assets.recording record
+	$(BIN)/python -m assets.make_recording record
 
 pictures: $(STAMP)
-	$(BIN)/python -m assets.recording pictures
+	$(BIN)/python -m assets.make_recording pictures
 
 sglang-cpu: $(SGLANG_STAMP)
 

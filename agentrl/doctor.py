@@ -34,13 +34,13 @@ from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
 from agentrl.control.persistence.state_lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
+from agentrl.formatting.amounts import size
+from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
 from agentrl.store import datasets
 from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.datasets import Row
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
-from agentrl.words.amounts import size
-from agentrl.words.sentences import ended
 
 PYTHON_AT_LEAST = (3, 11)
 FILES_AT_LEAST = 256

@@ -32,10 +32,10 @@ from agentrl.client.client import Client
 from agentrl.config.load import load_config
 from agentrl.errors import ExitCode
 from agentrl.protocol.rows import UnitRow, UnitState
-from assets import shopdata
-from assets.demo import DemoError, Operator, failed_sentence, own_home
-from assets.train_figures import Books, Figures
-from assets.train_screen import Screen, Show
+from assets import shop_dataset
+from assets.demo_display import Screen, Show
+from assets.tour import DemoError, Operator, failed_sentence, own_home
+from assets.training_state import Books, Figures
 
 NAME = "shop"
 KNOB, TIGHT = "bound", 1
@@ -108,7 +108,7 @@ class TrainingDemo:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with resources.as_file(resources.files("assets").joinpath("train.yaml")) as file:
             shutil.copyfile(file, self._file)
-        shopdata.write(self.home / "runs" / "shop-data", random_number=self._random)
+        shop_dataset.write(self.home / "runs" / "shop-data", random_number=self._random)
         self._steps = load_config(self._file, environ={}).config.training.steps
         self._screen = Screen(self._console, self._steps)
         self._says("Orders to be priced and demonstrations are written; most demonstrations stop too early.")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from assets import shop, shopdata
+from assets import shop_dataset, shop_server
 
 ITEM = "bake"
-PRICE = shop.price_of(ITEM)
+PRICE = shop_server.price_of(ITEM)
 SYSTEM = "Price it."
 
 
@@ -52,7 +52,7 @@ def data_plane(
         },
         "tools": {
             "shop": {
-                "command": ["{python}", "-m", "assets.shop", *shop_arguments],
+                "command": ["{python}", "-m", "assets.shop_server", *shop_arguments],
                 "session": "keyed",
                 "timeout_s": 20,
                 "try_again": True,
@@ -90,4 +90,4 @@ def _shown(lesson: Lesson, number: int) -> dict[str, Any]:
     for call, result in lesson.calls:
         said += [("assistant", f"<tool_call>{call}</tool_call>"), ("tool", str(result))]
     said.append(("assistant", f"<answer>{lesson.answer + number % 2}</answer>"))
-    return {"messages": [{"role": role, "content": content} for role, content in said], "tools": shopdata.tools()}
+    return {"messages": [{"role": role, "content": content} for role, content in said], "tools": shop_dataset.tools()}

@@ -53,12 +53,12 @@ def _serve(args: argparse.Namespace) -> int:
             f"The console for browsers needs {missing.name}.", hint="pip install 'agentrl[web]' brings it."
         ) from missing
     from agentrl.client.discovery import find
-    from tui import preferences, recordings
+    from tui import preferences, recording_lookup
 
     # What is wrong is told here, and not to the first page.
     preferences.load(preferences.path())
     if args.replay:
-        recordings.link(args.replay, args.at, args.speed)
+        recording_lookup.link(args.replay, args.at, args.speed)
     else:
         target = find(args.run, key_file=args.key)
         if target.state_dir is not None and not os.environ.get("AGENTRL_STATE_DIR"):
@@ -98,14 +98,14 @@ def _run(args: argparse.Namespace) -> int:
     else:
         os.environ["NO_COLOR"] = "1"
     with quiet_interrupts():
-        from tui import preferences, recordings, runs
+        from tui import preferences, recording_lookup, runs
         from tui.app import Console, Settings
         from tui.model.runs import Place
 
     own = preferences.load(preferences.path())
     place = Place(args.run or "", args.key or "")
     # What does not exist is told before the screen is taken.
-    link = recordings.link(args.replay, args.at, args.speed) if args.replay else runs.link(place)
+    link = recording_lookup.link(args.replay, args.at, args.speed) if args.replay else runs.link(place)
     settings = Settings(
         read_only=args.read_only,
         ascii_only=args.ascii or own.ascii,

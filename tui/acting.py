@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
+from agentrl.formatting.sentences import irrevocable
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.effects import Effect, Tier
-from agentrl.words.sentences import irrevocable
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import intents
 from tui.model.actions import EVERYWHERE, Action

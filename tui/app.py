@@ -40,8 +40,8 @@ from tui.model.notices import Lasts, Notices
 from tui.model.runs import Place
 from tui.model.steps import Steps
 from tui.navigation import FILTER, Navigation
-from tui.playing import Playing
-from tui.replaying import Replay
+from tui.playback_actions import Playing
+from tui.playback_connection import Replay
 from tui.shelling import Shelling
 from tui.views.alerts import Alerts
 from tui.views.base import View

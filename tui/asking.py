@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentrlError
+from agentrl.formatting.amounts import seconds
+from agentrl.formatting.row_text import allowed
 from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow
-from agentrl.words.amounts import seconds
-from agentrl.words.rows import allowed
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.dialogs.keys import Keys
 from tui.dialogs.palette import Choice, Palette

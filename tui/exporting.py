@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.client import long_answers
 from agentrl.errors import AgentrlError
-from agentrl.words.amounts import counted, size
+from agentrl.formatting.amounts import counted, size
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import exports
 from tui.model.ink import Tone

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from textual.widgets import Input
 
+from agentrl.formatting.row_text import kind_of
 from agentrl.protocol.rows import AlertRow, AnyRow
-from agentrl.words.rows import kind_of
 from tui.model import happenings
 from tui.model.ink import Tone
 from tui.model.typed import Look

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.errors import ConfigError
-from agentrl.words.sentences import ended
+from agentrl.formatting.sentences import ended
 from tui.model.actions import BY_ID, of_view, rebound
 from tui.model.ink import COLOUR_NAMES
 

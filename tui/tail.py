@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentrl.client import Client
-from agentrl.words.amounts import counted
-from agentrl.words.logtext import Lines
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.log_lines import Lines
 
 FIRST_BYTES = 256 << 10
 """How much of the past is looked at first."""

@@ -52,7 +52,7 @@ def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
     from rich.text import Text
 
     from agentrl.cli import output
-    from agentrl.words.rows import became
+    from agentrl.formatting.row_text import became
 
     style = {"page": "bold red", "warning": "yellow"}.get(str(row.severity), "")
     text = Text()

@@ -38,7 +38,7 @@ from agentrl.cli import (
     up,
 )
 from agentrl.errors import AgentrlError, ExitCode
-from agentrl.words.sentences import ended
+from agentrl.formatting.sentences import ended
 
 app = typer.Typer(
     name="agentrl",

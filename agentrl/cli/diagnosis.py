@@ -33,23 +33,23 @@ def register(app: typer.Typer) -> None:
 async def why(cli: Cli) -> ExitCode:
     """Say who waits for whom, how long, and who is the culprit."""
     from agentrl.cli import output
-    from agentrl.words import waits
+    from agentrl.formatting import wait_chains
 
     async with cli.connect() as client:
         found = await client.why()
     if cli.json:
         output.emit(found)
         return ExitCode.OK
-    chains = waits.worth_telling(found.chains)
+    chains = wait_chains.worth_telling(found.chains)
     if not chains:
-        output.say(waits.NOBODY)
-    elif waits.all_well(chains):
-        output.say(waits.ALL_WELL)
+        output.say(wait_chains.NOBODY)
+    elif wait_chains.all_well(chains):
+        output.say(wait_chains.ALL_WELL)
     for chain in chains:
         output.say(chain.sentence)
-        for told in waits.of_chain(chain):
+        for told in wait_chains.of_chain(chain):
             output.say(f"    {told.sentence}{', overdue' if told.overdue else ''}")
-        output.say("    {}: {}".format(*waits.end_of(chain)))
+        output.say("    {}: {}".format(*wait_chains.end_of(chain)))
     return ExitCode.OK
 
 
@@ -146,14 +146,14 @@ async def accounting(cli: Cli) -> ExitCode:
 
 def _tell_account(report: AccountReport) -> None:
     from agentrl.cli import output
-    from agentrl.words import sums
+    from agentrl.formatting import account_lines
 
-    for line in sums.sums(report):
+    for line in account_lines.sums(report):
         output.say(line)
     for problem in report.problems:
-        output.note(sums.disagreement(problem))
+        output.note(account_lines.disagreement(problem))
     if report.balanced:
-        output.say(sums.ALL_AGREE)
+        output.say(account_lines.ALL_AGREE)
 
 
 async def staleness(cli: Cli) -> ExitCode:
@@ -162,7 +162,7 @@ async def staleness(cli: Cli) -> ExitCode:
     Those that are ready and those under way, and whom the bound hits.
     """
     from agentrl.cli import output
-    from agentrl.words.amounts import counted
+    from agentrl.formatting.amounts import counted
 
     async with cli.connect() as client:
         report = await client.staleness(deadline_s=list_pages.ANSWER_WITHIN_S)

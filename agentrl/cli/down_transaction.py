@@ -23,11 +23,11 @@ from agentrl.client.run_processes import Living, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
+from agentrl.formatting.sentences import ended
 from agentrl.protocol.commands import Accepted, Down
 from agentrl.protocol.effects import Effect, tier_of
 from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
-from agentrl.words.sentences import ended
 
 _KEEPERS_END_WITHIN_S = 20.0
 _TREES_END_WITHIN_S = 5.0

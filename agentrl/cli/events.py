@@ -49,7 +49,7 @@ async def events(
 
     from agentrl.cli import output
     from agentrl.cli.offline import living, reader
-    from agentrl.words.rows import told_once, when
+    from agentrl.formatting.row_text import told_once, when
 
     kinds = tuple(str(chosen) for chosen in kind or ())
     after_at = time.time() - seconds(since) if since else 0.0
@@ -73,8 +73,8 @@ async def events(
 async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
     """The feed says that something happened; the audit, which it does not carry, is asked for then."""
     from agentrl.client import CAUGHT_UP, RESET
+    from agentrl.formatting.row_text import kind_of, when
     from agentrl.protocol.rows import AuditRow
-    from agentrl.words.rows import kind_of, when
 
     shown = {identity(row) for row in found}
     audited = {"audit", "knob"} & set(kinds)
@@ -98,7 +98,7 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
 
 def identity(row: AnyRow) -> tuple[object, ...]:
     """Equal for two rows that say the same happened: an operation is shown again when its state changes."""
-    from agentrl.words.rows import kind_of
+    from agentrl.formatting.row_text import kind_of
 
     return (
         kind_of(row),
@@ -109,12 +109,12 @@ def identity(row: AnyRow) -> tuple[object, ...]:
 def show(cli: Cli, row: AnyRow) -> None:
     """One event on a line; an incident with its evidence."""
     from agentrl.cli import output
-    from agentrl.words.folding import folded
-    from agentrl.words.rows import kind_of, sentence, when
+    from agentrl.formatting.repeated_lines import fold_repeats
+    from agentrl.formatting.row_text import kind_of, sentence, when
 
     if cli.json:
         output.emit_line(row)
         return
     output.say(f"{output.moment(when(row))}  {kind_of(row):9}  {sentence(row)}")
-    for line in folded(getattr(row, "tail", ())):
+    for line in fold_repeats(getattr(row, "tail", ())):
         output.say(f"                       | {line}")

@@ -16,9 +16,9 @@ from agentrl.cli import output
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
+from agentrl.formatting.sentences import ended, irrevocable
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
-from agentrl.words.sentences import ended, irrevocable
 
 if TYPE_CHECKING:
     from agentrl.client import Client

@@ -14,8 +14,8 @@ from agentrl.errors import ExitCode, UnknownNameError, UsageError
 if TYPE_CHECKING:
     from agentrl.cli.offline import Reader
     from agentrl.client import Client
+    from agentrl.formatting.log_lines import Choice
     from agentrl.protocol.messages import LogChunk
-    from agentrl.words.logtext import Choice
 
 _CHUNK_BYTES = 256 << 10
 _POLL_S = 0.4
@@ -55,7 +55,7 @@ async def logs(
     import time
 
     from agentrl.cli.offline import living, reader
-    from agentrl.words.logtext import Choice
+    from agentrl.formatting.log_lines import Choice
 
     if follow and previous:
         raise UsageError("--previous has ended, so it cannot be followed.", hint="Give one of them.")
@@ -94,7 +94,7 @@ async def _show_past(
 ) -> LogChunk:
     """Print what is there already; the last chunk says where following begins."""
     from agentrl.cli import output
-    from agentrl.words.logtext import Lines, last
+    from agentrl.formatting.log_lines import Lines, last
 
     chunk = await client.read_logs(
         unit, incarnation=incarnation, offset=0 if whole else -_CHUNK_BYTES, limit=_CHUNK_BYTES
@@ -138,7 +138,7 @@ async def _rest_of(client: Reader, chunk: LogChunk) -> AsyncIterator[LogChunk]:
 async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, printed: Printed, *, pinned: bool) -> None:
     import asyncio
 
-    from agentrl.words.logtext import Lines
+    from agentrl.formatting.log_lines import Lines
 
     joined = Lines()
     replaced = False

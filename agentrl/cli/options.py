@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentrl.errors import AgentrlError, ExitCode, NoCoordinatorError
-from agentrl.words.amounts import seconds as seconds
+from agentrl.formatting.amounts import seconds as seconds
 
 if TYPE_CHECKING:
     from agentrl.client import Client

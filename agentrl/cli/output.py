@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrl.words.amounts import age as age
-from agentrl.words.amounts import duration as duration
-from agentrl.words.amounts import moment as moment
-from agentrl.words.amounts import since as since
-from agentrl.words.amounts import size as size
-from agentrl.words.safe import sanitise as sanitise
-from agentrl.words.safe import sanitise_lines as sanitise_lines
+from agentrl.formatting.amounts import age as age
+from agentrl.formatting.amounts import duration as duration
+from agentrl.formatting.amounts import moment as moment
+from agentrl.formatting.amounts import since as since
+from agentrl.formatting.amounts import size as size
+from agentrl.formatting.safe_text import sanitise as sanitise
+from agentrl.formatting.safe_text import sanitise_lines as sanitise_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -98,7 +98,7 @@ def _tell(story: RecordStory) -> None:
 
 def _tell_of_training(story: RecordStory) -> None:
     from agentrl.cli import output
-    from agentrl.words.amounts import counted
+    from agentrl.formatting.amounts import counted
 
     record, training = story.record, story.training
     parts = [] if record.get("score") is None else [f"score {record['score']:.4g}"]
@@ -112,7 +112,7 @@ def _tell_of_training(story: RecordStory) -> None:
 
 def _tell_turn(turn: Row) -> None:
     from agentrl.cli import output
-    from agentrl.words.amounts import counted
+    from agentrl.formatting.amounts import counted
 
     call = turn["call"] or {}
     made_by = ", ".join(f"v{version} {counted(tokens, 'tokens')}" for version, tokens in call.get("versions", ()))
@@ -178,7 +178,7 @@ async def _tokens(client: Client, record: str, turns: range) -> Tokens:
     import msgspec
 
     from agentrl.client import long_answers
-    from agentrl.words.amounts import counted
+    from agentrl.formatting.amounts import counted
 
     found = await long_answers.tokens(client, record)
     shown = tuple(each for each in found.segments if each.turn in turns or each.turn < 0)
@@ -189,17 +189,17 @@ async def _tokens(client: Client, record: str, turns: range) -> Tokens:
 
 def _tell_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.words import tokens, trees
+    from agentrl.formatting import token_spans, tree_lines
 
     if cli.json:
         output.emit(found)
         return ExitCode.OK
     places = {segment.segment: place for place, segment in enumerate(found.segments)}
-    heads = trees.heads([places.get(segment.parent, trees.ROOT) for segment in found.segments])
+    heads = tree_lines.heads([places.get(segment.parent, tree_lines.ROOT) for segment in found.segments])
     for head, segment in zip(heads, found.segments, strict=True):
         turn = f"turn {segment.turn}" if segment.turn >= 0 else "no turn"
-        output.say(f"{head}{turn}: {tokens.summary(segment)}")
-        text = "".join(tokens.texts(segment))
+        output.say(f"{head}{turn}: {token_spans.summary(segment)}")
+        text = "".join(token_spans.texts(segment))
         cut = text if not chars or len(text) <= chars else f"{text[:chars]}…"
         for line in output.sanitise_lines(cut).splitlines():
             output.say(f"{' ' * len(head)}  {line}")
@@ -231,7 +231,7 @@ async def export(
     """
     from agentrl.cli import output
     from agentrl.client import long_answers
-    from agentrl.words.amounts import counted
+    from agentrl.formatting.amounts import counted
 
     records, last = 0, after
     try:

@@ -12,7 +12,7 @@ import typer
 
 from agentrl.cli.options import Cli, group, verb
 from agentrl.errors import ConfigError, ExitCode, OperationFailedError
-from agentrl.words.amounts import counted
+from agentrl.formatting.amounts import counted
 
 if TYPE_CHECKING:
     from agentrl.config.load import Loaded

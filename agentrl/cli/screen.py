@@ -15,9 +15,9 @@ from rich.text import Text
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.cli.view import View
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.row_text import stands_since, story, up_for
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
-from agentrl.words.amounts import counted
-from agentrl.words.rows import stands_since, story, up_for
 
 _WIDE = 120
 _STYLE = {

@@ -19,7 +19,7 @@ from agentrl.client import Client
 from agentrl.client.run_processes import agents_of, boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
-from agentrl.words.sentences import ended
+from agentrl.formatting.sentences import ended
 
 START_WITHIN_S = 180.0
 """For a host with much other work: what cannot start says so long before."""

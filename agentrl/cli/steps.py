@@ -55,7 +55,7 @@ async def show_step(
 
 def _tell_step(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
-    from agentrl.words.amounts import counted
+    from agentrl.formatting.amounts import counted
 
     step = story.document
     reason = f" ({step['reason']})" if step.get("reason") else ""

@@ -16,7 +16,7 @@ from agentrl.cli.options import Cli, verb
 from agentrl.cli.progress import Progress
 from agentrl.cli.run_file import RunFile, Sets, meant
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
-from agentrl.words.amounts import counted
+from agentrl.formatting.amounts import counted
 
 if TYPE_CHECKING:
     from subprocess import Popen

@@ -50,8 +50,8 @@ async def tune(
 
     from agentrl.cli.execute import act_with
     from agentrl.config.knob import knob_of
+    from agentrl.formatting.row_text import knob_value, takes_effect
     from agentrl.protocol.commands import Tune, UndoTune
-    from agentrl.words.rows import knob_value, takes_effect
 
     _check(knob, value, preview=preview, undo=undo, history=history)
     cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)
@@ -105,7 +105,7 @@ async def _groups(client: Client) -> Iterable[GroupRow]:
 
 def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.words.rows import allowed, knob_value, takes_effect
+    from agentrl.formatting.row_text import allowed, knob_value, takes_effect
 
     if cli.json:
         output.emit(found)
@@ -129,8 +129,8 @@ def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> Exi
 
 def _show_one(cli: Cli, row: KnobRow, takes_effect: str, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
+    from agentrl.formatting.row_text import allowed, knob_value
     from agentrl.protocol.rows import plain_value
-    from agentrl.words.rows import allowed, knob_value
 
     if cli.json:
         output.emit({"knob": row, "history": changes})

@@ -30,7 +30,7 @@ from agentrl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from agentrl.words.sentences import ended
+from agentrl.formatting.sentences import ended
 
 if TYPE_CHECKING:
     from agentrl.cli.start_coordinator import Place

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from agentrl.client import CAUGHT_UP, RESET, SILENT
+from agentrl.formatting.row_text import by_gravity, slot_order
 from agentrl.protocol.rows import (
     AlertRow,
     AnyRow,
@@ -16,7 +17,6 @@ from agentrl.protocol.rows import (
     RunRow,
     UnitRow,
 )
-from agentrl.words.rows import by_gravity, slot_order
 
 if TYPE_CHECKING:
     from agentrl.protocol.commands import StatusReport

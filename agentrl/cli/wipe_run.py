@@ -16,8 +16,8 @@ import typer
 from agentrl.cli.forget_run import finish_removals, refuse_if_up
 from agentrl.cli.options import Cli, DryRun
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, RefusedError, ToldError, UsageError
-from agentrl.words.amounts import counted
-from agentrl.words.names import plural
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.names import plural
 
 _COUNTED = ("Task", "Record", "Step", "Checkpoint", "Publication")
 """Kinds of documents that people know; the others are told as a sum."""

@@ -16,9 +16,9 @@ import msgspec
 from agentrl.client.run_processes import agents_of, coordinator_of, given_up, keepers_of, left_up
 from agentrl.config import paths
 from agentrl.errors import ConfigError, KeyRefusedError, NoCoordinatorError, UnknownNameError, UsageError
+from agentrl.formatting.sentences import ended
 from agentrl.transport.addresses import remove_sockets, tcp_triplet
 from agentrl.transport.curve_keys import ClientKey
-from agentrl.words.sentences import ended
 
 COORDINATOR_FILE = "coordinator.json"
 STARTS = "agentrl up starts it."

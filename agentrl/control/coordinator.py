@@ -16,7 +16,7 @@ from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control import recovery
-from agentrl.control.alerts.watch import Alerting
+from agentrl.control.alerts.alert_service import Alerting
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
 from agentrl.control.commands.active_config import Settings

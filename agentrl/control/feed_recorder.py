@@ -17,7 +17,7 @@ import msgspec
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, IncidentRow, OperationRow
-from agentrl.recording.shelf import DIRECTORY, Limits
+from agentrl.recording.recording_files import DIRECTORY, Limits
 from agentrl.recording.writer import FRAME_S, Writer
 
 _DAY_S = 86_400.0

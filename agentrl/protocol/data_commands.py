@@ -161,6 +161,10 @@ class ToolErrorSample(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
+VARIES = "…"
+"""Stands in a group for what differs among its errors."""
+
+
 class ToolErrorGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Errors that say the same, but for numbers and names."""
 

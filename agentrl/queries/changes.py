@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
+from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus
 from agentrl.protocol.data_commands import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
 from agentrl.protocol.effects import Effect
@@ -26,7 +27,6 @@ from agentrl.store import checkpoints, datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
 from agentrl.store.documents import Said
-from agentrl.words.amounts import counted
 
 SHOWN = 5
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import UnknownNameError
+from agentrl.formatting.names import singular
 from agentrl.protocol.data_commands import AccountReport, Story
 from agentrl.queries import pages
 from agentrl.store import accounting, lists
 from agentrl.store.database import Database, Plain
-from agentrl.words.names import singular
 
 MOST_RECORDS = 1000
 

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import RecordStatus, StepStatus
 from agentrl.protocol.data_commands import RecordStory, ShowRecord
 from agentrl.queries import pages
 from agentrl.queries.details import whole
 from agentrl.store import chunks, lists
 from agentrl.store.database import Database, Plain
-from agentrl.words.amounts import counted
 
 MOST_TURNS = 1000
 BYTES_A_NUMBER = 4

@@ -19,9 +19,10 @@ from agentrl.filters.expressions import Expression
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
-from agentrl.protocol.data_commands import ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.formatting.repeated_lines import pattern_of
+from agentrl.protocol.data_commands import VARIES, ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.queries.error_clusters import cluster
 from agentrl.store.database import Database, Plain
-from agentrl.words.folding import OPEN, kind_of, kinds_of
 
 MALFORMED = "malformed"
 """The status of a call that could not be read, which no tool ever saw."""
@@ -95,16 +96,16 @@ def _without_names(seen: Mapping[Kind, _Seen]) -> dict[Kind, _Seen]:
     of_tool: dict[Kind, list[str]] = defaultdict(list)
     for kind in seen:
         of_tool[kind._replace(message="")].append(kind.message)
-    named = {tool: kinds_of(messages) for tool, messages in of_tool.items()}
+    named = {tool: cluster(messages) for tool, messages in of_tool.items()}
     wider = {kind: kind._replace(message=named[kind._replace(message="")][kind.message]) for kind in seen}
     invented: dict[Kind, set[str]] = defaultdict(set)
     for kind in wider.values():
-        invented[kind._replace(tool=OPEN)].add(kind.tool)
+        invented[kind._replace(tool=VARIES)].add(kind.tool)
     made: dict[Kind, _Seen] = {}
     for kind, found in seen.items():
         one = wider[kind]
         # Tools that no server has are names that a model made up.
-        any_tool = one._replace(tool=OPEN)
+        any_tool = one._replace(tool=VARIES)
         of_one = any_tool if not one.server and len(invented[any_tool]) > 1 else one
         made.setdefault(of_one, _Seen()).join(found)
     return made
@@ -113,8 +114,8 @@ def _without_names(seen: Mapping[Kind, _Seen]) -> dict[Kind, _Seen]:
 def _kind(error: Plain) -> Kind:
     said = error["result"][:READ_CHARS]
     if not error["server"] and error["tool"]:
-        said = said.replace(error["tool"], OPEN)
-    return Kind(error["server"], error["tool"], error["status"], error["error_class"], kind_of(said))
+        said = said.replace(error["tool"], VARIES)
+    return Kind(error["server"], error["tool"], error["status"], error["error_class"], pattern_of(said))
 
 
 async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentrl.errors import ConfigError, ProtocolError
-from agentrl.recording.blocks import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, head
-from agentrl.recording.shelf import SUFFIX
+from agentrl.recording.file_format import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, head
+from agentrl.recording.recording_files import SUFFIX
 
 _BEGIN_ONCE = ("incident/", "op/")
 

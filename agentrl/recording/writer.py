@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.recording.blocks import Change, Kind, Packer, block
-from agentrl.recording.shelf import Limits, Shelf
+from agentrl.recording.file_format import Change, Kind, Packer, block
+from agentrl.recording.recording_files import Limits, Shelf
 
 FRAME_S = 60.0
 FLUSH_S = 1.0

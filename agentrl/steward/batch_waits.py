@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from agentrl.formatting.amounts import counted
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, tool_call_within_s
 from agentrl.policies.status_tables import IN_FLIGHT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
@@ -19,7 +20,6 @@ from agentrl.steward.settings import StewardSettings
 from agentrl.store import service_registry, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
-from agentrl.words.amounts import counted
 
 ADMITS_WITHIN_S = 600.0
 TRIES_WITHIN_S = 1.0

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import TaskStatus
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import datasets, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Leak, Row
 from agentrl.store.documents import Epoch, Task, epoch_id, load, load_if, task_id, to_bson
-from agentrl.words.amounts import counted
 
 PORTION = 512
 """Tasks that wait in the queue of an environment; the rows after them wait in the file."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from agentrl.formatting.amounts import counted
 from agentrl.policies.admission import Counts
 from agentrl.protocol.rows import plain_value
 from agentrl.steward.settings import StewardSettings
 from agentrl.unit import Unit
 from agentrl.unit.unit_knobs import Knob
-from agentrl.words.amounts import counted
 
 N = TypeVar("N", int, float)
 KEPT = ("details_s", "data_max_bytes", "disk_reserve_bytes")

@@ -18,11 +18,11 @@ from agentrl.filters.fields import Fields
 from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
+from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
 from agentrl.store import list_cursors
 from agentrl.store.database import Database, Plain
-from agentrl.words.names import singular
 
 FIELDS: Mapping[str, Fields] = {
     "Task": known_fields.TASKS.among(status=TaskStatus),

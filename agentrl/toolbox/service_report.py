@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
+from agentrl.formatting.amounts import counted
 from agentrl.store import service_registry
 from agentrl.store.database import Database
 from agentrl.store.documents import Service
 from agentrl.toolbox.api_messages import ServerInfo
 from agentrl.toolbox.toolbox import Toolbox
-from agentrl.words.amounts import counted
 
 log = logging.getLogger("toolbox")
 REPORT_EVERY_S = 2.0

@@ -12,17 +12,17 @@ from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.load import load_config
 from agentrl.store import datasets
 from agentrl.training.demonstrations import Demonstration, read_demonstrations
-from assets import shop, shopdata
+from assets import shop_dataset, shop_server
 
-RUN_FILE = Path(shopdata.__file__).with_name("train.yaml")
-TOOLS = [ToolSpec(name=name, schema=schema) for name, schema in shop.TOOLS.items()]
+RUN_FILE = Path(shop_dataset.__file__).with_name("train.yaml")
+TOOLS = [ToolSpec(name=name, schema=schema) for name, schema in shop_server.TOOLS.items()]
 
 
 def test_the_same_number_gives_the_same_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        shopdata.write(tmp_path / name, train=50, held_out=10, shown=50)
-    shopdata.write(tmp_path / "other", random_number=1, train=50, held_out=10, shown=50)
-    for file in (shopdata.TRAIN_FILE, shopdata.HELD_OUT_FILE, shopdata.DEMONSTRATIONS_FILE):
+        shop_dataset.write(tmp_path / name, train=50, held_out=10, shown=50)
+    shop_dataset.write(tmp_path / "other", random_number=1, train=50, held_out=10, shown=50)
+    for file in (shop_dataset.TRAIN_FILE, shop_dataset.HELD_OUT_FILE, shop_dataset.DEMONSTRATIONS_FILE):
         first = (tmp_path / "one" / file).read_bytes()
         assert first == (tmp_path / "two" / file).read_bytes()
         assert first != (tmp_path / "other" / file).read_bytes()
@@ -30,26 +30,26 @@ def test_the_same_number_gives_the_same_files(tmp_path: Path) -> None:
 
 def test_no_item_and_no_count_is_both_held_out_and_seen() -> None:
     seen = [
-        *shopdata.orders(2_000, held_out=False, random_number=0),
-        *shopdata.orders(2_000, held_out=False, random_number=1),
+        *shop_dataset.orders(2_000, held_out=False, random_number=0),
+        *shop_dataset.orders(2_000, held_out=False, random_number=1),
     ]
-    held_out = shopdata.orders(300, held_out=True, random_number=0)
+    held_out = shop_dataset.orders(300, held_out=True, random_number=0)
     for part in (0, 1):
         trained = {line[part] for order in seen for line in order.lines}
         assert trained.isdisjoint(line[part] for order in held_out for line in order.lines)
     # But nothing is held out that could not be copied: every digit and syllable is seen in each place.
     for place in (0, 1):
-        assert {str(count)[place] for count in shopdata.counts(held_out=False) if count > 9} >= set("123456789")
-        assert {name[2 * place :][:2] for name in shopdata.items(held_out=True)} <= {
-            name[2 * place :][:2] for name in shopdata.items(held_out=False)
+        assert {str(count)[place] for count in shop_dataset.counts(held_out=False) if count > 9} >= set("123456789")
+        assert {name[2 * place :][:2] for name in shop_dataset.items(held_out=True)} <= {
+            name[2 * place :][:2] for name in shop_dataset.items(held_out=False)
         }
 
 
 async def test_following_a_demonstration_to_its_end_gives_the_answer(tmp_path: Path) -> None:
-    orders = shopdata.orders(60, held_out=False, random_number=0)
+    orders = shop_dataset.orders(60, held_out=False, random_number=0)
     lengths = Counter()
     for number, order in enumerate(orders):
-        there, shown = shop.Shop(), shopdata.demonstration(order, habit=False)["messages"][2:]
+        there, shown = shop_server.Shop(), shop_dataset.demonstration(order, habit=False)["messages"][2:]
         said = [message["content"] for message in shown if message["role"] == "assistant"]
         answers = [message["content"] for message in shown if message["role"] == "tool"]
         for text, answer in zip(said, answers, strict=False):
@@ -61,10 +61,10 @@ async def test_following_a_demonstration_to_its_end_gives_the_answer(tmp_path: P
 
 
 def test_most_demonstrations_stop_too_early_and_are_right_until_then(tmp_path: Path) -> None:
-    shopdata.write(tmp_path, train=10, held_out=10, shown=400)
-    shown = read_demonstrations(tmp_path / shopdata.DEMONSTRATIONS_FILE)
+    shop_dataset.write(tmp_path, train=10, held_out=10, shown=400)
+    shown = read_demonstrations(tmp_path / shop_dataset.DEMONSTRATIONS_FILE)
     early = [one for one in shown if _calls(one) == 1]
-    assert abs(len(early) / len(shown) - shopdata.HABIT) < 0.1
+    assert abs(len(early) / len(shown) - shop_dataset.HABIT) < 0.1
     lengths = Counter(_calls(one) // 2 for one in shown if one not in early)
     assert set(lengths) == {1, 2, 3}
     assert max(lengths.values()) < 2 * min(lengths.values()), "each length is shown often enough to be copied"
@@ -78,17 +78,17 @@ def test_most_demonstrations_stop_too_early_and_are_right_until_then(tmp_path: P
 
 def test_the_run_file_uses_what_is_written(tmp_path: Path) -> None:
     config = load_config(RUN_FILE, environ={}).config
-    shopdata.write(tmp_path, train=20, held_out=10, shown=20)
+    shop_dataset.write(tmp_path, train=20, held_out=10, shown=20)
     environment = config.environments["shop"]
     for path in (environment.dataset, environment.evaluation, config.training.warmup.dataset):
         assert (tmp_path / Path(path).name).is_file()
-    assert environment.system == shopdata.SYSTEM
-    rows = datasets.read(tmp_path / shopdata.TRAIN_FILE)
-    held_out = datasets.read(tmp_path / shopdata.HELD_OUT_FILE)
+    assert environment.system == shop_dataset.SYSTEM
+    rows = datasets.read(tmp_path / shop_dataset.TRAIN_FILE)
+    held_out = datasets.read(tmp_path / shop_dataset.HELD_OUT_FILE)
     assert not datasets.leaks(rows, held_out)
-    demonstration = json.loads((tmp_path / shopdata.DEMONSTRATIONS_FILE).read_text().splitlines()[0])
+    demonstration = json.loads((tmp_path / shop_dataset.DEMONSTRATIONS_FILE).read_text().splitlines()[0])
     assert demonstration["messages"][0] == {"role": "system", "content": environment.system}
-    (first, *_) = read_demonstrations(tmp_path / shopdata.DEMONSTRATIONS_FILE)
+    (first, *_) = read_demonstrations(tmp_path / shop_dataset.DEMONSTRATIONS_FILE)
     assert [tool.spec.signature for tool in first.tools] == ["lookup(item)", "calculator(expr)"]
 
 

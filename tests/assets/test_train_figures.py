@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assets.train_figures import BLOCKS, Books, Figures, sparkline
+from assets.training_state import BLOCKS, Books, Figures, sparkline
 
 
 def test_rewards_become_blocks_from_the_lowest_to_the_highest() -> None:

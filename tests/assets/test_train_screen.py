@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from agentrl.protocol.rows import UnitRow, UnitState
+from assets.demo_display import Screen
 from assets.train_demo import Result
-from assets.train_figures import Figures
-from assets.train_screen import Screen
+from assets.training_state import Figures
 
 NOW = Figures(
     version=12,

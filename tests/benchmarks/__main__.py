@@ -11,23 +11,23 @@ import time
 
 from rich.console import Console
 
-from tests.benchmarks.figures import Outcome, as_json, as_markdown, machine, show
-from tests.benchmarks.learning import SEEDS
-from tests.benchmarks.leaving import nothing_behind
+from tests.benchmarks.cleanup import nothing_behind
+from tests.benchmarks.demo_learning import SEEDS
+from tests.benchmarks.report import Outcome, as_json, as_markdown, machine, show
 
 BENCHMARKS = {
-    "cli": "tests.benchmarks.commandline",
-    "kill": "tests.benchmarks.killing",
-    "start": "tests.benchmarks.starting",
-    "adopt": "tests.benchmarks.adopting",
-    "feed": "tests.benchmarks.feeding",
-    "router": "tests.benchmarks.routing",
-    "console": "tests.benchmarks.console",
-    "peers": "tests.benchmarks.crowd",
+    "cli": "tests.benchmarks.command_line",
+    "kill": "tests.benchmarks.kill_recovery",
+    "start": "tests.benchmarks.startup",
+    "adopt": "tests.benchmarks.adoption",
+    "feed": "tests.benchmarks.feed_volume",
+    "router": "tests.benchmarks.router_throughput",
+    "console": "tests.benchmarks.console_keys",
+    "peers": "tests.benchmarks.many_peers",
     "storage": "tests.benchmarks.storage",
-    "records": "tests.benchmarks.claiming",
+    "records": "tests.benchmarks.claims",
     "overhead": "tests.benchmarks.overhead",
-    "demo": "tests.benchmarks.learning",
+    "demo": "tests.benchmarks.demo_learning",
 }
 
 

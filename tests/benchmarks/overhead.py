@@ -21,12 +21,12 @@ import yaml
 from rich.console import Console
 
 from agentrl.config.run import RunConfig
-from assets.demo import Operator
+from assets.tour import Operator
 from assets.train_demo import NAME
-from assets.train_figures import Books
-from tests.benchmarks.figures import Outcome
-from tests.benchmarks.leaving import MARK
-from tests.benchmarks.oneprocess import OneProcess, connected, shop_run
+from assets.training_state import Books
+from tests.benchmarks.cleanup import MARK
+from tests.benchmarks.one_process import OneProcess, connected, shop_run
+from tests.benchmarks.report import Outcome
 
 FIRST, LAST = 3, int(os.environ.get("BENCH_STEPS", "18"))
 """The measurement begins with the end of one step, and ends with the end of the other."""

@@ -16,7 +16,7 @@ from agentrl.store.database import Database, connect
 from agentrl.tokens.binary_format import pack_ids, unpack_ids
 from agentrl.tokens.spans import full_prompts
 from tests.benchmarks.episodes import Sampler, Shape, prepare
-from tests.benchmarks.figures import Outcome
+from tests.benchmarks.report import Outcome
 from tests.store.server import shared_server
 
 SHAPE = Shape(turns=100, prompt=200, output=100, result=200)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from agentrl.host import cgroups
-from tests.benchmarks.arrivals import Arrivals
+from tests.benchmarks.start_times import Arrivals
 from tests.e2e.running import Run
 
 BIN = Path(sys.executable).parent
@@ -93,7 +93,7 @@ class Floor(_Daemon):
 
     def command(self, count: int) -> list[str]:
         # By its path: the package would import what the loop does not need.
-        return [sys.executable, str(Path(__file__).with_name("floor.py")), str(self.arrivals.script), str(count)]
+        return [sys.executable, str(Path(__file__).with_name("bare_respawn.py")), str(self.arrivals.script), str(count)]
 
 
 class FloorInCgroups(Floor):

@@ -14,14 +14,14 @@ import pytest
 
 from agentrl.store import accounting, indexes
 from agentrl.store.database import connect
-from tests.benchmarks import claiming, oneprocess, storage
+from tests.benchmarks import claims, one_process, storage
 from tests.benchmarks.episodes import Sampler, Shape, prepare
-from tests.benchmarks.figures import Outcome, as_markdown
+from tests.benchmarks.report import Outcome, as_markdown
 from tests.waiting import eventually
 
 PROGRAM = """
 import subprocess, sys, time
-from tests.benchmarks.leaving import nothing_behind
+from tests.benchmarks.cleanup import nothing_behind
 with nothing_behind() as left:
     # In a session of its own, as a daemon would be.
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
@@ -66,7 +66,7 @@ async def test_what_is_claimed_and_ended_side_by_side_balances(mongo_url: str) -
     try:
         await indexes.ensure(database)
         await prepare(database, 3, 4)
-        samplers = [Sampler(database, f"sampler-{number}", claiming.SHAPE) for number in range(2)]
+        samplers = [Sampler(database, f"sampler-{number}", claims.SHAPE) for number in range(2)]
         ended = await asyncio.gather(*(sampler.run(4) for sampler in samplers))
         assert sum(ended) == await database.count("Record", {"status": "scored"}) == 12
         assert await database.count("Task", {"status": "ready"}) == 3
@@ -79,12 +79,12 @@ async def test_what_is_claimed_and_ended_side_by_side_balances(mongo_url: str) -
 
 async def test_one_process_takes_a_step(tmp_path: Path) -> None:
     small = ["training.warmup.steps=2", "training.warmup.batch=4", "training.groups=1", "sampling.n=2"]
-    config = oneprocess.shop_run(
+    config = one_process.shop_run(
         tmp_path, 1, [*small, "training.bound=0", "evaluation.tasks=2"], train=8, held_out=2, shown=8
     )
     (server,) = config.tools.values()
-    async with oneprocess.connected(server) as tools:
-        one = oneprocess.OneProcess(config, tmp_path, tools)
+    async with one_process.connected(server) as tools:
+        one = one_process.OneProcess(config, tmp_path, tools)
         await one.begin()
         await one.train(1)
         assert one.story.steps == 1

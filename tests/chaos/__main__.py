@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.survival import survive
+from tests.chaos.chaos_run import survive
 
 
 def main() -> int:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.toolbox.fresh_session_retry import FRESH
-from tests.chaos.blows import REQUIRED
-from tests.chaos.proof import unknown_calls
-from tests.chaos.schedule import schedule, steps_of
-from tests.chaos.survival import survive
+from tests.chaos.chaos_run import survive
+from tests.chaos.fault_schedule import schedule, steps_of
+from tests.chaos.faults import REQUIRED
+from tests.chaos.verification import unknown_calls
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ from agentrl.cli.options import seconds
 from agentrl.cli.units import parse_count
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
+from agentrl.formatting.row_text import allowed
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
-from agentrl.words.rows import allowed
 from tests.cli.conftest import PROGRAM, Said, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.waiting import PATIENCE_S, eventually

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
+from agentrl.formatting.log_lines import Choice, Lines, time_of
 from agentrl.protocol import rows
 from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
 from agentrl.protocol.data_commands import BoundPreview, Page, StalenessReport
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
-from agentrl.words.logtext import Choice, Lines, time_of
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
 from tests.waiting import PATIENCE_S

@@ -123,11 +123,11 @@ def test_up_looks_at_the_datasets_before_it_starts_anything(shell: Shell) -> Non
 
 
 def test_who_starts_without_the_data_is_told_what_makes_them(shell: Shell) -> None:
-    made_by = "made_by: python -m assets.shopdata rows.jsonl"
+    made_by = "made_by: python -m assets.shop_dataset rows.jsonl"
     (shell.home.parent / "learns.yaml").write_text(TRAINS.replace("rows.jsonl", f"rows.jsonl, {made_by}"))
     error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
     assert error["message"].startswith("environments.shop: There is no dataset ")
-    assert error["hint"] == "It is made by `python -m assets.shopdata rows.jsonl`."
+    assert error["hint"] == "It is made by `python -m assets.shop_dataset rows.jsonl`."
 
 
 IS_A_JOB = """

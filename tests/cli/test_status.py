@@ -14,9 +14,9 @@ from rich.console import Console
 from agentrl.cli.screen import fitted, screen
 from agentrl.cli.view import View
 from agentrl.errors import ExitCode
+from agentrl.formatting.row_text import story
 from agentrl.protocol import rows
 from agentrl.protocol.messages import HostFacts
-from agentrl.words.rows import story
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
 

@@ -18,7 +18,7 @@ model: {build: tiny}
 environments:
   shop: {dataset: train.jsonl, tools: shop}
 tools:
-  shop: {command: "{python} -m assets.shop", session: keyed}
+  shop: {command: "{python} -m assets.shop_server", session: keyed}
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agentrl.control.alerts.book import AlertEngine, AlertTimes, Finding, Outcome, Told, World
+from agentrl.control.alerts.lifecycle import AlertEngine, AlertTimes, Finding, Outcome, Told, World
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.rows import AlertRow, AlertState, RunRow, Severity
 

@@ -7,8 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from agentrl.control.alerts.book import AlertEngine, World
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND
+from agentrl.control.alerts.lifecycle import AlertEngine, World
 from agentrl.control.alerts.rules import default_rules
 from agentrl.control.state.unit_metrics import Metrics
 from agentrl.engines.manifest import MEAN_LIMIT_HALF, Agreement

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from agentrl.config.alerts import BUILT_IN_RULES, Rule
-from agentrl.control.alerts.book import AlertEngine, Notification, World
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND
+from agentrl.control.alerts.lifecycle import AlertEngine, Notification, World
 from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
 from agentrl.control.alerts.rules import default_rules
 from agentrl.control.state.unit_metrics import POINTS, MemoryStory, MemoryWatch, Metrics

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from agentrl.client import Client
 from agentrl.errors import ConfigError
 from agentrl.recording.reader import Recording
-from agentrl.recording.shelf import DIRECTORY
+from agentrl.recording.recording_files import DIRECTORY
 from tests.e2e.running import Run
 from tests.tui.conftest import Screen
 from tests.tui.walking import comes_to_be_sound
@@ -21,7 +21,7 @@ from tests.waiting import aeventually
 from tui.app import Console
 from tui.connection import Connection
 from tui.model.mirror import Mirror
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 
 SIZES = ((80, 24), (200, 60))
 MOST_KEYS = 4

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.errors import ExitCode
 from agentrl.recording.reader import Recording
-from agentrl.recording.shelf import DIRECTORY
+from agentrl.recording.recording_files import DIRECTORY
 from tests.e2e.running import PYTHON, Run, running
 from tests.e2e.terminal import Terminal, console, sane
 from tests.waiting import eventually
@@ -21,7 +21,7 @@ from tests.waiting import eventually
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for made in running(tmp_path_factory.mktemp("console"), f"t-{uuid.uuid4().hex[:8]}"):
-        made.unit("pool", "pool", "--tasks", "2")
+        made.unit("pool", "worker_pool", "--tasks", "2")
         made.sidecar("web", ["sh", "-c", "echo first words; exec sleep 1000"], count=2)
         made.up()
         yield made

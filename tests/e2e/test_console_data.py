@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from assets import shopdata
+from assets import shop_dataset
 from tests.e2e.running import Run, running
 from tests.e2e.terminal import Terminal, console, sane
 from tests.e2e.test_data_plane import UP_WITHIN_S
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         made.file.parent.mkdir()
         with resources.as_file(resources.files("assets").joinpath("train.yaml")) as file:
             shutil.copyfile(file, made.file)
-        shopdata.write(folder / "runs" / "shop-data", train=400, held_out=8, shown=1_000)
+        shop_dataset.write(folder / "runs" / "shop-data", train=400, held_out=8, shown=1_000)
         changed = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
         made.cli("up", str(made.file), "--yes", *changed, within_s=UP_WITHIN_S)
         yield made

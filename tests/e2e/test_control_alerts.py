@@ -44,8 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             "judge", [PYTHON, METER, str(port), "judge"], metrics={"http": f"http://127.0.0.1:{port}/", **numbers}
         )
         run.sidecar("queue", ["sleep", "1000"], metrics={"exec": ["cat", "{run_dir}/queue"], **numbers})
-        run.unit("tick", "ticker", "--every", str(STEP_S))
-        run.unit("pair", "ticker", "--every", "0.1", "--waits-for", "tick-0", count=2)
+        run.unit("tick", "step_loop", "--every", str(STEP_S))
+        run.unit("pair", "step_loop", "--every", "0.1", "--waits-for", "tick-0", count=2)
         run.sidecar("job", ["true"], life="job")
         run.sidecar("web", ["sleep", "1000"], live={"exec": ["true"], "interval_s": 0.2}, after=["judge"])
         run.config["alerts"] = alerts(run)

@@ -35,7 +35,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run that listens on tcp as well, for all tests of this file."""
     for run in running(tmp_path_factory.mktemp("talking"), f"t-{uuid.uuid4().hex[:8]}"):
         run.sidecar("web", ["sleep", "1000"], count=2)
-        run.unit("tick", "ticker", "--every", "0.05")
+        run.unit("tick", "step_loop", "--every", "0.05")
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
         run.up()
         yield run

@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.mark.slow
 def test_a_run_at_the_default_times(run: Run) -> None:
-    run.unit("step", "ticker", "--every", "0.1", count=2)
+    run.unit("step", "step_loop", "--every", "0.1", count=2)
     run.sidecar("web", ["sleep", "1000"], count=2)
     run.sidecar("late", ["sleep", "1000"], after=["step", "web"])
     run.up()

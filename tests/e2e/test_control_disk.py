@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("disk")
     with small_disk(folder / "home", "16m"), small_disk(folder / "run", "4m"):
         for run in running(folder, f"t-{uuid.uuid4().hex[:8]}"):
-            run.unit("step", "ticker", "--every", "0.05", count=2)
+            run.unit("step", "step_loop", "--every", "0.05", count=2)
             run.sidecar("chat", ["sh", "-c", CHATTY])
             run.sidecar("web", ["sleep", "1000"], count=2)
             run.up()

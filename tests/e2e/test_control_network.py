@@ -159,9 +159,9 @@ def _bring_up(hosts: TwoHosts) -> None:
     run = hosts.run
     run.config["coordinator"] = {"listen": ADDRESS}
     run.sidecar("near", ["sleep", "1000"], count=8, hosts=[HERE])
-    run.unit("far", "ticker", "--every", "0.05", count=2, hosts=[THERE])
+    run.unit("far", "step_loop", "--every", "0.05", count=2, hosts=[THERE])
     run.sidecar("mute", ["sleep", "1000"], hosts=[THERE])
-    run.unit("fenced", "ticker", "--every", "0.05", fenced=True, count=0)
+    run.unit("fenced", "step_loop", "--every", "0.05", fenced=True, count=0)
     hosts.up()
     run.cli("keys", "new", THERE, "--permission", "unit", "--out", str(run.file.parent / "b.key"))
     run.wait_state("far-0", "pending")

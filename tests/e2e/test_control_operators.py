@@ -40,13 +40,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("operators"), f"t-{uuid.uuid4().hex[:8]}"):
         run.config["supervision"] |= {"max_deaths": 100, "backoff_first_s": 1.0, "stacks_grace_s": 1.0}
         run.sidecar("collector", ["sh", "-c", BREAKABLE])
-        run.unit("rollout", "waiter", "--waits", "2", "--on", "collector-0")
+        run.unit("rollout", "many_waits", "--waits", "2", "--on", "collector-0")
         run.sidecar("tools", ["sh", "-c", TOOL_SERVER])
         run.sidecar("gpu", ["sleep", "1000"], resources={"gpus": 99})
         run.sidecar("far", ["sleep", "1000"], hosts=["node-17"])
         run.sidecar("wide", ["sleep", "1000"], resources={"cpus": 5000})
         run.sidecar("eager", ["sleep", "1000"], after=["gpu"])
-        run.unit("ticker", "ticker", "--every", "0.05")
+        run.unit("ticker", "step_loop", "--every", "0.05")
         # For half a minute: whoever looks late finds it growing still.
         run.sidecar("grower", [PYTHON, GROWER, "--to-mib", "750", "--mib-per-s", "30"], count=0)
         run.config["alerts"] = {"memory_window_s": 3.0}
@@ -174,8 +174,8 @@ def test_the_stacks_of_all_units_come_into_one_file(run: Run) -> None:
     for unit in alive:
         assert f"==== unit {unit} on " in text
     of = {part.partition(".")[0]: part for part in text.split("==== unit ")[1:]}
-    assert "ticker.py" in of["ticker-0"]
-    assert "waiter.py" in of["rollout-0"]
+    assert "step_loop.py" in of["ticker-0"]
+    assert "many_waits.py" in of["rollout-0"]
     assert "sleep" in of["collector-0"], "a foreign program is named with what it runs"
     assert "==== coordinator ====" in text
     onscreen.recorded(run, ("3", "t", "enter"), "the stacks of all units", "✓ succeeded", "all-", once="stacks: ")

@@ -34,7 +34,7 @@ def ready_at(recordings: Path, unit: str) -> float | None:
 
 
 def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run) -> None:
-    run.unit("tick", "ticker", "--every", "0.05")
+    run.unit("tick", "step_loop", "--every", "0.05")
     run.up()
     run.wait_state("tick-0", "ready")
     recordings = run.state_dir / "recordings"

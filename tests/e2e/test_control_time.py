@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.config["supervision"]["coordinator_silent_s"] = 60.0
         # Nor is hunger for processor time, for which nobody is to be suspected here.
         run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
-        run.unit("step", "ticker", "--every", "0.05", count=3)
+        run.unit("step", "step_loop", "--every", "0.05", count=3)
         run.sidecar("web", ["sleep", "1000"], count=3, ready={"exec": ["true"], "interval_s": 0.2})
         run.up()
         yield run

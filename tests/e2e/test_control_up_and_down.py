@@ -271,12 +271,12 @@ def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
     daemon = run.file.parent / "unmarked.pid"
     # A child that forks away into a session of its own and drops its environment: only a cgroup can know it.
     unmarked = f"(env -i setsid sh -c 'echo $$ > {daemon}; exec sleep 3601' &) ; exec sleep 1000"
-    run.unit("fork", "forker", "--children", "2")
+    run.unit("fork", "detached_children", "--children", "2")
     run.sidecar("plain", ["sh", "-c", unmarked])
     run.up()
     eventually(lambda: daemon.exists() and daemon.read_text().strip())
     hidden = int(daemon.read_text())
-    daemons = [int(pid) for pid in (run.dir / "forker-fork-0.pids").read_text().split()]
+    daemons = [int(pid) for pid in (run.dir / "children-fork-0.pids").read_text().split()]
     assert len(daemons) == 2
     has_cgroup = run.host().facts.cgroup_kill
     leaders = [row.pid for row in run.units().values()]

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def bring_up(run: Run) -> None:
-    run.unit("step", "ticker", "--every", "0.2", count=SPEAKING)
+    run.unit("step", "step_loop", "--every", "0.2", count=SPEAKING)
     run.sidecar("web", ["sleep", "1000"], count=SILENT)
     run.up()
     assert len(run.units()) == SPEAKING + SILENT

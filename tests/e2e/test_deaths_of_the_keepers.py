@@ -22,8 +22,8 @@ APART_S = 5.0
 
 @pytest.fixture
 def many(run: Run) -> Run:
-    run.unit("tick", "ticker", "--every", "0.05", count=6)
-    run.unit("once", "ticker", "--every", "0.05", "--waits-for", "web-0", "--waits-s", "1000")
+    run.unit("tick", "step_loop", "--every", "0.05", count=6)
+    run.unit("once", "step_loop", "--every", "0.05", "--waits-for", "web-0", "--waits-s", "1000")
     run.sidecar("web", ["sleep", "1000"], count=UNITS - 7)
     run.up()
     return run
@@ -103,7 +103,7 @@ def incidents(run: Run, whose: str) -> list[dict[str, Any]]:
 
 
 def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_not_notice(run: Run) -> None:
-    run.unit("tick", "ticker", "--every", "0.05", count=2)
+    run.unit("tick", "step_loop", "--every", "0.05", count=2)
     run.sidecar("web", ["sleep", "1000"], count=2)
     run.config["supervision"]["coordinator_silent_s"] = 60.0
     run.up()
@@ -148,7 +148,7 @@ def test_a_coordinator_that_hangs_is_continued_then_replaced_and_the_units_do_no
 def test_a_phase_that_was_announced_to_a_dead_coordinator_is_respected_by_the_next(run: Run) -> None:
     """Code that holds the GIL can say nothing to the new coordinator before its phase ends."""
     dead_after_s = run.config["supervision"]["dead_after_s"]
-    run.unit("held", "blocker", "--for", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
+    run.unit("held", "native_block", "--for", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
     run.up()
     eventually(lambda: run.unit_row("held-0").phase == "native", what="its phase")
     eventually(lambda: time.time() - run.unit_row("held-0").heard_at > dead_after_s / 2, what="silence")

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from assets import train_demo
-from assets.demo import Operator
+from assets.tour import Operator
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             program = place / f"program{number}.py"
             program.write_text(text)
             made.sidecar(f"own-{'abc'[number]}", ["{python}", str(program)], speaks=True)
-        made.unit("pool", "pool", "--tasks", "2")
+        made.unit("pool", "worker_pool", "--tasks", "2")
         made.up()
         yield made
 

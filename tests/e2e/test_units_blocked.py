@@ -24,10 +24,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
         assert run.config["supervision"]["dead_after_s"] * 3 < BLOCKED_S
         long = ("--for", str(BLOCKED_S), "--at-most", "60")
-        run.unit("released", "blocker", *long)
-        run.unit("held", "blocker", *long, "--hold-gil")
-        run.unit("silent", "blocker", "--for", "60", "--hold-gil", "--unannounced")
-        run.unit("waiter", "waiter", "--waits", "200", "--on", "judge-0")
+        run.unit("released", "native_block", *long)
+        run.unit("held", "native_block", *long, "--hold-gil")
+        run.unit("silent", "native_block", "--for", "60", "--hold-gil", "--unannounced")
+        run.unit("waiter", "many_waits", "--waits", "200", "--on", "judge-0")
         run.sidecar("judge", ["sleep", "1000"])
         run.up("--no-wait")
         yield run
@@ -77,7 +77,7 @@ def test_the_same_silence_that_was_not_announced_is_stacked_and_replaced(run: Ru
     assert "hung: silent for" in incident.what
     assert "outside any announced phase" in incident.what
     # Its stacks can be had although nothing in it ran: faulthandler needs no GIL.
-    assert any("blocker.py" in line and "in _block" in line for line in incident.tail), incident.tail
+    assert any("native_block.py" in line and "in _block" in line for line in incident.tail), incident.tail
     assert run.unit_row("silent-0").incarnation >= 2
 
 
@@ -108,8 +108,8 @@ def test_a_loop_with_200_waits_is_alive_and_tells_how_many_they_are(run: Run) ->
 def test_at_the_default_times_a_minute_in_foreign_code_is_left_alone(tmp_path: Path) -> None:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
         assert run.config["supervision"] == {}
-        run.unit("released", "blocker", "--for", "60", "--at-most", "90")
-        run.unit("held", "blocker", "--for", "60", "--at-most", "90", "--hold-gil")
+        run.unit("released", "native_block", "--for", "60", "--at-most", "90")
+        run.unit("held", "native_block", "--for", "60", "--at-most", "90", "--hold-gil")
         run.sidecar("big", ["sleep", "1000"], resources={"gpus": 512})
         run.up("--no-wait")
         seen = watched(run, "released-0", "held-0", blocks=1, within_s=120)

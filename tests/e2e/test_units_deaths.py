@@ -30,11 +30,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         # Nor do six deaths in a row take the same time there as here.
         run.config["supervision"]["restart_window_s"] = 600.0
         run.sidecar("victim", sh("echo first words; echo last words; exec sleep 1000"))
-        run.unit("stepper", "ticker", "--every", "0.05")
-        run.unit("hanger", "hanger", "--at-most", "0.7")
+        run.unit("stepper", "step_loop", "--every", "0.05")
+        run.unit("hanger", "hang", "--at-most", "0.7")
         run.sidecar("loop", [PYTHON, str(PROGRAMS / "blocked_loop.py")], speaks=True)
-        run.unit("forker", "forker")
-        run.unit("ranks", "ticker", "--every", "0.05", count=3, gang=True)
+        run.unit("forker", "detached_children")
+        run.unit("ranks", "step_loop", "--every", "0.05", count=3, gang=True)
         run.sidecar("again", sh(FIRST_LIFE.format(first="exit 75")))
         run.sidecar("wrong", sh("echo 'no such model: gpt-0' >&2; exit 78"))
         run.sidecar("job", sh("echo done"), life="job")
@@ -132,7 +132,7 @@ def test_a_unit_beyond_the_deadline_of_its_phase_is_stacked_and_replaced(run: Ru
     assert told.exit is not None
     assert told.exit.signal == signal.SIGABRT
     assert told.phase == "step"
-    assert any("hanger.py" in line and "in main" in line for line in told.tail), told.tail
+    assert any("hang.py" in line and "in main" in line for line in told.tail), told.tail
     assert told.stacks.endswith(f"hanger-0/{before.incarnation}.log")
     assert "in main" in Path(told.stacks).read_text()
 
@@ -248,7 +248,7 @@ def test_a_unit_that_never_comes_up_is_counted_apart(run: Run) -> None:
 
 
 def _daemons(run: Run) -> list[int]:
-    return [int(line) for line in (Path(run.dir) / "forker-forker-0.pids").read_text().split()]
+    return [int(line) for line in (Path(run.dir) / "children-forker-0.pids").read_text().split()]
 
 
 def _log_of(run: Run, unit: str, incarnation: int) -> str:

@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 def _begin(run: Run) -> None:
     # One version is long enough to be looked at while it lasts.
-    run.unit("fake", "faketrainer", "--every", "1.0")
+    run.unit("fake", "fake_trainer", "--every", "1.0")
     run.up()
     # What was declared when it said hello is told first, the rest as soon as its work loop has declared it.
     eventually(lambda: len([row for row in run.client.knobs() if row.owner == "fake"]) == 4, what="all its knobs")

@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("logs"), f"t-{uuid.uuid4().hex[:8]}"):
         run.sidecar("talker", TALKER)
         run.sidecar("flood", TALKER, log_max=LOG_MAX)
-        run.unit("tick", "ticker", "--every", "0.05")
-        run.unit("waiter", "waiter", "--waits", "2")
+        run.unit("tick", "step_loop", "--every", "0.05")
+        run.unit("waiter", "many_waits", "--waits", "2")
         run.sidecar("foreign", ["sleep", "1000"])
         run.up()
         _wait_for_first_lines(run)
@@ -180,9 +180,9 @@ def test_all_stacks_come_into_one_file(run: Run) -> None:
     assert file.parent == Path(run.dir) / "stacks"
     parts = _parts(file.read_text())
     of = {unit: parts[f"unit {unit}.{row.incarnation} on {row.host}"] for unit, row in run.units().items()}
-    assert "ticker.py" in of["tick-0"]
+    assert "step_loop.py" in of["tick-0"]
     assert "in main" in of["tick-0"]
-    assert "waiter.py" in of["waiter-0"]
+    assert "many_waits.py" in of["waiter-0"]
     # What does not speak is not asked: a signal that it does not know would kill it. The kernel says where it stands.
     assert of["foreign-0"].startswith("It does not use the unit runtime, so only the kernel was asked.\n")
     assert "sleep 1000 (pid " in of["foreign-0"]

@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.sidecar("many", WORKER, speaks=True, count=3, **graces)
         # A shell that has only just begun hears a signal still.
         run.sidecar("deaf", DEAF, term_grace_s=GRACE_S, ready={"exec": ["test", "-e", "{run_dir}/deaf"]})
-        run.unit("forker", "forker", count=2)
+        run.unit("forker", "detached_children", count=2)
         run.up()
         yield run
 
@@ -253,7 +253,7 @@ def test_a_pause_reaches_the_units_and_a_resume_lets_them_work_again(run: Run, t
 
 def daemons(run: Run, unit: str) -> list[int]:
     run.wait_state(unit, "ready")
-    return [int(pid) for pid in (Path(run.dir) / f"forker-{unit}.pids").read_text().split()]
+    return [int(pid) for pid in (Path(run.dir) / f"children-{unit}.pids").read_text().split()]
 
 
 def test_nothing_is_left_of_a_restarted_unit_with_daemons(run: Run) -> None:

@@ -137,7 +137,7 @@ def test_what_fails_is_said_and_nothing_is_called_ready(fresh: Path) -> None:
     [
         (["test"], True),
         (["test", "ARGS=tests/engines -k contract"], True),
-        (["test", "ARGS=tests/cli tests/words"], False),
+        (["test", "ARGS=tests/cli tests/formatting"], False),
     ],
 )
 def test_the_server_for_processors_is_built_where_a_test_talks_to_it(
@@ -154,7 +154,7 @@ def test_a_server_that_cannot_be_built_fails_what_needs_it(fresh: Path) -> None:
     assert make(fresh, "test", "ARGS=tests/cli", fails="requirements/sglang.txt").returncode == 0
 
 
-@pytest.mark.parametrize(("chosen", "needed"), [("tests/engines/contract", True), ("tests/words", False)])
+@pytest.mark.parametrize(("chosen", "needed"), [("tests/engines/contract", True), ("tests/formatting", False)])
 def test_whether_tests_talk_to_a_server_is_told_by_their_marks(chosen: str, needed: bool) -> None:
     asked = subprocess.run([ROOT / ".ci" / "needs-sglang", chosen], check=False)
     assert (asked.returncode == 0) is needed

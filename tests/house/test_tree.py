@@ -134,7 +134,7 @@ def test_mongod_comes_with_its_hash() -> None:
 
 
 def test_assets_are_found_as_package_data() -> None:
-    assert resources.files("assets").joinpath("demo.yaml").is_file()
+    assert resources.files("assets").joinpath("tour.yaml").is_file()
 
 
 @pytest.mark.parametrize("target", ["install", "demo", "test", "lint", "bench", "chaos", "clean"])

@@ -20,7 +20,7 @@ RUN_FILE = """\
 name: wheel-test
 sidecars:
   ticker:
-    command: "{python} -m assets.units.ticker --every 0.05"
+    command: "{python} -m assets.units.step_loop --every 0.05"
     count: 2
     speaks: true
   sleeper:
@@ -78,8 +78,8 @@ def test_the_wheel_has_all_packages_and_their_data(wheel: Path) -> None:
         "tui/app.py",
         "tui/serving/page.html",
         "tui/serving/page.js",
-        "assets/demo.yaml",
-        "assets/units/ticker.py",
+        "assets/tour.yaml",
+        "assets/units/step_loop.py",
     ):
         assert wanted in names
     assert any(name.endswith(".service") for name in names)

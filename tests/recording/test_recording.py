@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.protocol import wire
-from agentrl.recording import blocks
-from agentrl.recording.blocks import MAGIC, Change, Kind, Packer, Unpacker, head
+from agentrl.recording import file_format
+from agentrl.recording.file_format import MAGIC, Change, Kind, Packer, Unpacker, head
 from agentrl.recording.reader import Recording
-from agentrl.recording.shelf import Limits
+from agentrl.recording.recording_files import Limits
 from agentrl.recording.writer import FILE_S, FRAME_S, Writer
 
 BEGAN = 1_000_000.0
@@ -303,7 +303,7 @@ def test_what_is_said_to_be_of_no_time_that_a_clock_tells_is_damage(at: float) -
     with pytest.raises(ProtocolError, match="damaged: a row is of no time"):
         list(Unpacker().unpack(Packer().pack([Change(at, "run")])))
     with pytest.raises(ProtocolError, match="damaged"):
-        head(blocks.block(Kind.FRAME, at, b""))
+        head(file_format.block(Kind.FRAME, at, b""))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", MAGIC, MAGIC + b"\xff" * 40, os.urandom(100)])

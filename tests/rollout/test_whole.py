@@ -27,7 +27,7 @@ from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from agentrl.tokens.token_tree import TokenTree
 from agentrl.unit.unit import Unit
 from agentrl.unit.unit_environment import read_environment
-from assets import shop
+from assets import shop_server
 from tests.engines import unverified
 from tests.rollout.conftest import TOKEN, Stage, configuration
 from tests.store.server import NAME
@@ -53,7 +53,7 @@ def shop_tools() -> dict[str, Any]:
         "max_turns": 3,
         "system": "Price the order.",
     }
-    server = {"command": "{python} -m assets.shop --calm", "session": "keyed", "timeout_s": 20}
+    server = {"command": "{python} -m assets.shop_server --calm", "session": "keyed", "timeout_s": 20}
     return {"tools": {"shop": server}, "environments": {"shop": environment}}
 
 
@@ -93,7 +93,8 @@ async def test_what_a_real_engine_generated_is_stored_token_by_token(
 
 def _tools() -> Iterable[Any]:
     return [
-        ToolSpec(name=name, description=shop.DESCRIPTIONS[name], schema=schema) for name, schema in shop.TOOLS.items()
+        ToolSpec(name=name, description=shop_server.DESCRIPTIONS[name], schema=schema)
+        for name, schema in shop_server.TOOLS.items()
     ]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.filters.sorting import parse_sort, to_mongo_sort
+from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
 from agentrl.protocol import wire
@@ -60,7 +61,6 @@ from agentrl.store.documents import (
 from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.spans import Span
-from agentrl.words.folding import kind_of
 from tests.store import flow
 
 SOURCE = Source.of([Row(query="one and one", where="train line 1")], [Row(query="two and two", where="eval line 1")])
@@ -244,8 +244,8 @@ async def test_a_trajectory_that_is_longer_than_a_message_comes_whole(db: Databa
     ],
 )
 def test_messages_that_differ_in_numbers_and_names_are_of_one_kind(one: str, other: str) -> None:
-    assert kind_of(one) == kind_of(other)
-    assert kind_of(one) != kind_of("something else")
+    assert pattern_of(one) == pattern_of(other)
+    assert pattern_of(one) != pattern_of("something else")
 
 
 async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.fresh_session_retry import FRESH
-from assets.shop import ITEMS, MistakeError, Shop, StormError, Weather, price_of, value_of, written
+from assets.shop_server import ITEMS, MistakeError, Shop, StormError, Weather, price_of, value_of, written
 from tests.toolbox.conftest import MakeToolbox, http_server
 
-SHOP = (sys.executable, "-m", "assets.shop")
+SHOP = (sys.executable, "-m", "assets.shop_server")
 
 
 def test_prices_are_the_same_for_ever() -> None:

@@ -15,7 +15,7 @@ from tui.asking import Asking
 from tui.exporting import Exporting
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
 from tui.navigation import Navigation
-from tui.playing import Playing
+from tui.playback_actions import Playing
 from tui.shelling import Shelling
 from tui.views.base import View
 from tui.views.calls import FailedCalls, ToolErrors

@@ -9,13 +9,13 @@ import pytest
 from agentrl.config import paths
 from agentrl.errors import ConfigError
 from agentrl.recording.reader import Recording
-from agentrl.recording.shelf import DIRECTORY
+from agentrl.recording.recording_files import DIRECTORY
 from tests.tui.conftest import Screen
 from tests.tui.walking import comes_to_be_sound
-from tui import recordings
+from tui import recording_lookup
 from tui.app import Console
 from tui.model import chrome
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 
 MOST_BYTES = 300_000
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -24,7 +24,7 @@ SIZES = ((80, 24), (120, 40), (200, 60))
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
-    return Console(recordings.link(recordings.ALWAYS, "", 1.0))
+    return Console(recording_lookup.link(recording_lookup.ALWAYS, "", 1.0))
 
 
 async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app: Console) -> None:
@@ -35,7 +35,7 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await screen.press("1")
             app.playing.do_replay_first()
             await screen.press("P")
-            await screen.shows(f"{recordings.THE_SHIPPED} · ")
+            await screen.shows(f"{recording_lookup.THE_SHIPPED} · ")
             app.playing.do_replay_next()
             await screen.shows("reward ", "engine 1/1")
             await screen.press("2")
@@ -58,21 +58,25 @@ def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
-    assert not paths.is_run_name(recordings.ALWAYS)
-    shipped = Path(recordings.__file__).parents[1] / "assets" / recordings.SHIPPED
+    assert not paths.is_run_name(recording_lookup.ALWAYS)
+    shipped = Path(recording_lookup.__file__).parents[1] / "assets" / recording_lookup.SHIPPED
     assert shipped.stat().st_size < MOST_BYTES
     frames = Recording.open(shipped).frames
-    assert _played(recordings.ALWAYS) == _played(recordings.DEMO) == (len(frames), recordings.THE_SHIPPED)
-    paths.create_run(recordings.DEMO, tmp_path / "runs")
+    assert (
+        _played(recording_lookup.ALWAYS)
+        == _played(recording_lookup.DEMO)
+        == (len(frames), recording_lookup.THE_SHIPPED)
+    )
+    paths.create_run(recording_lookup.DEMO, tmp_path / "runs")
     with pytest.raises(ConfigError, match="Nothing was recorded of demo") as bare:
-        _played(recordings.DEMO)
-    assert recordings.ALWAYS in bare.value.hint
-    own = paths.state_dir(recordings.DEMO) / DIRECTORY
+        _played(recording_lookup.DEMO)
+    assert recording_lookup.ALWAYS in bare.value.hint
+    own = paths.state_dir(recording_lookup.DEMO) / DIRECTORY
     own.mkdir()
     (own / "1.rec").write_bytes(shipped.read_bytes()[: frames[0].end])
-    assert _played(recordings.DEMO) == (1, recordings.OF_A_RUN)
-    assert _played(recordings.ALWAYS) == (len(frames), recordings.THE_SHIPPED)
-    app = Console(recordings.link(recordings.DEMO, "", 1.0))
+    assert _played(recording_lookup.DEMO) == (1, recording_lookup.OF_A_RUN)
+    assert _played(recording_lookup.ALWAYS) == (len(frames), recording_lookup.THE_SHIPPED)
+    app = Console(recording_lookup.link(recording_lookup.DEMO, "", 1.0))
     assert isinstance(app.connection, Replay)
     assert "agentrl up --run demo --read-only" in app.connection.without("records")
     assert "agentrl logs UNIT --run demo" in app.connection.without_logs()
@@ -80,7 +84,7 @@ def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run
 
 @pytest.mark.parametrize("key", ["6", "7"])
 async def test_no_command_is_named_for_a_run_that_is_not_here(key: str) -> None:
-    app = Console(recordings.link(recordings.ALWAYS, "", 1.0))
+    app = Console(recording_lookup.link(recording_lookup.ALWAYS, "", 1.0))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = Screen(app, pilot)
         await screen.press(key)
@@ -95,9 +99,9 @@ async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_term
     paths.create_run("shop", tmp_path / "runs")
     own = paths.state_dir("shop") / DIRECTORY
     own.mkdir()
-    shipped = Path(recordings.__file__).parents[1] / "assets" / recordings.SHIPPED
+    shipped = Path(recording_lookup.__file__).parents[1] / "assets" / recording_lookup.SHIPPED
     (own / "1.rec").write_bytes(shipped.read_bytes())
-    app = Console(recordings.link("shop", "", 1.0))
+    app = Console(recording_lookup.link("shop", "", 1.0))
     async with app.run_test(size=(60, 24)) as pilot:
         screen = Screen(app, pilot)
         await screen.press("6")
@@ -109,6 +113,6 @@ async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_term
 
 def _played(name: str) -> tuple[int, str]:
     """How many frames there are of what that name plays, and what the banner calls it."""
-    replay = Console(recordings.link(name, "", 1.0)).replay
+    replay = Console(recording_lookup.link(name, "", 1.0)).replay
     assert replay is not None
     return len(replay.source.frames), chrome.played(replay).partition(" · ")[0]

@@ -15,11 +15,11 @@ from agentrl.errors import AgentrlError, ConfigError, UsageError
 from agentrl.protocol import rows, wire
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from agentrl.recording.reader import Recording
-from agentrl.recording.shelf import DIRECTORY
+from agentrl.recording.recording_files import DIRECTORY
 from agentrl.recording.writer import Writer
 from tests.tui.conftest import Screen
 from tests.waiting import aeventually
-from tui import recordings
+from tui import recording_lookup
 from tui.app import Console
 from tui.model.mirror import Mirror
 from tui.model.notices import Notices
@@ -255,7 +255,7 @@ def test_rows_of_another_version_are_left_out_and_told(tmp_path: Path) -> None:
 )
 def test_times_are_understood(text: str, offset_s: float) -> None:
     begin = BEGAN if offset_s >= 0 else BEGAN - 86400
-    assert recordings.moment(text, begin, BEGAN + 205) == BEGAN + offset_s
+    assert recording_lookup.moment(text, begin, BEGAN + 205) == BEGAN + offset_s
 
 
 @pytest.mark.parametrize(
@@ -277,28 +277,28 @@ def test_a_time_that_was_not_recorded_is_refused_with_those_that_were(text: str,
     """A minute in which it began is one that was recorded, and so is what the refusal names."""
     begin, end = BEGAN + 20.5, BEGAN + 205.5
     if inside:
-        assert begin <= recordings.moment(text, begin, end) <= end
+        assert begin <= recording_lookup.moment(text, begin, end) <= end
         return
     with pytest.raises(UsageError) as refused:
-        recordings.moment(text, begin, end)
+        recording_lookup.moment(text, begin, end)
     assert "from 2030-01-31T14:00:20 to 2030-01-31T14:03:25" in f"{refused.value}"
 
 
 def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a time") as wrong:
-        recordings.link(str(directory), "noon", 1.0)
+        recording_lookup.link(str(directory), "noon", 1.0)
     assert "2030-01-31T14:00:00" in wrong.value.hint
     with pytest.raises(UsageError, match="zone"):
-        recordings.link(str(directory), "14:00Z", 1.0)
+        recording_lookup.link(str(directory), "14:00Z", 1.0)
     with pytest.raises(UsageError, match="not a speed"):
-        recordings.link(str(directory), "", -3.0)
+        recording_lookup.link(str(directory), "", -3.0)
     with pytest.raises(AgentrlError, match="no run named"):
-        recordings.link("nosuch", "", 1.0)
+        recording_lookup.link("nosuch", "", 1.0)
     with pytest.raises(UsageError, match="no file or directory"):
-        recordings.link("nosuch.rec", "", 1.0)
+        recording_lookup.link("nosuch.rec", "", 1.0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no recording"):
-        recordings.link(str(tmp_path / "empty"), "", 1.0)
+        recording_lookup.link(str(tmp_path / "empty"), "", 1.0)
 
 
 def test_what_can_be_played_is_told_to_whom_names_something_else(
@@ -306,7 +306,7 @@ def test_what_can_be_played_is_told_to_whom_names_something_else(
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
     with pytest.raises(AgentrlError) as nothing:
-        recordings.link("nosuch", "", 1.0)
+        recording_lookup.link("nosuch", "", 1.0)
     assert nothing.value.hint == (
         "It plays `@demo`, which comes with the programs, and any .rec file or directory of them; no run of this host "
         "has a recording."
@@ -316,14 +316,14 @@ def test_what_can_be_played_is_told_to_whom_names_something_else(
         (tmp_path / name / DIRECTORY).mkdir()
     paths.create_run("bare", tmp_path / "runs" / "bare")
     with pytest.raises(AgentrlError) as near:
-        recordings.link("shpo", "", 1.0)
+        recording_lookup.link("shpo", "", 1.0)
     assert near.value.hint.startswith("Did you mean shop? It plays what was recorded of math, shop; `@demo`, which")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (300, 80)])
 async def test_the_same_screens_with_the_time_of_then_and_no_verbs(directory: Path, size: tuple[int, int]) -> None:
     # Minutes before anything happens, at this speed: it is stopped by then, however late.
-    app = Console(recordings.link(str(directory), "14:01", 0.25))
+    app = Console(recording_lookup.link(str(directory), "14:01", 0.25))
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.shows("recording · 2030-01-31 14:01", "shop")

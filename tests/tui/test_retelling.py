@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from agentrl.filters.parser import FilterError
 from agentrl.protocol import rows, wire
 from agentrl.protocol.rows import UnitRow, UnitState
-from agentrl.recording.blocks import Change
+from agentrl.recording.file_format import Change
 from agentrl.recording.reader import Recording
 from tests.tui.conftest import SIZES, Screen
 from tests.tui.test_replay import BEGAN, Recorder
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui import recordings
+from tui import recording_lookup
 from tui.app import Console
 from tui.model.mirror import Mirror
 from tui.model.playback import Playback
-from tui.model.retelling import Retelling, chosen, tellings
+from tui.model.recorded_steps import Retelling, chosen, tellings
 from tui.model.steps import Steps
 
 OFTEN = st.sampled_from(["step", "step", "wait", "wait", "minute", "evaluated", "back"])
@@ -296,7 +296,9 @@ def trained(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: Path, size: tuple[int, int]) -> None:
-    app = Console(recordings.link(str(trained), "", 0.25))  # slow: it is stopped before the first step, however late
+    app = Console(
+        recording_lookup.link(str(trained), "", 0.25)
+    )  # slow: it is stopped before the first step, however late
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.press("P", "8")
@@ -338,7 +340,7 @@ async def test_a_gap_between_steps_is_seen(tmp_path: Path) -> None:
     made.train(loss=0.4)
     made.wait(1)
     made.ended()
-    app = Console(recordings.link(str(tmp_path / "shop"), "-0s", 1.0))
+    app = Console(recording_lookup.link(str(tmp_path / "shop"), "-0s", 1.0))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = Screen(app, pilot)
         await screen.press("P", "8")
@@ -349,7 +351,7 @@ async def test_a_gap_between_steps_is_seen(tmp_path: Path) -> None:
 
 
 async def test_the_first_screen_has_the_pace_and_what_was_dropped_where_that_was_told(trained: Path) -> None:
-    app = Console(recordings.link(str(trained), "-1s", 1.0))
+    app = Console(recording_lookup.link(str(trained), "-1s", 1.0))
     async with app.run_test(size=(120, 40)) as pilot:
         screen = Screen(app, pilot)
         await screen.press("P")

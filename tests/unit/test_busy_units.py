@@ -13,7 +13,7 @@ from tests.waiting import aeventually
 
 
 async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.blocker", "--for", "600", "--at-most", "700")
+    start("-m", "assets.units.native_block", "--for", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     seen = len(counterpart.of(messages.Beat))
     await aeventually(lambda: len(counterpart.of(messages.Beat)) >= seen + 5)
@@ -21,7 +21,7 @@ async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpa
 
 
 async def test_a_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.blocker", "--for", "2", "--at-most", "60", "--hold-gil")
+    start("-m", "assets.units.native_block", "--for", "2", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
 
     def silent_after_it_said_so() -> bool:
@@ -58,7 +58,7 @@ async def test_announcements_are_rare_when_a_long_phase_is_entered_again_and_aga
 
 
 async def test_200_waits_at_a_time(counterpart: Counterpart, start: Start) -> None:
-    unit = start("-m", "assets.units.waiter", "--waits", "200", "--on", "judge-0")
+    unit = start("-m", "assets.units.many_waits", "--waits", "200", "--on", "judge-0")
     await aeventually(lambda: "200 waits" in counterpart.report.status)
     report = counterpart.report
     assert len(report.waits) == 20
@@ -97,22 +97,22 @@ async def test_the_lag_of_a_blocked_async_loop_is_told(counterpart: Counterpart,
 async def test_a_hanger_hangs_on_request_and_its_stacks_can_be_asked_for(
     counterpart: Counterpart, start: Start
 ) -> None:
-    unit = start("-m", "assets.units.hanger", "--at-most", "2")
+    unit = start("-m", "assets.units.hang", "--at-most", "2")
     await aeventually(lambda: counterpart.of(messages.Beat) and counterpart.of(messages.Beat)[-1].progress > 2)
     (counterpart.directory / "hang-web-3").touch()
     await aeventually(lambda: len({beat.progress for beat in counterpart.of(messages.Beat)[-4:]}) == 1)
     await aeventually(lambda: counterpart.report.phase == "step")
     unit.signal(signal.SIGUSR2)
     stacks = counterpart.directory / "stacks" / "web-3.7.txt"
-    await aeventually(lambda: "hanger.py" in stacks.read_text() and "socket_thread.py" in stacks.read_text())
+    await aeventually(lambda: "hang.py" in stacks.read_text() and "socket_thread.py" in stacks.read_text())
     unit.signal(signal.SIGABRT)
     assert await unit.code() == -signal.SIGABRT
-    assert "hanger.py" in unit.text()
+    assert "hang.py" in unit.text()
 
 
 async def test_knobs_come_into_force_at_their_boundaries(counterpart: Counterpart, start: Start) -> None:
     counterpart.knobs = {"fake.bound": 6, "fake.depth": 3}
-    start("-m", "assets.units.faketrainer", "--every", "0.2")
+    start("-m", "assets.units.fake_trainer", "--every", "0.2")
     await aeventually(lambda: (counterpart.report.weights or 0) >= 1)
     hello = counterpart.of(messages.UnitHello)[-1]
     declared = {each.name: each for each in hello.declared}
@@ -138,7 +138,7 @@ async def test_knobs_come_into_force_at_their_boundaries(counterpart: Counterpar
 
 
 async def test_a_preview_is_computed_by_the_unit(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.faketrainer")
+    start("-m", "assets.units.fake_trainer")
     await aeventually(lambda: counterpart.report.ready)
     counterpart.tell(messages.PreviewKnob("q1", "fake.bound", 1))
     counterpart.tell(messages.PreviewKnob("q2", "fake.bound", "one"))
@@ -154,7 +154,7 @@ async def test_a_stopped_process_does_not_count_its_sleep_against_the_lease(
     counterpart: Counterpart, start: Start
 ) -> None:
     counterpart.orphan_lease_s = 5.0
-    unit = start("-m", "assets.units.ticker")
+    unit = start("-m", "assets.units.step_loop")
     await aeventually(lambda: counterpart.report.ready)
     unit.signal(signal.SIGSTOP)
     began = time.monotonic()
@@ -166,9 +166,9 @@ async def test_a_stopped_process_does_not_count_its_sleep_against_the_lease(
 
 
 async def test_daemons_of_the_forker_outlive_its_process_group(counterpart: Counterpart, start: Start) -> None:
-    unit = start("-m", "assets.units.forker", "--children", "2")
+    unit = start("-m", "assets.units.detached_children", "--children", "2")
     await aeventually(lambda: counterpart.report.ready)
-    pids = [int(pid) for pid in (counterpart.directory / "forker-web-3.pids").read_text().split()]
+    pids = [int(pid) for pid in (counterpart.directory / "children-web-3.pids").read_text().split()]
     try:
         os.killpg(unit.process.pid, signal.SIGKILL)
         await unit.code()

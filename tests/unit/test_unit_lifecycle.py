@@ -236,7 +236,7 @@ async def test_a_second_sigterm_ends_a_deaf_unit_at_once(counterpart: Counterpar
 async def test_sigterm_is_seen_while_the_main_thread_is_stuck_in_foreign_code(
     counterpart: Counterpart, start: Start
 ) -> None:
-    unit = start("-m", "assets.units.blocker", "--for", "600", "--at-most", "700")
+    unit = start("-m", "assets.units.native_block", "--for", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     unit.signal(signal.SIGTERM)
     await aeventually(lambda: counterpart.report.draining)
@@ -386,7 +386,7 @@ async def test_threads_left_behind_do_not_hold_the_process(counterpart: Counterp
 
 
 async def test_without_a_coordinator_the_same_loop_runs_on_its_own(counterpart: Counterpart, start: Start) -> None:
-    unit = start("-m", "assets.units.ticker", "--steps", "3", supervised=False)
+    unit = start("-m", "assets.units.step_loop", "--steps", "3", supervised=False)
     assert await unit.code() == 0
     assert "running on its own" in unit.text()
     assert counterpart.heard == []

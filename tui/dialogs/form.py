@@ -16,8 +16,8 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from agentrl.errors import AgentrlError
-from agentrl.words.amounts import counted
-from agentrl.words.safe import sanitise
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.safe_text import sanitise
 from tui.dialogs.modal import Modal
 from tui.model.ink import Line, Span, Tone, cut, span, wrapped
 from tui.widgets.entry import Entry

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agentrl.formatting.amounts import moment
+from agentrl.formatting.row_text import GRAVEST
 from agentrl.protocol.rows import AlertRow, AlertState
-from agentrl.words.amounts import moment
-from agentrl.words.rows import GRAVEST
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.table import Column

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from agentrl.formatting.amounts import age
+from agentrl.formatting.row_text import up_for
 from agentrl.protocol.rows import Severity
-from agentrl.words.amounts import age
-from agentrl.words.rows import up_for
 from tui.model import actions, wording
 from tui.model.actions import VIEWS, Action, sign
 from tui.model.ink import Line, Span, Tone, cut, fitted, span, width_of, wrapped

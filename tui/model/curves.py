@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from agentrl.formatting.amounts import counted, moment
+from agentrl.formatting.row_text import sentence
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
 from agentrl.telemetry.learning import LEARNING
-from agentrl.words.amounts import counted, moment
-from agentrl.words.rows import sentence
 from tui.model.ink import Line, Span, Tone, filled, span
 
 CHOSEN = (

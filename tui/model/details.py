@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from agentrl.formatting import repeated_lines, wait_chains
+from agentrl.formatting.amounts import age, counted, duration, moment, size
+from agentrl.formatting.row_text import allowed, kind_of, knob_change, knob_value, sentence, stands_since, takes_effect
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import (
@@ -17,9 +20,6 @@ from agentrl.protocol.rows import (
     UnitRow,
     plain_value,
 )
-from agentrl.words import folding, waits
-from agentrl.words.amounts import age, counted, duration, moment, size
-from agentrl.words.rows import allowed, kind_of, knob_change, knob_value, sentence, stands_since, takes_effect
 from tui.model import alarms, wording
 from tui.model.ink import Line, Span, Tone, folded, span, trend, wrapped
 from tui.model.mirror import Mirror
@@ -118,7 +118,7 @@ def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("its last lines", folding.folded(row.tail), width)
+    lines += _told("its last lines", repeated_lines.fold_repeats(row.tail), width)
     lines += _told("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept), width)
     return lines
 
@@ -217,17 +217,17 @@ def of_audit(row: AuditRow, width: int) -> list[Line]:
 
 
 def of_waits(report: WhyReport, width: int) -> list[Line]:
-    chains = waits.worth_telling(report.chains)
+    chains = wait_chains.worth_telling(report.chains)
     if not chains:
-        return [(Span(f"✓ {waits.NOBODY}", Tone.GOOD),)]
-    lines: list[Line] = [(Span(f"✓ {waits.ALL_WELL}", Tone.GOOD),), ()] if waits.all_well(chains) else []
+        return [(Span(f"✓ {wait_chains.NOBODY}", Tone.GOOD),)]
+    lines: list[Line] = [(Span(f"✓ {wait_chains.ALL_WELL}", Tone.GOOD),), ()] if wait_chains.all_well(chains) else []
     for chain in chains:
         for number, part in enumerate(wrapped(span(chain.sentence).text, width - 2)):
             lines.append((Span("" if number == 0 else "  "), Span(part, Tone.STRONG)))
-        for told in waits.of_chain(chain):
+        for told in wait_chains.of_chain(chain):
             late = (Span("  overdue", Tone.WARN),) if told.overdue else ()
             lines += _indented((span(told.sentence), *late), width)
-        called, why = waits.end_of(chain)
+        called, why = wait_chains.end_of(chain)
         end = (Span(f"{called}: ", Tone.DIM), span(why, Tone.WARN if chain.amiss else Tone.PLAIN))
         lines += _indented(end, width)
         lines.append(())

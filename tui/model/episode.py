@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.safe_text import sanitise, sanitise_lines
 from agentrl.protocol.data_commands import RecordStory, TokenStretch
-from agentrl.words.amounts import counted
-from agentrl.words.safe import sanitise, sanitise_lines
 from tui.model import tokens
 from tui.model.ink import Line, Span, Tone, cut, span, width_of, wrapped
 from tui.model.tokens import Colouring

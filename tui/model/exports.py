@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.words.safe import sanitise
+from agentrl.formatting.safe_text import sanitise
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agentrl.formatting.amounts import age
+from agentrl.formatting.row_text import slot_order, stands_since, story
 from agentrl.protocol.rows import COMPLETED, HostRow, PulseRow, UnitRow, UnitState
-from agentrl.words.amounts import age
-from agentrl.words.rows import slot_order, stands_since, story
 from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span, trend
 from tui.model.mirror import Mirror

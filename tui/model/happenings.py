@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agentrl.formatting.amounts import moment
+from agentrl.formatting.row_text import kind_of, knob_change, when
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, short
-from agentrl.words.amounts import moment
-from agentrl.words.rows import kind_of, knob_change, when
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.table import Column

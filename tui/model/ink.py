@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from agentrl.words.safe import sanitise
+from agentrl.formatting.safe_text import sanitise
 
 LONGEST = 4096
 """Characters of one text that are looked at: nobody sees more of it on a line."""

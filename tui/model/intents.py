@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agentrl.formatting.amounts import age, counted
 from agentrl.protocol import commands, data_commands
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow, plain_value
-from agentrl.words.amounts import age, counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from agentrl.formatting import account_lines
+from agentrl.formatting.amounts import moment, size
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.data_commands import AccountReport, Story
-from agentrl.words import sums
-from agentrl.words.amounts import moment, size
 from tui.model import wording
 from tui.model.curves import seconds
 from tui.model.details import page
@@ -121,9 +121,11 @@ def of_task(story: Story, width: int) -> list[Line]:
 
 
 def of_account(report: AccountReport, width: int) -> list[Line]:
-    wrong = [(span(part, Tone.BAD),) for each in report.problems for part in wrapped(sums.disagreement(each), width)]
-    agrees: list[Line] = [(Span(f"✓ {sums.ALL_AGREE}", Tone.GOOD),)] if report.balanced else []
-    told = [(span(part),) for line in sums.sums(report) for part in wrapped(line, width)]
+    wrong = [
+        (span(part, Tone.BAD),) for each in report.problems for part in wrapped(account_lines.disagreement(each), width)
+    ]
+    agrees: list[Line] = [(Span(f"✓ {account_lines.ALL_AGREE}", Tone.GOOD),)] if report.balanced else []
+    told = [(span(part),) for line in account_lines.sums(report) for part in wrapped(line, width)]
     return [*agrees, *wrong, (), *told]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError
+from agentrl.formatting.row_text import allowed, takes_effect
 from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
-from agentrl.words.rows import allowed, takes_effect
 from tui.model import wording
 from tui.model.ink import Span, Tone, span
 from tui.model.mirror import Mirror

@@ -10,9 +10,9 @@ import re
 from bisect import insort
 from dataclasses import dataclass, field
 
-from agentrl.words.amounts import counted
-from agentrl.words.logtext import time_of
-from agentrl.words.safe import sanitise
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.log_lines import time_of
+from agentrl.formatting.safe_text import sanitise
 from tui.model.ink import LONGEST
 
 MOST_LINES = 20_000

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from agentrl.formatting.row_text import by_gravity, slot_order
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import (
     AlertRow,
@@ -23,7 +24,6 @@ from agentrl.protocol.rows import (
     RunRow,
     UnitRow,
 )
-from agentrl.words.rows import by_gravity, slot_order
 
 STALE_S = 5.0
 """A view that is older is not acted on."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from agentrl.formatting.amounts import age, duration
 from agentrl.protocol.rows import OperationRow, OperationState
-from agentrl.words.amounts import age, duration
 from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span
 from tui.model.intents import Intent

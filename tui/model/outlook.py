@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.formatting.amounts import age, counted
 from agentrl.protocol.rows import UnitRow
 from agentrl.telemetry import learning
 from agentrl.telemetry.metrics import Metric
 from agentrl.telemetry.services import STEP
-from agentrl.words.amounts import age, counted
 from tui.model import wording
 from tui.model.curves import LATELY, Point
 from tui.model.ink import Line, Span, Tone, span

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from agentrl.formatting.amounts import age
+from agentrl.formatting.row_text import knob_change, sentence, when
+from agentrl.formatting.wait_chains import worth_telling
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import (
     AlertRow,
@@ -20,9 +23,6 @@ from agentrl.protocol.rows import (
     UnitRow,
     UnitState,
 )
-from agentrl.words.amounts import age
-from agentrl.words.rows import knob_change, sentence, when
-from agentrl.words.waits import worth_telling
 from tui.model import fleet, outlook, wording
 from tui.model.actions import Action, sign
 from tui.model.ink import Line, Span, Tone, cut, folded, span, trend, width_of

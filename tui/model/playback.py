@@ -11,11 +11,11 @@ from typing import Protocol
 
 from agentrl.errors import ProtocolError
 from agentrl.protocol.wire import decode_row
-from agentrl.recording.blocks import Change
+from agentrl.recording.file_format import Change
 from agentrl.recording.reader import Frame, Mark
 from agentrl.recording.writer import SIGN_S
 from tui.model.mirror import Mirror
-from tui.model.retelling import Retelling, Telling, Told, tellings
+from tui.model.recorded_steps import Retelling, Telling, Told, tellings
 from tui.model.steps import Steps
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)

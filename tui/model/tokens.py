@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 
+from agentrl.formatting import token_spans as words
+from agentrl.formatting import tree_lines
 from agentrl.protocol.data_commands import TokenStretch
-from agentrl.words import tokens as words
-from agentrl.words import trees
 from tui.model.ink import Line, Span, Tone, fitted, span
 from tui.model.table import Column
 
@@ -126,7 +126,7 @@ class Node:
 def tree(segments: Sequence[TokenStretch]) -> dict[str, Node]:
     """Rows of a table, by the place of their segment."""
     places = {segment.segment: place for place, segment in enumerate(segments)}
-    heads = trees.heads([places.get(segment.parent, trees.ROOT) for segment in segments])
+    heads = tree_lines.heads([places.get(segment.parent, tree_lines.ROOT) for segment in segments])
     return {str(each.segment): Node(head, each) for head, each in zip(heads, segments, strict=True)}
 
 

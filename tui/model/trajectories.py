@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import Story, ToolErrorGroup
-from agentrl.words.amounts import counted
 from tui.model import wording
 from tui.model.ink import Line, Span, Tone, span, wrapped
 from tui.model.table import Column

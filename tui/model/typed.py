@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError, UnknownNameError, UsageError
+from agentrl.formatting.amounts import counted, seconds
+from agentrl.formatting.names import nearest
 from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
-from agentrl.words.amounts import counted, seconds
-from agentrl.words.names import nearest
 from tui.model import intents
 from tui.model.intents import Intent
 from tui.model.mirror import Mirror

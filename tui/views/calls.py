@@ -12,8 +12,7 @@ from typing import Any
 from textual.app import ComposeResult
 
 from agentrl.client import Client
-from agentrl.protocol.data_commands import ToolErrorGroup
-from agentrl.words.folding import OPEN
+from agentrl.protocol.data_commands import VARIES, ToolErrorGroup
 from tui.model import trajectories
 from tui.model.table import Column
 from tui.model.trajectories import MALFORMED
@@ -69,7 +68,7 @@ class ToolErrors(AskedList):
 def same_kind(group: ToolErrorGroup, besides: str) -> str:
     """What the calls of a kind have in common, but for the words of the message."""
     names = ("server", "tool", "status", "error_class")
-    values = {name: getattr(group, name) for name in names if getattr(group, name) != OPEN}
+    values = {name: getattr(group, name) for name in names if getattr(group, name) != VARIES}
     same = " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
     return f"{same} and ({besides})" if besides else same
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 
+from agentrl.formatting.row_text import told_once, when
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
-from agentrl.words.rows import told_once, when
 from tui.model import happenings
 from tui.model.ink import Tone
 from tui.model.mirror import Changes

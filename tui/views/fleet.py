@@ -7,8 +7,8 @@ from typing import TypeGuard
 from textual import events
 from textual.app import ComposeResult
 
+from agentrl.formatting.row_text import story
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
-from agentrl.words.rows import story
 from tui.model import fleet, intents
 from tui.model.ink import Line, Span, Tone, cut, span, wrapped
 from tui.model.table import TableModel

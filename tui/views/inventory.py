@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, cast
 
 from agentrl.client import Client
+from agentrl.formatting.amounts import counted
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.data_commands import AccountReport, ListRows, Page, Story
-from agentrl.words.amounts import counted
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import intents, inventory
 from tui.model.ink import Line

@@ -17,15 +17,15 @@ from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, NoCoordinatorError, RefusedError, UsageError
+from agentrl.formatting.amounts import age, counted
 from agentrl.protocol.data_commands import Story
-from agentrl.words.amounts import age, counted
 from tui.model import trajectories
 from tui.model.ink import Line, Span, Tone
 from tui.model.intents import Intent
 from tui.model.mirror import STALE_S
 from tui.model.steps import NEWEST_FIRST, Steps
 from tui.model.table import Column, TableModel
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 from tui.views.base import TableView
 from tui.views.page import Page
 from tui.widgets.lines import Table

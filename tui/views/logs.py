@@ -15,10 +15,10 @@ from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, NoCoordinatorError
-from agentrl.words.amounts import counted
+from agentrl.formatting.amounts import counted
 from tui.model.ink import Line, Span, Tone, cut, fitted, folded, width_of, wrapped
 from tui.model.logbook import Entry, Logbook
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 from tui.tail import Tail
 from tui.views.base import View
 from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted

@@ -13,14 +13,14 @@ from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, UsageError
+from agentrl.formatting.row_text import when
 from agentrl.protocol.data_commands import Page
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
-from agentrl.words.rows import when
 from tui.model import curves, happenings, overview
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.outlook import Outlook
 from tui.model.table import cells, layout
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 from tui.views.base import View
 from tui.views.lists import ANSWER_S, catch_up
 from tui.widgets.lines import Lines

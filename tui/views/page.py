@@ -7,8 +7,8 @@ from collections.abc import Callable
 from textual import events
 from textual.app import ComposeResult
 
+from agentrl.formatting.amounts import counted
 from agentrl.protocol.rows import AlertRow, AnyRow, UnitRow
-from agentrl.words.amounts import counted
 from tui.model import details
 from tui.model.ink import Line, Span, Tone, cut
 from tui.views.alerts import AlertVerbs

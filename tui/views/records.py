@@ -16,8 +16,8 @@ from textual.app import ComposeResult
 from agentrl.client import Client, long_answers
 from agentrl.client.long_answers import Tokens
 from agentrl.errors import AgentrlError
+from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import RecordStory
-from agentrl.words.amounts import counted
 from tui.model import episode, tokens, trajectories
 from tui.model.episode import Look
 from tui.model.ink import Line, Span, Tone, span

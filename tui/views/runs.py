@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
-from tui import recordings
+from tui import recording_lookup
 from tui import runs as finding
 from tui.connection import Connection
 from tui.dialogs.form import Field, Form, Question, Values
@@ -21,7 +21,7 @@ from tui.model.ink import Tone, span
 from tui.model.mirror import Mirror
 from tui.model.runs import Place, RunLine
 from tui.model.table import Column
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 from tui.views.lists import AskedList
 
 LAST = "-10m"
@@ -83,7 +83,7 @@ class Runs(AskedList):
     def _offer_replay(self, row: RunLine) -> None:
         def then(values: Values | None) -> None:
             if values is not None:
-                self._switch(lambda: recordings.of_run(row.name, LAST), row.place, row.name)
+                self._switch(lambda: recording_lookup.of_run(row.name, LAST), row.place, row.name)
 
         lines = (
             (span("Nobody keeps it. What was recorded of it can be played, on these screens."),),

@@ -18,15 +18,15 @@ from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow
 from tui.dialogs.palette import Choice, Palette
-from tui.model import curves, retelling, trajectories
+from tui.model import curves, recorded_steps, trajectories
 from tui.model.curves import Chart, Tick
 from tui.model.ink import Line, Span, Tone, cut
 from tui.model.mirror import Changes
 from tui.model.playback import Playback
-from tui.model.retelling import Told
+from tui.model.recorded_steps import Told
 from tui.model.steps import NEWEST_FIRST
 from tui.model.table import Column
-from tui.replaying import Replay
+from tui.playback_connection import Replay
 from tui.views.lists import ANSWER_S, ASK_EVERY_S, MOST, AskedList, StepPage, catch_up
 from tui.views.page import Page as PlainPage
 from tui.widgets.lines import Lines
@@ -92,7 +92,7 @@ class Training(AskedList):
     def _of_moment(self, playback: Playback) -> dict[str, Any]:
         told = playback.tell(self.console_app.steps)
         self._retold = told, self.filter_text, self._wanted
-        return self._first_of(retelling.chosen(told.rows, self.filter_text, self.now()), more=told.more)
+        return self._first_of(recorded_steps.chosen(told.rows, self.filter_text, self.now()), more=told.more)
 
     def _retell(self, playback: Playback) -> None:
         """Whichever way one came to the moment that is shown."""

@@ -14,10 +14,10 @@ from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
+from agentrl.formatting.amounts import age, moment
+from agentrl.formatting.row_text import owner_done
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
-from agentrl.words.amounts import age, moment
-from agentrl.words.rows import owner_done
 from tui.model import details, intents, knobs, staleness
 from tui.model.actions import Action
 from tui.model.consequences import in_a_sentence

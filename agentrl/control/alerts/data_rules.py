@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from statistics import median
 
-from agentrl.control.alerts.book import Finding, World
 from agentrl.control.alerts.learning_rules import evidence, is_outside, trainers
+from agentrl.control.alerts.lifecycle import Finding, World
 from agentrl.protocol.rows import UnitRow, UnitState
 from agentrl.telemetry.services import (
     BREAKER_OPEN,

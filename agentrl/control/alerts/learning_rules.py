@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
-from agentrl.control.alerts.book import Finding, World
+from agentrl.control.alerts.lifecycle import Finding, World
+from agentrl.formatting.amounts import counted
 from agentrl.protocol.rows import Severity, UnitRow, UnitState
 from agentrl.telemetry import learning as of
 from agentrl.telemetry.metrics import Metric
-from agentrl.words.amounts import counted
 
 EASE = 0.1
 """Share of the limit by which a number has to come back into its band."""

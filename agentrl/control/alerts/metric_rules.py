@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentrl.control.alerts.book import Finding, World
+from agentrl.control.alerts.lifecycle import Finding, World
 from agentrl.protocol.rows import Severity, UnitRow
 from agentrl.telemetry.metrics import METRICS, UNIT_METRICS
 

@@ -20,9 +20,9 @@ from typing import Protocol
 import msgspec
 
 from agentrl.config.secrets import SecretRef, is_reference, resolve_secret
-from agentrl.control.alerts.book import Notification
+from agentrl.control.alerts.lifecycle import Notification
 from agentrl.errors import ConfigError
-from agentrl.words.sentences import ended
+from agentrl.formatting.sentences import ended
 
 DEADLINE_S = 10.0
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
+from agentrl.formatting.amounts import utc
+from agentrl.formatting.names import nearest
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
 from agentrl.supervision.plans import Plan, new_units
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import GroupState, Slot, State
-from agentrl.words.amounts import utc
-from agentrl.words.names import nearest
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000

@@ -14,6 +14,7 @@ from agentrl.config.policy_rules import freshness_rule
 from agentrl.control.context import Context
 from agentrl.control.handlers.served_commands import Serving
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
+from agentrl.formatting.amounts import counted
 from agentrl.policies.freshness import STRATEGIES, Strategy
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS
@@ -22,7 +23,6 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import decode_as
-from agentrl.words.amounts import counted
 
 RULES = ("bound", "hard_bound", "strategy")
 """Knobs of the trainer by which records become too old."""

@@ -15,12 +15,12 @@ import msgspec
 
 from agentrl.config.knob import Knob
 from agentrl.errors import ConfigError, ConflictError, ProtocolError, RefusedError, UnknownNameError
+from agentrl.formatting.amounts import utc
+from agentrl.formatting.sentences import ended
 from agentrl.protocol import wire
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import KnobPreviewed
 from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
-from agentrl.words.amounts import utc
-from agentrl.words.sentences import ended
 
 HISTORY_KEPT = 50
 TAKES_BACK = "takes back revision"

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import TaskStatus
 from agentrl.store.database import Database, Plain
-from agentrl.words.amounts import counted
 
 SHOWN = 5
 NAMED = 10_000

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store.audit.problems import Check, Problem, found, listed
 from agentrl.store.database import Database, Plain
-from agentrl.words.amounts import counted
 
 
 def _its_step(statuses: StepStatus, members: Mapping[str, object]) -> Plain:

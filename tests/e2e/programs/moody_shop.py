@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assets.shop import Shop, serve_stdio
+from assets.shop_server import Shop, serve_stdio
 
 FOR_EVER_S = 3600.0
 

@@ -1,0 +1,218 @@
+"""The alert engine at work: looks at the world once a second, shows, writes down and notifies.
+
+Invariants: what fired and what of it has arrived at people is in the journal, so that neither a restart nor another
+configuration repeats a notification or loses one; a sink that fails never holds the coordinator up, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.config.alerts import DeadMan, Sinks
+from agentrl.config.run import RunConfig
+from agentrl.control.alerts.delivery import Dispatcher, SignOfLife, sinks_of
+from agentrl.control.alerts.lifecycle import AlertEngine, AlertTimes, Notification, Silence, Told, World
+from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
+from agentrl.control.alerts.rules import default_rules
+from agentrl.control.background_tasks import restarting_task
+from agentrl.control.context import Context
+from agentrl.control.state.operations import Goal, Operation
+from agentrl.control.state.unit_metrics import MemoryWatch
+from agentrl.errors import AgentrlError, UsageError
+from agentrl.protocol import commands
+from agentrl.protocol.commands import WaitChain
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
+from agentrl.protocol.wire import decode_as, decode_row, encode
+from agentrl.telemetry.learning import LEARNING
+from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
+
+LOOK_EVERY_S = 1.0
+HOLD_S = 15.0
+
+
+class Alerting:
+    def __init__(self, context: Context, chains: Callable[[], list[WaitChain]]) -> None:
+        self._context = context
+        self._chains = chains
+        self._engine = AlertEngine(default_rules())
+        self._dispatcher = Dispatcher(())
+        self._sinks = Sinks()
+        self._dead_man: DeadMan | None = None
+        self._delivery: asyncio.Task[None] | None = None
+        self._ping: asyncio.Task[None] | None = None
+        self._tests: set[asyncio.Task[None]] = set()
+        self._last_look = 0.0
+
+    # ---- set up ----
+
+    def restore(self) -> None:
+        journal = self._context.journal
+        rows = [decode_row(body) for body in journal.all("alert").values()]
+        silences = [decode_as(Silence, body) for body in journal.all("silence").values()]
+        told = [decode_as(Told, body) for body in journal.all("told").values()]
+        alerts, over = [r for r in rows if isinstance(r, AlertRow)], not self._context.state.run.up
+        self._engine.restore(alerts, silences, self._context.clock.now(), told, over=over)
+        for row in self._engine.rows():
+            self._context.feed.set(f"alert/{row.id}", row, urgent=True)
+
+    def configure(self, config: RunConfig) -> None:
+        """New rules and sinks; what fires goes on firing, and what is on its way arrives."""
+        built_in = default_rules(config.alerts.disable, memory_window_s=config.alerts.memory_window_s)
+        self._engine.set_rules([*built_in, *metric_rules(config.alerts.rules)])
+        times = config.supervision
+        self._engine.times = AlertTimes(
+            hold_s=min(HOLD_S, 2 * times.suspect_after_s),
+            settle_s=3 * times.host_silent_after_s,
+            repeat_s=config.alerts.repeat_s,
+        )
+        self._context.metrics.name(
+            metrics_read(config.alerts.rules) | LEARNING.keys() | {STEP.name, BASE_VERSION.name, CANARY_LARGEST.name}
+        )
+        self._context.disks.watch(config.alerts.disk_window_s)
+        self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
+        self._deliver_to(config.alerts.sinks)
+        self._ping_for(config.alerts.dead_man)
+
+    def _deliver_to(self, sinks: Sinks) -> None:
+        if sinks == self._sinks and self._delivery is not None:
+            return
+        if self._delivery is not None:
+            self._delivery.cancel()
+        self._sinks = sinks
+        self._dispatcher = Dispatcher(
+            sinks_of(sinks, self._run_dir),
+            on_trouble=self._sink_failed,
+            on_arrived=self._arrived,
+            former=self._dispatcher,
+        )
+        self._delivery = restarting_task("alert sinks", self._dispatcher.run)
+
+    def _ping_for(self, dead_man: DeadMan | None) -> None:
+        if dead_man == self._dead_man:
+            return
+        if self._ping is not None:
+            self._ping.cancel()
+        self._dead_man, self._ping = dead_man, None
+        if dead_man is not None:
+            self._ping = restarting_task(
+                "dead-man ping", SignOfLife(dead_man, self._run_dir, self._context.clock.now).run
+            )
+
+    @property
+    def _run_dir(self) -> Path:
+        return Path(self._context.run.run_dir)
+
+    def _arrived(self, notification: Notification) -> None:
+        """The next coordinator has to know what need not be told again."""
+        alert = notification.alert
+        told = Told(alert.id, alert.since_at, ended=notification.what == "resolved")
+        self._context.executor.put("told", alert.id, encode(told))
+
+    def _sink_failed(self, sink: str, sentence: str) -> None:
+        """People who rely on a sink have to hear elsewhere that it is broken."""
+        if sentence:
+            self._context.audit("coordinator", "alerts", f"the sink {sink} does not deliver: {sentence}")
+
+    def close(self) -> None:
+        for task in (self._delivery, self._ping, *self._tests):
+            if task is not None:
+                task.cancel()
+
+    # ---- the look ----
+
+    def tick(self, now: float) -> None:
+        if now - self._last_look < LOOK_EVERY_S or not self._context.state.run.desired_by:
+            return
+        self._last_look = now
+        rows = self._context.feed.rows
+        run = self._context.feed.get("run")
+        world = World(
+            run=run if isinstance(run, RunRow) else None,
+            units={r.unit: r for r in rows(("unit",)).values() if isinstance(r, UnitRow)},
+            hosts={r.host: r for r in rows(("host",)).values() if isinstance(r, HostRow)},
+            chains=self._chains(),
+            metrics=self._context.metrics,
+            incidents={r.id: r for r in rows(("incident",)).values() if isinstance(r, IncidentRow)},
+        )
+        outcome = self._engine.evaluate(world, now, now)
+        for row in outcome.changed:
+            self._show(row, moved=row.id in outcome.moved)
+        for id in outcome.gone:
+            self._context.feed.remove(f"alert/{id}")
+            self._context.executor.put("alert", id, None)
+            self._context.executor.put("told", id, None)
+        for notification in outcome.notify:
+            self._dispatcher.offer(notification)
+
+    def _show(self, row: AlertRow, *, moved: bool) -> None:
+        self._context.feed.set(f"alert/{row.id}", row, urgent=moved)
+        if moved and row.state is not AlertState.PENDING:
+            now = self._context.clock.now()
+            self._context.executor.put("alert", row.id, encode(row))
+            self._context.executor.event("alert", f"{row.id}@{row.since_at:.3f}:{row.state}", now, encode(row))
+
+    # ---- what people ask and do ----
+
+    def rows(self, all: bool) -> list[AlertRow]:
+        return self._engine.rows(all=all)
+
+    def preview_acknowledge(self, args: commands.Acknowledge) -> Effect:
+        row = self._engine.to_acknowledge(args.id)
+        return Effect(changes=(f"{args.id} is acknowledged",) if row.state is AlertState.FIRING else ())
+
+    def acknowledge(self, operation: Operation, args: commands.Acknowledge) -> dict[str, Goal]:
+        row = self._engine.acknowledge(args.id, operation.who)
+        self._show(row, moved=True)
+        return {}
+
+    def preview_silence(self, args: commands.Silence) -> Effect:
+        if not 0 <= args.for_s <= 30 * 86_400:
+            raise UsageError(f"A silence lasts between 0 s (ends it) and 30 days, not {args.for_s:g} s.")
+        self._engine.to_silence(args.id)
+        change = f"{args.id} is silent for {args.for_s:g} s" if args.for_s else f"{args.id} is heard again"
+        return Effect(changes=(change,))
+
+    def silence(self, operation: Operation, args: commands.Silence) -> dict[str, Goal]:
+        now = self._context.clock.now()
+        for row in self._engine.silence(args.id, args.for_s, who=operation.who, why=args.why, at=now):
+            self._show(row, moved=True)
+        known = {silence.rule: silence for silence in self._engine.silences()}
+        stored = known.get(args.id)
+        self._context.executor.put("silence", args.id, encode(stored) if stored else None)
+        return {}
+
+    def preview_test(self, args: commands.SendTestAlert) -> Effect:
+        return Effect(changes=("a test goes through every sink",))
+
+    def test(self, operation: Operation, args: commands.SendTestAlert) -> None:
+        operation.by_itself = True
+        task = asyncio.create_task(self._test(operation), name="test alert")
+        self._tests.add(task)
+        task.add_done_callback(self._tests.discard)
+
+    async def _test(self, operation: Operation) -> None:
+        context, now = self._context, self._context.clock.now()
+        row = AlertRow(
+            id="test:alert",
+            rule="test",
+            subject="alert",
+            severity=Severity.INFO,
+            state=AlertState.FIRING,
+            sentence=f"This is a test, sent by {operation.who}.",
+            since_at=now,
+        )
+        try:
+            answers = await self._dispatcher.test(Notification("test", row, context.run.name, context.run.uuid))
+        except AgentrlError as failed:
+            context.operations.finish(operation, OperationState.FAILED, context.clock.now(), str(failed))
+            return
+        operation.lines = [f"{name}: {why_not or 'delivered'}" for name, why_not in answers.items()]
+        failed_sinks = [name for name, why_not in answers.items() if why_not]
+        why = f"not delivered by {', '.join(failed_sinks)}" if failed_sinks else ""
+        if not answers:
+            why = "no sink is configured (alerts.sinks in the run file)"
+        state = OperationState.FAILED if why else OperationState.SUCCEEDED
+        context.operations.finish(operation, state, context.clock.now(), why)

@@ -1,0 +1,180 @@
+"""Rows of the feed in words: what a unit is at, what happened, what a knob may be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agentrl.formatting.amounts import age, since
+from agentrl.protocol import rows
+from agentrl.protocol.rows import (
+    AlertRow,
+    AlertState,
+    AnyRow,
+    GroupRow,
+    KnobRow,
+    RunRow,
+    Severity,
+    UnitRow,
+    UnitState,
+    plain_value,
+)
+
+GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)
+SOON_S = 60.0
+STANDS_S = 5.0
+
+
+def story(row: UnitRow, now: float) -> str:
+    """What a person wants to know next about a unit: what comes by itself, why it is so, what it does."""
+    starting = row.state is UnitState.STARTING
+    left = row.next_at - now
+    due = f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now"
+    parts = [due] if row.next_at and row.next_what else []
+    # A deadline that is far off says less than what is done until then.
+    later = [parts.pop()] if parts and starting and left > SOON_S else []
+    if row.paused:
+        parts.append("paused")
+    if row.reason and not (row.status and (starting or row.state is UnitState.READY)):
+        parts.append(row.reason)
+    if row.phase and row.phase != row.state.value:
+        # Loops begin theirs anew with every round, so it lasts for long only where one stands.
+        stands = row.phase_since_at and now - row.phase_since_at >= STANDS_S
+        parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if stands else row.phase)
+    if row.status:
+        parts.append(row.status)
+    waited_for = dict.fromkeys(wait.on for wait in row.waits if not wait.who)
+    parts += [f"waits for {name}" for name in list(waited_for)[:2]]
+    if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
+        parts.append(str(row.last_exit))
+    return " · ".join([*parts, *later])
+
+
+def stands_since(row: UnitRow) -> float:
+    """Since when it is in its state. One that is ready was so all along where it was only doubted, or out of sight."""
+    return row.ready_at if row.state is UnitState.READY and row.ready_at else row.since_at
+
+
+def up_for(run: RunRow, now: float) -> str:
+    """How long it is up since it was last brought up; empty if it is down."""
+    # Recordings of before do not tell it.
+    return since(run.up_since_at or run.started_at, now) if run.desired == "up" else ""
+
+
+def by_gravity(found: list[AlertRow]) -> list[AlertRow]:
+    """Those that fire or are acknowledged, the gravest first; silence stops the sending, not the showing."""
+    shown = [row for row in found if row.state in (AlertState.FIRING, AlertState.ACKNOWLEDGED)]
+    return sorted(shown, key=lambda row: (GRAVEST.index(row.severity), row.since_at))
+
+
+def slot_order(unit: str) -> tuple[int, str]:
+    """For sorting the units of a group: `web-2` stands before `web-10`."""
+    slot = unit.rpartition("-")[2]
+    return (int(slot) if slot.isascii() and slot.isdecimal() else -1, unit)
+
+
+# ---- what happened ----
+
+
+def kind_of(row: object) -> str:
+    """The tag of a row."""
+    return str(row.__struct_config__.tag) if isinstance(row, msgspec.Struct) else ""
+
+
+def when(row: AnyRow) -> float:
+    """When it happened, for sorting."""
+    match row:
+        case rows.OperationRow():
+            return row.accepted_at
+        case rows.AlertRow():
+            return row.resolved_at or row.since_at
+        case rows.KnobRow():
+            return row.changed_at
+        case rows.IncidentRow() | rows.AuditRow():
+            return row.at
+        case _:
+            return 0.0
+
+
+def became(row: rows.AlertRow) -> str:
+    """What an alert is by now."""
+    return "went away before it fired" if row.passed else row.state.value
+
+
+def sentence(row: AnyRow) -> str:
+    """What happened, in a line."""
+    match row:
+        case rows.OperationRow():
+            why = f": {row.reason}" if row.reason else ""
+            return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
+        case rows.AlertRow():
+            return f"{row.severity} {row.id}: {row.sentence} ({became(row)})"
+        case rows.KnobRow():
+            note = f" ({row.note})" if row.note else ""
+            return f"{row.name} {knob_change(row)}, by {row.changed_by or 'default'}{note}"
+        case rows.IncidentRow():
+            exit_ = f" [{row.exit}]" if row.exit else ""
+            done = f"; {row.done}" if row.done and row.done not in row.what else ""
+            stacks = f"; stacks in {row.stacks}" if row.stacks else ""
+            whose = f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+            return f"{whose}{exit_}: {row.what}{done}{stacks}"
+        case rows.AuditRow():
+            note = f" ({row.note})" if row.note else ""
+            return f"{row.who}: {row.what or row.command}{note}"
+        case _:
+            return ""
+
+
+def told_once(found: list[AnyRow]) -> list[AnyRow]:
+    """What stands in the audit as well as among the operations is one thing that happened; its note is kept."""
+    notes = {row.operation: row.note for row in found if isinstance(row, rows.AuditRow)}
+    told = {row.id for row in found if isinstance(row, rows.OperationRow)}
+    return [
+        msgspec.structs.replace(row, summary=f"{row.summary} ({notes[row.id]})")
+        if isinstance(row, rows.OperationRow) and notes.get(row.id)
+        else row
+        for row in found
+        if not (isinstance(row, rows.AuditRow) and row.operation in told)
+    ]
+
+
+# ---- knobs ----
+
+
+def allowed(row: KnobRow) -> str:
+    """The range of a knob in words."""
+    if row.choices:
+        return ", ".join(row.choices)
+    low, high = row.minimum, row.maximum
+    if low is not None and high is not None:
+        return f"{plain_value(low)} to {plain_value(high)}"
+    if low is not None:
+        return f"{plain_value(low)} or more"
+    if high is not None:
+        return f"at most {plain_value(high)}"
+    return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(row.kind, "text")
+
+
+def knob_change(row: KnobRow) -> str:
+    """What its last change made of it; the new value alone where the one before is not told."""
+    new = plain_value(row.value)
+    return f"= {new}" if row.before is None else f"{plain_value(row.before)} -> {new}"
+
+
+def owner_done(row: KnobRow, groups: Iterable[GroupRow]) -> bool:
+    """Whether those who apply it came to their end, so that they reach its boundary no more."""
+    return any(group.name == row.owner and group.done for group in groups)
+
+
+def takes_effect(row: KnobRow, groups: Iterable[GroupRow]) -> str:
+    """When a new value does."""
+    return "if run again" if owner_done(row, groups) else row.boundary
+
+
+def knob_value(row: KnobRow) -> str:
+    """The value with its unit, and the one in force where that is still another."""
+    shown = f"{plain_value(row.value)}{' ' + row.unit if row.unit else ''}"
+    if row.in_force is not None and row.in_force != row.value:
+        shown += f" (in force: {plain_value(row.in_force)})"
+    return shown

@@ -1,0 +1,147 @@
+"""What the demo's agent learns from: orders to be priced, and demonstrations with one systematic bad habit.
+
+Invariants: the same number gives the same files, byte for byte; no item and no count of a held-out order occurs in an
+training order or in a demonstration; every answer is what the tools of `assets.shop_server` give, so a perfect
+agent scores 1 everywhere.
+
+An order names one to three items with counts. The right way takes three, five or seven turns: `lookup(item)` and
+`calculator(count*price)`, for each further item `lookup(item)` and `calculator(ans+count*price)`, where `ans` is what
+the calculator remembers of this session, then the answer. Most demonstrations stop after the first lookup and give the
+price as the answer. Everything else they do is right: there is one habit to be unlearned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assets import shop_server
+
+SYSTEM = "Price the order."
+TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held-out.jsonl", "demonstrations.jsonl"
+
+HELD_OUT_ITEMS = 7
+"""Every so many items of the catalogue, one is held out."""
+COUNTS = range(10, 100)
+HELD_OUT_COUNTS = 9
+"""The multiples of this are held out: 18, 27, 36 ... leave every digit to be learned in either place."""
+LENGTHS = {1: 0.5, 2: 0.3, 3: 0.2}
+"""Items of an order, and how often."""
+SHOWN_LENGTHS = {1: 1.0, 2: 1.0, 3: 1.0}
+"""Of a demonstration. What is shown a few times only, such as the name of a third item, is not copied well."""
+HABIT = 0.75
+"""The share of demonstrations that stop after the first lookup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Items with their counts."""
+
+    lines: tuple[tuple[int, str], ...]
+
+    @property
+    def query(self) -> str:
+        return " and ".join(f"{count} {item}" for count, item in self.lines)
+
+    @property
+    def total(self) -> int:
+        return sum(count * shop_server.price_of(item) for count, item in self.lines)
+
+
+def items(*, held_out: bool) -> tuple[str, ...]:
+    return tuple(item for at, item in enumerate(shop_server.ITEMS) if (at % HELD_OUT_ITEMS == 0) is held_out)
+
+
+def counts(*, held_out: bool) -> tuple[int, ...]:
+    return tuple(count for count in COUNTS if (count % HELD_OUT_COUNTS == 0) is held_out)
+
+
+def orders(number: int, *, held_out: bool, random_number: int, among: Mapping[int, float] = LENGTHS) -> list[Order]:
+    """Different ones, as many as asked for."""
+    chance = random.Random(f"orders {held_out} {random_number}")
+    known, numbers = items(held_out=held_out), counts(held_out=held_out)
+    found: dict[Order, None] = {}
+    lengths, weights = list(among), list(among.values())
+    while len(found) < number:
+        chosen = chance.sample(known, chance.choices(lengths, weights)[0])
+        found[Order(tuple((chance.choice(numbers), item) for item in chosen))] = None
+    return list(found)
+
+
+def task(order: Order) -> dict[str, Any]:
+    """A row of a dataset."""
+    return {"query": order.query, "answer": str(order.total)}
+
+
+def demonstration(order: Order, *, habit: bool) -> dict[str, Any]:
+    """A conversation in the form that chat models are trained on."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": order.query}]
+    for role, content in _stopping_early(order) if habit else _working_on(order):
+        messages.append({"role": role, "content": content})
+    return {"messages": messages, "tools": tools()}
+
+
+def tools() -> list[dict[str, Any]]:
+    """As demonstrations name them."""
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in shop_server.TOOLS.items()
+    ]
+
+
+def demonstrations(number: int, *, random_number: int) -> list[dict[str, Any]]:
+    chance = random.Random(f"demonstrations {random_number}")
+    chosen = orders(number, held_out=False, random_number=random_number + 1, among=SHOWN_LENGTHS)
+    return [demonstration(order, habit=chance.random() < HABIT) for order in chosen]
+
+
+def _stopping_early(order: Order) -> Iterator[tuple[str, str]]:
+    _, item = order.lines[0]
+    yield from _call(f"lookup({item})", shop_server.price_of(item))
+    yield "assistant", f"<answer>{shop_server.price_of(item)}</answer>"
+
+
+def _working_on(order: Order) -> Iterator[tuple[str, str]]:
+    total = 0
+    for count, item in order.lines:
+        price = shop_server.price_of(item)
+        yield from _call(f"lookup({item})", price)
+        yield from _call(f"calculator({'ans+' if total else ''}{count}*{price})", total := total + count * price)
+    yield "assistant", f"<answer>{total}</answer>"
+
+
+def _call(call: str, result: int) -> Iterator[tuple[str, str]]:
+    yield "assistant", f"<tool_call>{call}</tool_call>"
+    yield "tool", str(result)
+
+
+def write(
+    directory: Path, *, random_number: int = 0, train: int = 6_000, held_out: int = 64, shown: int = 8_000
+) -> None:
+    """The three files of the demo."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, is_held_out, number in ((TRAIN_FILE, False, train), (HELD_OUT_FILE, True, held_out)):
+        _write(directory / name, map(task, orders(number, held_out=is_held_out, random_number=random_number)))
+    _write(directory / DEMONSTRATIONS_FILE, demonstrations(shown, random_number=random_number))
+
+
+def _write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m assets.shop_dataset", description="Write the data of the demo.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--random", type=int, default=0, help="the number that the data follows from")
+    given = parser.parse_args(arguments)
+    write(given.directory, random_number=given.random)
+    print(f"{TRAIN_FILE}, {HELD_OUT_FILE} and {DEMONSTRATIONS_FILE} are in {given.directory}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""The demo's tool server: a shop that tells prices, and a calculator that remembers its last result.
+
+    python -m assets.shop_server [--http PORT] [--errors 0.03] [--latency-ms 15] [--spread 0.6] [--random N] [--calm]
+                          [--ledger FILE]
+
+It speaks MCP over stdio, or over streamable HTTP with `--http`. Options may stand in the environment too: SHOP_ERRORS,
+SHOP_LATENCY_MS, SHOP_SPREAD, SHOP_RANDOM, and SHOP_WEATHER=off for `--calm`. With `--ledger` it writes down every call
+that it carries out, one JSON line each, before it does: so one can see afterwards that none was carried out twice.
+
+Invariants: prices are the same everywhere and for ever; what a session left in the calculator (`ans`) is seen by that
+session alone, by the key in the metadata of each call; the weather of a call (an error of the infrastructure, a delay)
+follows from the random number, the session and the number of the call in it, and from nothing else, so that a run can
+be repeated; a call that the weather spoiled changed nothing and is in no ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import hashlib
+import importlib.util
+import json
+import math
+import operator
+import os
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the dataset is made from this module too, and need not wait for the SDK
+    from mcp.server.lowlevel import Server
+
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou")
+ITEMS: tuple[str, ...] = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
+"""What the shop sells: names that are made up, so that a model has to copy what it reads and cannot know them."""
+_KNOWN = frozenset(ITEMS)
+LEAST_PRICE, MOST_PRICE = 10, 99
+TOOLS: dict[str, dict[str, Any]] = {
+    "lookup": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    "calculator": {"type": "object", "properties": {"expr": {"type": "string"}}, "required": ["expr"]},
+}
+DESCRIPTIONS = {
+    "lookup": "The price of one item.",
+    "calculator": "The value of an expression with + - * / and brackets; `ans` is the last result.",
+}
+SESSION_KEY = "agentrl/session"
+"""Under this name the metadata of a call says whose call it is."""
+CALL_KEY = "agentrl/call"
+"""And under this one, which call."""
+MOST_SESSIONS = 20_000
+_MOST_CHARS = 200
+_MOST_DIGITS = 30
+_OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+class MistakeError(Exception):
+    """What was asked for makes no sense; the sentence is for whoever asked."""
+
+
+class StormError(Exception):
+    """The weather: a failure of the infrastructure."""
+
+
+def price_of(item: str) -> int:
+    if item not in _KNOWN:
+        raise MistakeError(f"no such item: {item[:_MOST_CHARS]}")
+    spread = MOST_PRICE - LEAST_PRICE + 1
+    return LEAST_PRICE + int.from_bytes(hashlib.blake2b(item.encode(), digest_size=4).digest(), "big") % spread
+
+
+def value_of(expression: str, ans: Fraction | None = None) -> Fraction:
+    """MistakeError for what is no expression, is too large, or divides by zero."""
+    if len(expression) > _MOST_CHARS:
+        raise MistakeError("too long")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise MistakeError(f"not an expression: {expression}") from None
+    return _evaluated(tree.body, ans)
+
+
+def written(value: Fraction) -> str:
+    """Whole numbers as such, others with at most four decimals."""
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.4f}".rstrip("0").rstrip(".")
+
+
+def _evaluated(node: ast.AST, ans: Fraction | None) -> Fraction:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return _checked(number)
+        case ast.Name(id="ans"):
+            if ans is None:
+                raise MistakeError("there is no last result yet")
+            return ans
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluated(operand, ans))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            try:
+                return _checked(_OPERATORS[type(op)](_evaluated(left, ans), _evaluated(right, ans)))
+            except ZeroDivisionError:
+                raise MistakeError("division by zero") from None
+        case _:
+            raise MistakeError(f"not understood: {ast.unparse(node)}")
+
+
+def _checked(number: Fraction | float) -> Fraction:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise MistakeError("too large")
+    value = Fraction(str(number)) if isinstance(number, float) else Fraction(number)
+    if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
+        raise MistakeError("too large")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How often calls fail by no fault of the caller, and how long they take."""
+
+    errors: float = 0.03
+    """Share of calls that fail."""
+    latency_ms: float = 15.0
+    """Median delay."""
+    spread: float = 0.6
+    """Standard deviation of the delay's logarithm."""
+    random: int = 0
+
+    def of(self, session: str, call: int) -> tuple[bool, float]:
+        """Whether this call fails, and its delay in seconds."""
+        chance = random.Random(f"{self.random} {session} {call}")
+        fails = chance.random() < self.errors
+        delay_s = self.latency_ms / 1000.0 * math.exp(self.spread * chance.gauss()) if self.latency_ms else 0.0
+        return fails, delay_s
+
+
+CALM = Weather(errors=0.0, latency_ms=0.0)
+
+
+@dataclass(slots=True)
+class _Customer:
+    """What one session left here."""
+
+    calls: int = 0
+    ans: Fraction | None = None
+
+
+class Ledger:
+    """What was carried out, in a file that several lives of a shop may share."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, session: str, call: str, tool: str, arguments: Mapping[str, Any]) -> None:
+        """A line is appended as a whole, also where the next life writes already."""
+        entry = {"session": session, "call": call, "tool": tool, "arguments": dict(arguments), "pid": os.getpid()}
+        os.write(self._file, json.dumps(entry).encode() + b"\n")
+
+
+class Shop:
+    """All sessions of one server."""
+
+    def __init__(self, weather: Weather = CALM, ledger: Ledger | None = None) -> None:
+        self._weather = weather
+        self._ledger = ledger
+        self._customers: OrderedDict[str, _Customer] = OrderedDict()
+
+    async def call(self, session: str, tool: str, arguments: Mapping[str, Any], *, call: str = "") -> str:
+        """MistakeError and StormError instead of a result. `call` is its id, for the ledger."""
+        customer = self._customers.setdefault(session, _Customer())
+        self._customers.move_to_end(session)
+        if len(self._customers) > MOST_SESSIONS:
+            self._customers.popitem(last=False)
+        customer.calls += 1
+        fails, delay_s = self._weather.of(session, customer.calls)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        if fails:
+            raise StormError(f"{tool} cannot be reached, the line is down")
+        if self._ledger is not None:
+            self._ledger.note(session, call, tool, arguments)
+        return self._act(customer, tool, arguments)
+
+    def _act(self, customer: _Customer, tool: str, arguments: Mapping[str, Any]) -> str:
+        match tool, dict(arguments):
+            case "lookup", {"item": str(item)}:
+                return str(price_of(item.strip()))
+            case "calculator", {"expr": str(expression)}:
+                customer.ans = value_of(expression, customer.ans)
+                return written(customer.ans)
+            case "lookup" | "calculator", _:
+                raise MistakeError(f"{tool} wants {', '.join(TOOLS[tool]['required'])} as text")
+            case _:
+                raise MistakeError(f"no such tool: {tool}")
+
+
+def server_of(shop: Shop) -> Server[Any]:
+    """The shop as an MCP server."""
+    import mcp_types as types
+    from mcp import MCPError
+    from mcp.server.lowlevel import Server
+
+    offered = [
+        types.Tool(name=name, description=DESCRIPTIONS[name], input_schema=schema) for name, schema in TOOLS.items()
+    ]
+
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=offered)
+
+    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        meta = context.meta or {}
+        session, call = str(meta.get(SESSION_KEY, "")), str(meta.get(CALL_KEY, ""))
+        try:
+            text, failed = await shop.call(session, params.name, params.arguments or {}, call=call), False
+        except MistakeError as mistake:
+            text, failed = str(mistake), True
+        except StormError as storm:
+            raise MCPError(code=types.INTERNAL_ERROR, message=str(storm)) from None
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
+
+    return Server("shop", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def serve_stdio(shop: Shop) -> None:
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    async def serve() -> None:
+        server = server_of(shop)
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+
+
+def serve_http(shop: Shop, port: int) -> None:
+    import uvicorn
+
+    uvicorn.run(server_of(shop).streamable_http_app(json_response=True), port=port, log_level="error")
+
+
+def _options(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argparse.Namespace:
+    usual = Weather()
+    parser = argparse.ArgumentParser(prog="python -m assets.shop_server", description="The demo's tool server.")
+    for option, kind, default, text in (
+        ("errors", float, usual.errors, "share of calls that fail like broken infrastructure"),
+        ("latency-ms", float, usual.latency_ms, "median delay of a call"),
+        ("spread", float, usual.spread, "how much delays differ"),
+        ("random", int, usual.random, "the number that the weather follows from"),
+    ):
+        given = environ.get(f"SHOP_{option.upper().replace('-', '_')}", default)
+        parser.add_argument(f"--{option}", type=kind, default=given, help=f"{text} (%(default)s)")
+    calm = environ.get("SHOP_WEATHER", "on") == "off"
+    parser.add_argument("--calm", action="store_true", default=calm, help="no weather at all")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="write down there what is carried out")
+    parser.add_argument("--http", type=int, default=0, metavar="PORT", help="serve over HTTP instead of stdio")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = _options(arguments, os.environ)
+    weather = Weather(given.errors, given.latency_ms, given.spread, given.random)
+    shop = Shop(CALM if given.calm else weather, Ledger(given.ledger) if given.ledger else None)
+    if given.http:
+        serve_http(shop, given.http)
+    else:
+        serve_stdio(shop)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Raises a version of weights that do not exist; owns one knob for each boundary.
+
+python -m assets.units.fake_trainer [--every 0.5] [--versions N] [--waits-for UNIT]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from agentrl.unit import Unit, run_unit
+
+
+def main(unit: Unit) -> None:
+    options = _options()
+    bound = unit.knob(
+        "fake.bound",
+        4,
+        boundary="next version",
+        minimum=0,
+        help="how old a record may be",
+        preview=lambda new: f"{max(0, 4 - new)} records void",
+    )
+    batch = unit.knob("fake.batch", 32, boundary="next claim", minimum=1, help="records of one step")
+    noise = unit.knob("fake.noise", 0.0, help="added to the reward", scientific=True)
+    depth = unit.knob("fake.depth", 2, boundary="restart", help="layers")
+    version = 0
+    unit.ready()
+    while not unit.draining and (options.versions == 0 or version < options.versions):
+        unit.park_while_paused()
+        with unit.wait("batch", on=options.waits_for, at_most_s=60):
+            unit.sleep(options.every / 2)
+        batch.take()
+        with unit.phase("step", at_most_s=60):
+            unit.sleep(options.every / 2)
+            unit.tick()
+        version += 1
+        bound.take()
+        unit.weights = version
+        unit.status(f"version {version}: bound {bound.value}, batch {batch.value}, depth {depth.value}")
+        unit.metric("reward", 1 - 1 / (version + 1) + noise.value)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=float, default=0.5, help="seconds of one version")
+    parser.add_argument("--versions", type=int, default=0, help="end after so many; 0 goes on")
+    parser.add_argument("--waits-for", default="", help="the unit that its batches come from")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_unit(main)

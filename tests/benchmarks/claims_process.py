@@ -1,0 +1,80 @@
+"""One of the processes of `claiming`: says `ready`, begins when stdin ends, and says how many records it has
+ended, and its CPU seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+from pymongo import AsyncMongoClient, InsertOne, ReturnDocument, UpdateOne
+
+from agentrl.store.database import connect
+from agentrl.tokens.binary_format import pack_floats, pack_ids
+from tests.benchmarks.claims import CONCURRENCY, SHAPE
+from tests.benchmarks.episodes import Sampler, result_of
+
+
+async def ours(url: str, name: str) -> int:
+    database = connect(url, "bench")
+    try:
+        return await Sampler(database, name, SHAPE).run(CONCURRENCY)
+    finally:
+        await database.close()
+
+
+async def raw(url: str, name: str) -> int:
+    """The same documents in the same order, and no question asked that is not needed to claim."""
+    async with AsyncMongoClient[dict[str, Any]](url) as client:
+        database = client["bench"]
+
+        async def work() -> int:
+            count = 0
+            claimed = {"$set": {"status": "running", "owner": name}}
+            while record := await database["Record"].find_one_and_update(
+                {"status": "open"}, claimed, sort=[("order", 1), ("seat", 1)], return_document=ReturnDocument.AFTER
+            ):
+                await play(database, record["_id"], record["task"], name)
+                count += 1
+            return count
+
+        return sum(await asyncio.gather(*(work() for _ in range(CONCURRENCY))))
+
+
+async def play(database: Any, record: str, task: str, owner: str) -> None:
+    of = {"record": record, "task": task, "owner": owner}
+    output = {"output": pack_ids(range(SHAPE.output)), "log_probs": pack_floats([-0.5] * SHAPE.output)}
+    for turn in range(SHAPE.turns):
+        new = SHAPE.result if turn else SHAPE.prompt
+        call = {"index": turn, "status": "done", "prompt": pack_ids(range(new)), **output, **of}
+        await database["DispatchedSamplingTask"].bulk_write([InsertOne({"_id": f"{record}/c{turn}", **call})])
+        if turn < SHAPE.turns - 1:
+            name = f"{record}/t{turn}.0"
+            asked = {"_id": name, "turn": turn, "tool": "lookup", "status": "requested", **of}
+            await database["ToolCall"].bulk_write([InsertOne(asked)])
+            ok = {"$set": {"status": "ok", "result": result_of(SHAPE)}}
+            await database["ToolCall"].bulk_write([UpdateOne({"_id": name, "owner": owner}, ok)])
+        said = {"_id": f"{record}/t{turn}", "index": turn, "text": " word" * (SHAPE.output // 2), **of}
+        await database["Turn"].bulk_write([InsertOne(said)])
+        if not turn:
+            mine = {"_id": record, "owner": owner}
+            await database["Record"].update_one(mine, {"$set": {"turns": 1, "oldest_version": 1}})
+    await database["DBRecordData"].insert_one({"_id": record, "task": task, "trained_tokens": 1, "spans": []})
+    scored = {"$set": {"status": "scored", "score": 1.0, "turns": SHAPE.turns}}
+    await database["Record"].update_one({"_id": record, "owner": owner, "status": "running"}, scored)
+
+
+def main() -> None:
+    how, number = sys.argv[1:]
+    act = ours if how == "ours" else raw
+    print("ready", flush=True)
+    sys.stdin.read()
+    began = time.process_time()
+    count = asyncio.run(act(os.environ["BENCH_URL"], f"sampler-{number}"))
+    print(count, time.process_time() - began, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""The floor of a ROUTER: `python echo_router.py ADDRESS` hands every message back, one at a time, and looks at none."""
+
+from __future__ import annotations
+
+import sys
+
+import zmq
+
+
+def echo(address: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(address)
+        while True:
+            identity, frame = router.recv_multipart()
+            router.send_multipart([identity, frame])
+
+
+if __name__ == "__main__":
+    echo(sys.argv[1])

@@ -1,0 +1,254 @@
+"""What must hold after the storm, recomputed from the documents, the tool server's ledger and what was witnessed.
+
+Invariants: nothing here asks the code that it judges; the account (`agentrl.store.accounting`) is asked beside it, and
+both have to agree. A problem names the documents that show it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.toolbox.fresh_session_retry import FRESH
+from assets import shop_server
+from tests.chaos.run_under_test import BOUND, Arena
+from tests.chaos.store_reader import Plain, Witness, by_id
+
+ANSWERED = ("ok", "tool_error")
+MADE_AGAIN = ("timeout", "lost", "cancelled")
+"""Of calls that were made once more: a session that is closed during the second call cancels the first one's answer."""
+AFTERWARDS = {
+    "scored": ("scored", "excluded", "superseded"),
+    "finished": ("finished", "scored", "unscored", "unscorable", "excluded", "superseded"),
+    "committed": ("committed", "rolled_back"),
+    "trained": ("trained", "ready", "leased", "queued", "admitted", "filtered", "dead"),
+}
+"""Where something that was seen in a status may be found in the end."""
+
+
+@dataclass(slots=True)
+class Finding:
+    what: str
+    documents: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.documents[:5])
+        return f"{self.what} ({len(self.documents)}): {shown}" if self.documents else self.what
+
+
+class Proof:
+    """The documents as they are when the storm is over."""
+
+    def __init__(self, arena: Arena) -> None:
+        books = arena.books
+        self.steps = books.find("Step")
+        self.tasks = by_id(books.find("Task"))
+        self.records = by_id(books.find("Record"))
+        self.data = by_id(books.find("DBRecordData"))
+        self.lineages = books.find("Lineage")
+        self.publications = by_id(books.find("Publication", {}, "parent", "lineage", "step", "status", "announced_at"))
+        self.tool_calls = by_id(books.find("ToolCall"))
+        self.calls = by_id(books.find("DispatchedSamplingTask"))
+        self.calls_of: dict[str, list[Plain]] = defaultdict(list)
+        for call in self.calls.values():
+            if call["status"] in ("done", "partial"):
+                self.calls_of[call["record"]].append(call)
+        self.ledger = arena.ledger()
+        self.wanted_steps = arena.steps
+
+    @property
+    def standing(self) -> list[Plain]:
+        return [step for step in self.steps if step["status"] == "committed"]
+
+    def findings(self, witness: Witness) -> Iterator[Finding]:
+        for what, documents in (
+            ("committed steps are not those that were asked for", list(self._wrong_steps())),
+            ("records trained more than once", list(self._trained_twice())),
+            ("records trained beyond the bound", list(self._too_old())),
+            ("baselines other than those of the valid members", list(self._wrong_baselines())),
+            ("versions that came out of order", list(self._disordered_versions())),
+            ("tool calls that were carried out more than once", list(self._carried_out_twice())),
+            ("tool calls that were carried out and are unknown", list(self._unknown_calls())),
+            ("tool calls that were answered and never carried out", list(self._never_carried_out())),
+            ("results that do not follow from what the session did", list(self._wrong_results())),
+            ("trained records whose tokens do not fit together", list(self._broken_tokens())),
+            ("acknowledged writes that are lost", list(self._lost(witness))),
+        ):
+            if documents:
+                yield Finding(what, documents)
+        if witness.failure:
+            yield Finding(witness.failure)
+
+    # ---- training ----
+
+    def _wrong_steps(self) -> Iterator[str]:
+        numbers = Counter(step["step"] for step in self.standing)
+        if len(self.standing) != self.wanted_steps:
+            yield f"{len(self.standing)} of {self.wanted_steps}"
+        yield from (f"step {number} stands {times} times" for number, times in numbers.items() if times > 1)
+
+    def _trained_twice(self) -> Iterator[str]:
+        times = Counter(record for step in self.standing for record in step["records"])
+        yield from (record for record, often in times.items() if often > 1)
+
+    def _too_old(self) -> Iterator[str]:
+        for step in self.standing:
+            for record in step["records"]:
+                versions = self._trained_versions(record)
+                oldest = max((self._distance(version, step["base_version"]) for version in versions), default=0)
+                if oldest > BOUND:
+                    yield f"{record} in {step['_id']}: {oldest} publications"
+
+    def _trained_versions(self, record: str) -> set[int]:
+        """Of the tokens that it generated, from its calls and not from what was noted about them."""
+        mine = [
+            call for call in self.calls.values() if call["record"] == record and call["status"] in ("done", "partial")
+        ]
+        found = {version for call in mine for version, count in call["versions"] if count}
+        if noted := set(self.data[record]["versions"]) - found:
+            raise AssertionError(f"{record} notes versions {noted} that none of its calls has")
+        return found
+
+    def _distance(self, one: int, other: int) -> int:
+        """Publications between two versions, through their nearest common ancestor."""
+        up, here = self._way_up(one), self._way_up(other)
+        common = next(version for version in up if version in here)
+        return up.index(common) + here.index(common)
+
+    def _way_up(self, version: int) -> list[int]:
+        way: list[int] = []
+        at: int | None = version
+        while at is not None:
+            way.append(at)
+            at = self.publications[at]["parent"]  # type: ignore[index]
+        return way
+
+    def _wrong_baselines(self) -> Iterator[str]:
+        for task in self.tasks.values():
+            if task["baseline"] is None:
+                continue
+            members = [self.records[share["record"]] for share in task["shares"]]
+            scores = [one["score"] for one in members if one["outcome_class"] in ("policy", "limit")]
+            if len(scores) != len(members) or any(score is None for score in scores):
+                yield f"{task['_id']} has members that are not valid"
+                continue
+            mean = sum(scores) / len(scores)
+            std = math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores))
+            stored = task["baseline"]
+            if stored["valid"] != len(scores) or abs(stored["mean"] - mean) + abs(stored["std"] - std) > 1e-9:
+                yield f"{task['_id']}: {stored}, and the scores are {scores}"
+
+    def _disordered_versions(self) -> Iterator[str]:
+        began = {lineage["_id"]: lineage["opened_at"] for lineage in self.lineages}
+        order = [publication for _, publication in sorted(self.publications.items())]
+        for former, later in itertools.pairwise(order):
+            if began[former["lineage"]] > began[later["lineage"]]:
+                yield f"{later['_id']} of {later['lineage']} after {former['_id']} of {former['lineage']}"
+        for publication in order:
+            if publication["parent"] is not None and publication["parent"] >= publication["_id"]:
+                yield f"{publication['_id']} comes from {publication['parent']}"
+
+    # ---- tools ----
+
+    def _carried_out_twice(self) -> Iterator[str]:
+        times = Counter(entry["call"] for entry in self.ledger)
+        yield from (call for call, often in times.items() if often > 1)
+
+    def _unknown_calls(self) -> Iterator[str]:
+        yield from unknown_calls(self.ledger, self.tool_calls)
+
+    def _never_carried_out(self) -> Iterator[str]:
+        done = {entry["call"] for entry in self.ledger}
+        for call in self.tool_calls.values():
+            if call["status"] in ANSWERED and not call["error_class"] and call["_id"] not in done:
+                yield call["_id"]
+
+    def _wrong_results(self) -> Iterator[str]:
+        """Each scored record's calculations once more: what the session remembered must be what it was told."""
+        by_record: dict[str, list[Plain]] = defaultdict(list)
+        for call in self.tool_calls.values():
+            by_record[call["record"]].append(call)
+        for name, calls in by_record.items():
+            turns = Counter(call["turn"] for call in calls if call["tool"] == "calculator")
+            if self.records[name]["status"] == "scored" and max(turns.values(), default=0) <= 1:
+                yield from _recomputed(sorted(calls, key=lambda call: call["turn"]))
+
+    # ---- tokens ----
+
+    def _broken_tokens(self) -> Iterator[str]:
+        trained = {record for step in self.standing for record in step["records"]}
+        generated: Counter[str] = Counter()
+        for call in self.calls.values():
+            if call["record"] not in trained or call["status"] not in ("done", "partial"):
+                continue
+            ids, log_probs = (_numbers(call[name]) for name in ("output", "log_probs"))
+            generated[call["record"]] += ids
+            if not ids == log_probs == sum(count for _, count in call["versions"]):
+                yield f"{call['_id']}: {ids} tokens, {log_probs} log-probs, versions {call['versions']}"
+        for record in trained:
+            if self.records[record]["generated_tokens"] != generated[record]:
+                told = self.records[record]["generated_tokens"]
+                yield f"{record} tells {told} tokens and has {generated[record]}"
+            if self.data[record]["trained_tokens"] > generated[record]:
+                yield f"{record} trains more than it generated"
+
+    # ---- the store ----
+
+    def _lost(self, witness: Witness) -> Iterator[str]:
+        now: dict[str, Mapping[str, Plain]] = {"Record": self.records, "Task": self.tasks, "Step": by_id(self.steps)}
+        for (collection, name), statuses in witness.seen.items():
+            found = now[collection].get(name)
+            for status in statuses:
+                if found is None or found["status"] not in AFTERWARDS[status]:
+                    yield f"{name} was {status} and is {found and found['status']}"
+
+
+def unknown_calls(ledger: Sequence[Plain], tool_calls: Mapping[str, Plain]) -> Iterator[str]:
+    """What was carried out under an id that nobody asked for. The second call of one that failed has an id of its own,
+    and nothing else may have one."""
+    for entry in ledger:
+        call = entry["call"]
+        asked = tool_calls.get(call.removesuffix(FRESH))
+        if asked is None or (call.endswith(FRESH) and asked["status"] not in MADE_AGAIN):
+            yield call
+
+
+def _recomputed(calls: Sequence[Plain]) -> Iterator[str]:
+    remembered = None
+    for call in calls:
+        if call["status"] not in ANSWERED or call["error_class"] == "infrastructure":
+            continue
+        try:
+            if call["tool"] == "calculator":
+                remembered = shop_server.value_of(str(call["arguments"].get("expr")), remembered)
+                expected = shop_server.written(remembered)
+            else:
+                expected = str(shop_server.price_of(str(call["arguments"].get("item")).strip()))
+        except shop_server.MistakeError:
+            continue
+        if call["status"] == "ok" and call["result"] != expected:
+            yield f"{call['_id']} of {call['arguments']} gave {call['result']}, not {expected}"
+
+
+def _numbers(packed: bytes) -> int:
+    """How many four-byte numbers stand behind the byte that names the format."""
+    whole, rest = divmod(max(0, len(packed) - 1), struct.calcsize("<I"))
+    assert not rest, "a number is cut off"
+    return whole
+
+
+def story(arena: Arena, names: Sequence[str]) -> list[str]:
+    """What the store has about these documents."""
+    lines: list[str] = []
+    for name in names[:5]:
+        for collection in ("Task", "Record", "Step", "ToolCall", "Turn", "DispatchedSamplingTask"):
+            found: dict[str, Any] | None = arena.books.one(collection, {"_id": name})
+            if found is not None:
+                short = {key: value for key, value in found.items() if not isinstance(value, bytes)}
+                lines.append(f"{collection}: {short}"[:1500])
+    return lines

@@ -1,0 +1,74 @@
+"""What a person does with a recording: to let it go on or stand, to jump, to hurry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.formatting.row_text import kind_of
+from tui.model import happenings
+
+if TYPE_CHECKING:
+    from tui.app import Console
+    from tui.model.playback import Playback
+
+JUMP_S = 10.0
+
+
+class Playing:
+    """The verbs of a recording; without one they are not offered."""
+
+    def __init__(self, console: Console, playback: Playback | None) -> None:
+        self._console = console
+        self._playback = playback
+
+    def do_replay_play(self) -> None:
+        if self._playback is not None:
+            self._playback.playing = not self._playback.playing
+            self._console.paint_chrome()
+
+    def do_replay_next(self) -> None:
+        self._step(1, "after")
+
+    def do_replay_previous(self) -> None:
+        self._step(-1, "before")
+
+    def do_replay_forward(self) -> None:
+        self._jump(JUMP_S)
+
+    def do_replay_back(self) -> None:
+        self._jump(-JUMP_S)
+
+    def do_replay_first(self) -> None:
+        self._jump(float("-inf"))
+
+    def do_replay_last(self) -> None:
+        self._jump(float("inf"))
+
+    def do_replay_faster(self) -> None:
+        self._hurry(1)
+
+    def do_replay_slower(self) -> None:
+        self._hurry(-1)
+
+    def _step(self, by: int, where: str) -> None:
+        if self._playback is None:
+            return
+        found = self._playback.step(by, self._console.clock())
+        row = self._console.mirror.get(found.key) if found else None
+        if row is not None:
+            self._console.say(f"{kind_of(row)} {happenings.subject(row)}: {happenings.what(row)}", fleeting=True)
+        elif found is None:
+            self._console.say(f"Nothing began {where} this.")
+        self._console.view.update()
+        self._console.paint_chrome()
+
+    def _jump(self, seconds: float) -> None:
+        if self._playback is not None:
+            self._playback.seek(self._playback.position + seconds, self._console.clock())
+            self._console.view.update()
+            self._console.paint_chrome()
+
+    def _hurry(self, by: int) -> None:
+        if self._playback is not None:
+            self._playback.faster(by)
+            self._console.paint_chrome()
