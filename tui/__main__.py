@@ -47,7 +47,7 @@ def _serve(args: argparse.Namespace) -> int:
         with quiet_interrupts():
             import asyncio
 
-            from tui.serving import server
+            from tui.serving import web_server
     except ModuleNotFoundError as missing:
         raise UsageError(
             f"The console for browsers needs {missing.name}.", hint="pip install 'agentrl[web]' brings it."
@@ -64,7 +64,7 @@ def _serve(args: argparse.Namespace) -> int:
         if target.state_dir is not None and not os.environ.get("AGENTRL_STATE_DIR"):
             # Another run that comes up or ends shall not change what an address shows.
             args.run = target.state_dir.name
-    asyncio.run(server.serve(args.serve, options_of_page(args), as_json=args.json))
+    asyncio.run(web_server.serve(args.serve, options_of_page(args), as_json=args.json))
     return ExitCode.OK
 
 
@@ -83,7 +83,7 @@ def options_of_page(args: argparse.Namespace) -> list[str]:
 
 def _run(args: argparse.Namespace) -> int:
     if args.in_browser:
-        from tui.serving.child import end_with_parent
+        from tui.serving.console_process import end_with_parent
 
         end_with_parent()
     # Textual draws on stderr, so that stdout may lead elsewhere.
@@ -98,14 +98,14 @@ def _run(args: argparse.Namespace) -> int:
     else:
         os.environ["NO_COLOR"] = "1"
     with quiet_interrupts():
-        from tui import preferences, recording_lookup, runs
+        from tui import preferences, recording_lookup, run_list
         from tui.app import Console, Settings
         from tui.model.runs import Place
 
     own = preferences.load(preferences.path())
     place = Place(args.run or "", args.key or "")
     # What does not exist is told before the screen is taken.
-    link = recording_lookup.link(args.replay, args.at, args.speed) if args.replay else runs.link(place)
+    link = recording_lookup.link(args.replay, args.at, args.speed) if args.replay else run_list.link(place)
     settings = Settings(
         read_only=args.read_only,
         ascii_only=args.ascii or own.ascii,

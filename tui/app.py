@@ -27,24 +27,23 @@ from agentrl.config import paths
 from agentrl.errors import AgentrlError
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AnyRow
-from tui.acting import Acting
-from tui.asking import Asking
+from tui.cli_runner import CliRunner
+from tui.command_runner import CommandRunner
 from tui.connection import Connection
-from tui.exporting import Exporting
-from tui.model import actions, chrome, intents
+from tui.export import Exporter
+from tui.model import actions, header_footer, pending_commands
 from tui.model.actions import Action, When
-from tui.model.ink import Line, Tone, span
-from tui.model.intents import Intent
 from tui.model.mirror import STALE_S, Mirror
 from tui.model.notices import Lasts, Notices
+from tui.model.pending_commands import PendingCommand
 from tui.model.runs import Place
-from tui.model.steps import Steps
+from tui.model.step_cache import StepCache
+from tui.model.styled_text import Line, Tone, span
 from tui.navigation import FILTER, Navigation
 from tui.playback_actions import Playing
 from tui.playback_connection import Replay
-from tui.shelling import Shelling
+from tui.prompts import Prompts
 from tui.views.alerts import Alerts
-from tui.views.base import View
 from tui.views.events import Events
 from tui.views.fleet import Fleet
 from tui.views.logs import Logs
@@ -53,10 +52,11 @@ from tui.views.records import Records
 from tui.views.runs import Runs
 from tui.views.training import Training
 from tui.views.tuning import Tuning
-from tui.widgets.entry import Entry
-from tui.widgets.held import HELD, keys_stay_keys
+from tui.views.view import View
+from tui.widgets.alt_keys import HELD, keys_stay_keys
 from tui.widgets.lines import Lines, Painted
-from tui.widgets.paint import DARK, LIGHT, Paint, themes
+from tui.widgets.text_field import TextField
+from tui.widgets.themes import DARK, LIGHT, Styles, themes
 
 PAINTS_PER_S = 4
 WHY_EVERY_S = 4.0
@@ -133,7 +133,7 @@ class Console(App[int]):
         self.replay = self.connection.playback if isinstance(self.connection, Replay) else None
         """Where a recording stands that is played in the place of a run."""
         self.notices = Notices()
-        self.steps = Steps()
+        self.steps = StepCache()
         """Asked for by the views that show something of them."""
         self.why: WhyReport | None = None
         self.why_at = 0.0
@@ -143,11 +143,11 @@ class Console(App[int]):
         self.paint = self._new_paint()
         self.views = {kind.name_in_registry: kind(id=kind.name_in_registry) for kind in SCREENS}
         self.navigation = Navigation(self, self.views)
-        self.asking = Asking(self)
-        self.acting = Acting(self)
-        self.exporting = Exporting(self)
+        self.prompts = Prompts(self)
+        self.commands = CommandRunner(self)
+        self.exporter = Exporter(self)
         self.playing = Playing(self, self.replay)
-        self.shelling = Shelling(self)
+        self.cli = CliRunner(self)
 
     # ---- the screen ----
 
@@ -158,7 +158,7 @@ class Console(App[int]):
             for view in self.views.values():
                 view.display = view is self.view
                 yield view
-        yield Entry(placeholder="words to look for; enter keeps the filter, esc ends it", id=FILTER)
+        yield TextField(placeholder="words to look for; enter keeps the filter, esc ends it", id=FILTER)
         yield notice
         yield keys
 
@@ -231,10 +231,10 @@ class Console(App[int]):
         frozen = self._frozen_at is not None and clock - self._frozen_at > STALE_S
         return self.mirror.fresh(clock) and not frozen
 
-    def _new_paint(self) -> Paint:
+    def _new_paint(self) -> Styles:
         settings = self.settings
         dimmed = not self._was_fresh
-        return Paint(
+        return Styles(
             self.theme, colour=settings.colour, ascii_only=settings.ascii_only, dimmed=dimmed, own=settings.colours
         )
 
@@ -269,34 +269,34 @@ class Console(App[int]):
     def _head(self, width: int, _: int) -> list[Line]:
         clock = self.clock()
         next_try = self.connection.next_try_at
-        at = chrome.Circumstances(
+        at = header_footer.HeaderState(
             self.now(),
             clock,
             None if next_try is None else next_try - clock,
             self.read_only,
             None if self._frozen_at is None else clock - self._frozen_at,
-            chrome.played(self.replay) if self.replay else "",
+            header_footer.played(self.replay) if self.replay else "",
         )
         view = self.view
-        tabs = chrome.tabs(self.mirror, self.navigation.tab, view.heading(), view.filter_text, width)
-        return [chrome.header(self.mirror, at, width), tabs]
+        tabs = header_footer.tabs(self.mirror, self.navigation.tab, view.heading(), view.filter_text, width)
+        return [header_footer.header(self.mirror, at, width), tabs]
 
     def _notice(self, width: int, _: int) -> list[Line]:
         link = self.mirror.link
         told, why_old = self.notices.line(self.mirror, self.clock()), self.view.why_old()
         if told and why_old:
             # It is so as long as it is told, whatever else is said meanwhile.
-            return [*chrome.notice(told, width), *chrome.notice((span(why_old, Tone.WARN),), width)]
+            return [*header_footer.notice(told, width), *header_footer.notice((span(why_old, Tone.WARN),), width)]
         if not told and link.tries and not link.connected:
             told = (span(f"{link.why} {link.hint}", Tone.WARN),)
         elif not told and why_old:
             told = (span(why_old, Tone.WARN),)
         if not told and self.replay and self.replay.told:
             told = (span(self.replay.told, Tone.WARN),)
-        return chrome.notice(told, width)
+        return header_footer.notice(told, width)
 
     def _keys(self, width: int, _: int) -> list[Line]:
-        return [chrome.footer(self.possible(), width)]
+        return [header_footer.footer(self.possible(), width)]
 
     # ---- actions ----
 
@@ -338,7 +338,7 @@ class Console(App[int]):
         await super().on_event(event)
 
     def _edits(self, key: str) -> bool:
-        return isinstance(self.focused, Entry) and self.focused.edits_with(key)
+        return isinstance(self.focused, TextField) and self.focused.edits_with(key)
 
     def _means_nothing(self, key: str) -> bool:
         """Nobody else answers it either: no field, no dialog, and nothing of Textual's own."""
@@ -386,7 +386,7 @@ class Console(App[int]):
                 why = "nothing is replayed"
             self.say(f"{action.title} is not possible: {why}.", Tone.WARN)
             return
-        if action.command and not self.acting.may_begin(action):
+        if action.command and not self.commands.may_begin(action):
             return
         group, _, name = action.id.partition(".")
         if group == "go":
@@ -399,11 +399,11 @@ class Console(App[int]):
             able = (
                 self.view,
                 self.navigation,
-                self.asking,
-                self.acting,
-                self.exporting,
+                self.prompts,
+                self.commands,
+                self.exporter,
                 self.playing,
-                self.shelling,
+                self.cli,
                 self,
             )
             handler = next((found for who in able if (found := getattr(who, method, None))), None)
@@ -428,9 +428,9 @@ class Console(App[int]):
         self.notices.say(text, self.clock(), tone, Lasts.ITS_TIME)
         self.paint_chrome()
 
-    def perform(self, intent: Intent, seen_in: View | None = None) -> None:
+    def perform(self, intent: PendingCommand, seen_in: View | None = None) -> None:
         """Carry out what a person wants; questions and answers come by themselves."""
-        self.run_worker(self.acting.carry_out(intent, seen_in), group="acts", name=intent.what)
+        self.run_worker(self.commands.carry_out(intent, seen_in), group="acts", name=intent.what)
 
     def _fatal_error(self) -> None:
         """A fault of ours: the whole story goes to a file, a sentence to the terminal."""
@@ -453,7 +453,7 @@ class Console(App[int]):
         self._round()
 
     def do_copy_line(self) -> None:
-        words = intents.line(self.view.cli_line(), self.settings.aim)
+        words = pending_commands.line(self.view.cli_line(), self.settings.aim)
         self.copy(words, f"copied: {words}")
 
     def copy(self, text: str, told: str) -> None:

@@ -13,17 +13,17 @@ from textual.widgets import Input
 
 from agentrl.formatting.row_text import kind_of
 from agentrl.protocol.rows import AlertRow, AnyRow
-from tui.model import happenings
-from tui.model.ink import Tone
-from tui.model.typed import Look
-from tui.views.base import View
-from tui.views.calls import FailedCalls, ToolErrors
-from tui.views.inventory import AccountPage, Checkpoints, Keys, Tasks
+from tui.model import event_table
+from tui.model.command_line import Destination
+from tui.model.styled_text import Tone
+from tui.views.detail_pages import AlertPage, RowPage, UnitPage
+from tui.views.failed_calls import FailedCalls, ToolErrors
 from tui.views.logs import Logs
-from tui.views.page import AlertPage, RowPage, UnitPage
 from tui.views.records import RecordPage
+from tui.views.stored_tables import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.tuning import Tuning
-from tui.views.waits import WaitsPage
+from tui.views.view import View
+from tui.views.wait_chain import WaitsPage
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -74,7 +74,7 @@ class Navigation:
         else:
             self._console.say("This is the first page; q leaves the console.", fleeting=True)
 
-    def look(self, look: Look) -> None:
+    def look(self, look: Destination) -> None:
         """Where a typed line or a suggestion leads."""
         match look.view:
             case "logs":
@@ -129,7 +129,7 @@ class Navigation:
         if isinstance(row, AlertRow):
             self.open_page(AlertPage(row))
         else:
-            self.open_page(RowPage(f"{kind_of(row)} {happenings.subject(row)}", row, key))
+            self.open_page(RowPage(f"{kind_of(row)} {event_table.subject(row)}", row, key))
 
     def do_list_tasks(self) -> None:
         self.open_page(Tasks())

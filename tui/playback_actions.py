@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl.formatting.row_text import kind_of
-from tui.model import happenings
+from tui.model import event_table
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -56,7 +56,7 @@ class Playing:
         found = self._playback.step(by, self._console.clock())
         row = self._console.mirror.get(found.key) if found else None
         if row is not None:
-            self._console.say(f"{kind_of(row)} {happenings.subject(row)}: {happenings.what(row)}", fleeting=True)
+            self._console.say(f"{kind_of(row)} {event_table.subject(row)}: {event_table.what(row)}", fleeting=True)
         elif found is None:
             self._console.say(f"Nothing began {where} this.")
         self._console.view.update()

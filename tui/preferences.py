@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agentrl.errors import ConfigError
 from agentrl.formatting.sentences import ended
 from tui.model.actions import BY_ID, of_view, rebound
-from tui.model.ink import COLOUR_NAMES
+from tui.model.styled_text import COLOUR_NAMES
 
 
 class Preferences(BaseModel):

@@ -29,7 +29,7 @@ from tests.benchmarks.report import Outcome, median, p95
 from tests.cli.scripted import Scripted
 from tests.store.server import shared_server
 from tests.tui.conftest import populate
-from tui.views.lists import FIRST
+from tui.views.query_views import FIRST
 
 RECORDS = 100_000
 BATCH = 10_000

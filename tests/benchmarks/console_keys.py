@@ -27,7 +27,7 @@ from tests.benchmarks import console_first_screen
 from tests.benchmarks.report import Outcome, median, p95
 from tui.app import Console
 from tui.connection import Connection
-from tui.model import fleet
+from tui.model import unit_table
 from tui.model.mirror import Mirror
 from tui.model.table import layout
 
@@ -173,7 +173,7 @@ class _Fleet(_Subject):
 class _Table(_Subject):
     def __init__(self) -> None:
         rows = self._rows = _Rows()
-        columns = self._columns = [c for c, _ in layout(fleet.columns(Mirror()), SIZE[0] - 2) if c.title]
+        columns = self._columns = [c for c, _ in layout(unit_table.columns(Mirror()), SIZE[0] - 2) if c.title]
 
         class App_(App[None]):
             def compose(self) -> ComposeResult:

@@ -49,7 +49,7 @@ def test_status_as_json_loads_only_the_conversation(shell: Shell, coordinator: S
     ("program", "arguments", "module"),
     [
         ("agentrl", ["status"], "agentrl.cli.app"),
-        ("tui", ["--serve=127.0.0.1:0", "--replay=@demo"], "tui.serving.server"),
+        ("tui", ["--serve=127.0.0.1:0", "--replay=@demo"], "tui.serving.web_server"),
     ],
 )
 def test_ctrl_c_while_a_program_is_loaded_ends_it_without_a_word(

@@ -15,8 +15,8 @@ from agentrl.errors import ConfigError
 from agentrl.recording.reader import Recording
 from agentrl.recording.recording_files import DIRECTORY
 from tests.e2e.running import Run
+from tests.tui.all_screens import comes_to_be_sound
 from tests.tui.conftest import Screen
-from tests.tui.walking import comes_to_be_sound
 from tests.waiting import aeventually
 from tui.app import Console
 from tui.connection import Connection

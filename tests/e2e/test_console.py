@@ -124,9 +124,7 @@ def test_inside_screen_it_is_drawn_takes_keys_and_leaves_the_terminal_sane(run: 
 
 
 def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, terminal: Terminal) -> None:
-    fault = (
-        "import sys, tui.model.overview as o, tui.__main__ as m; o.blocks = None; sys.argv[1:] = sys.argv[1:]; m.main()"
-    )
+    fault = "import tui.model.overview_blocks as o, tui.__main__ as m; o.blocks = None; m.main()"
     terminal.run(PYTHON, "-c", f"import sys; sys.exit(exec({fault!r}))", "--run", run.name)
     terminal.shows("broke off by a fault of its own")
     # Where a line ends depends on how long the path is.

@@ -17,8 +17,8 @@ from agentrl.errors import ExitCode
 from tests.e2e.browser import browser, processes_of
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S, aeventually, eventually
-from tui.serving import gate
-from tui.serving.server import MOST, TOO_MANY
+from tui.serving import access
+from tui.serving.web_server import MOST, TOO_MANY
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_
     async with browser(tmp_path / "profile") as page:
         await page.open(f"{served.base}/")
         await aeventually(page.says, within_s=60)
-        assert (await page.says()).strip() == gate.NEEDS_ADDRESS
+        assert (await page.says()).strip() == access.NEEDS_ADDRESS
         assert not served.consoles()
 
         await page.open(served.url)
@@ -154,12 +154,12 @@ def test_others_get_one_sentence_and_nothing_else(served: Served) -> None:
         assert (answer.status_code, answer.text.strip()) == (403, why)
 
     token = served.url.partition("/?")[2]
-    refused("/", gate.NEEDS_ADDRESS)
-    refused("/static/js/textual.js", gate.NEEDS_ADDRESS)
-    refused("/no/such/thing", gate.NEEDS_ADDRESS)
-    refused("/?token=wrong", gate.WRONG_TOKEN)
-    refused(f"/?{token}", gate.WRONG_NAME, host="evil.example")
-    refused(f"/?{token}", gate.WRONG_ORIGIN, origin="http://evil.example")
+    refused("/", access.NEEDS_ADDRESS)
+    refused("/static/js/textual.js", access.NEEDS_ADDRESS)
+    refused("/no/such/thing", access.NEEDS_ADDRESS)
+    refused("/?token=wrong", access.WRONG_TOKEN)
+    refused(f"/?{token}", access.WRONG_NAME, host="evil.example")
+    refused(f"/?{token}", access.WRONG_ORIGIN, origin="http://evil.example")
     answer = httpx.get(served.url, timeout=PATIENCE_S)
     assert answer.status_code == 303
     assert answer.headers["location"] == "/"

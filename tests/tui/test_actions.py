@@ -9,21 +9,21 @@ import pytest
 
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import Permission
-from tui.acting import Acting
 from tui.app import SCREENS, Console
-from tui.asking import Asking
-from tui.exporting import Exporting
+from tui.cli_runner import CliRunner
+from tui.command_runner import CommandRunner
+from tui.export import Exporter
 from tui.model.actions import ACTIONS, EVERYWHERE, VIEWS, Action, of_view, rebound, sign
 from tui.navigation import Navigation
 from tui.playback_actions import Playing
-from tui.shelling import Shelling
-from tui.views.base import View
-from tui.views.calls import FailedCalls, ToolErrors
-from tui.views.inventory import AccountPage, Checkpoints, Keys, TaskPage, Tasks
-from tui.views.lists import StepPage
-from tui.views.page import AlertPage, UnitPage
+from tui.prompts import Prompts
+from tui.views.detail_pages import AlertPage, UnitPage
+from tui.views.failed_calls import FailedCalls, ToolErrors
+from tui.views.query_views import StepPage
 from tui.views.records import GroupPage, RecordPage, TokenTree
+from tui.views.stored_tables import AccountPage, Checkpoints, Keys, TaskPage, Tasks
 from tui.views.tuning import KnobPage
+from tui.views.view import View
 
 PAGES = (
     StepPage,
@@ -42,7 +42,7 @@ PAGES = (
     Keys,
 )
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *PAGES)}
-FOR_ALL = (Navigation, Asking, Acting, Exporting, Console, Playing, Shelling)
+FOR_ALL = (Navigation, Prompts, CommandRunner, Exporter, Console, Playing, CliRunner)
 """Who carries out what means the same in every view."""
 ELSEWHERE: dict[str, str] = {}
 """Commands that stay in the shell, each with its reason: none."""

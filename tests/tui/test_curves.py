@@ -13,15 +13,15 @@ from agentrl.protocol import rows
 from agentrl.protocol.data_commands import Page, Story
 from agentrl.protocol.rows import OperationRow, OperationState
 from tests.cli.scripted import Scripted
-from tests.tui import still, walking
+from tests.tui import all_screens, fixed_console
+from tests.tui.all_screens import Stop
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
-from tests.tui.walking import Stop
 from tests.waiting import aeventually
 from tui.model import curves
 from tui.model.curves import Chart, Point, Tick
-from tui.model.ink import Tone, width_of
-from tui.views.lists import ASK_EVERY_S
+from tui.model.styled_text import Tone, width_of
+from tui.views.query_views import ASK_EVERY_S
 
 BEGAN = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 NUMBERS = st.lists(st.none() | st.floats(-1e30, 1e30), min_size=1, max_size=300)
@@ -171,16 +171,16 @@ async def test_what_happened_is_asked_for_again_at_the_pace_of_the_list_until_it
         raise UnavailableError("The journal is busy.")
 
     coordinator.answers["events"] = nobody
-    async with still.standing(coordinator, (80, 24)) as screen:
+    async with fixed_console.standing(coordinator, (80, 24)) as screen:
         await aeventually(lambda: screen.app.why is not None, what="a first answer")
-        await walking.walk_to(screen, Stop("training", ("8",)))
+        await all_screens.walk_to(screen, Stop("training", ("8",)))
         await aeventually(lambda: coordinator.sent("events"))
         await aeventually(lambda: not screen.app.view.is_asking("happenings"))
         for _ in range(9):
             screen.app._round()
         assert not screen.app.view.is_asking("happenings"), "a round asks again, four times a second"
         coordinator.answers["events"] = told
-        still.let_pass(screen.app, ASK_EVERY_S)
+        fixed_console.let_pass(screen.app, ASK_EVERY_S)
 
         def ticked() -> bool:
             screen.app._round()

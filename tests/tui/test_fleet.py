@@ -6,9 +6,9 @@ import pytest
 
 from agentrl.protocol import rows
 from agentrl.protocol.messages import ProcessInfo
-from tui.model import fleet, trajectories, wording
-from tui.model.ink import Span, Tone, cut
+from tui.model import cell_text, data_tables, unit_table
 from tui.model.mirror import Mirror
+from tui.model.styled_text import Span, Tone, cut
 from tui.model.table import layout
 
 
@@ -16,20 +16,20 @@ def hosts(*strays: ProcessInfo, disk_full: str = "") -> str:
     mirror = Mirror()
     row = rows.HostRow("far", "up", cpu_percent=7, disk_free_bytes=1 << 40, strays=strays, disk_full=disk_full)
     mirror.put("host/far", row)
-    return "".join(part.text for part in cut(fleet.hosts(mirror), 80)).strip()
+    return "".join(part.text for part in cut(unit_table.hosts(mirror), 80)).strip()
 
 
 def test_that_a_unit_died_is_seen_on_the_narrowest_terminal() -> None:
     for width in range(57, 200):
-        shown = [column.name for column, _ in layout(fleet.columns(Mirror()), width)]
+        shown = [column.name for column, _ in layout(unit_table.columns(Mirror()), width)]
         assert {"unit", "state", "died", "what"} <= set(shown), width
-    eighty = [column.title for column, _ in layout([c for c in fleet.columns(Mirror()) if not c.optional], 78)]
+    eighty = [column.title for column, _ in layout([c for c in unit_table.columns(Mirror()) if not c.optional], 78)]
     assert eighty == ["UNIT", "STATE", "FOR", "DIED", "CPU", "MEM", "WHAT"]
 
 
 def test_a_host_is_named_for_each_unit_only_where_there_are_several() -> None:
     mirror, unit = Mirror(), rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY, host="far")
-    (host,) = [column for column in fleet.columns(mirror) if column.name == "host"]
+    (host,) = [column for column in unit_table.columns(mirror) if column.name == "host"]
     mirror.put("host/far", rows.HostRow("far", "up"))
     assert host.optional
     assert not host.show(unit, 0.0).text
@@ -39,14 +39,14 @@ def test_a_host_is_named_for_each_unit_only_where_there_are_several() -> None:
 
 def test_what_an_operation_waits_for_is_a_sentence() -> None:
     told = ("trainer-0 is starting (starting on vm)", "web-0 is pending (waits for mongo)")
-    assert wording.waited_for(told) == "waits: trainer-0 is starting on vm, web-0 is pending (waits for mongo)"
+    assert cell_text.waited_for(told) == "waits: trainer-0 is starting on vm, web-0 is pending (waits for mongo)"
 
 
 def test_a_running_record_without_a_long_call_says_so() -> None:
-    assert trajectories.doing({"status": "running", "doing": None}) == "no call over 1 s"
+    assert data_tables.doing({"status": "running", "doing": None}) == "no call over 1 s"
     called = {"what": "tool call a.b", "age_s": 3.0}
-    assert trajectories.doing({"status": "running", "doing": called}) == "tool call a.b, 3s"
-    assert trajectories.doing({"status": "scored", "outcome": "answered"}) == "answered"
+    assert data_tables.doing({"status": "running", "doing": called}) == "tool call a.b, 3s"
+    assert data_tables.doing({"status": "scored", "outcome": "answered"}) == "answered"
 
 
 def stray(pid: int) -> ProcessInfo:
@@ -67,9 +67,9 @@ def test_what_stopped_is_in_order_in_a_run_that_was_taken_down(desired: str, tol
     mirror = Mirror()
     mirror.put("run", rows.RunRow("shop", "u", "stopped", desired=desired))
     mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 2}))
-    assert fleet.strengths(mirror) == (Span(told, tone),)
+    assert unit_table.strengths(mirror) == (Span(told, tone),)
     mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 1, "fatal": 1}))
-    (span,) = fleet.strengths(mirror)
+    (span,) = unit_table.strengths(mirror)
     assert span.tone is Tone.BAD, "what is fatal is so in any run"
 
 
@@ -86,7 +86,7 @@ def test_what_stopped_is_in_order_in_a_run_that_was_taken_down(desired: str, tol
 def test_which_weights_an_engine_has_or_loads_fits_its_column(serving: str, weights: int | None, shown: str) -> None:
     mirror = Mirror()
     row = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, serving=serving, weights=weights)
-    column = next(column for column in fleet.columns(mirror) if column.name == "weights")
+    column = next(column for column in unit_table.columns(mirror) if column.name == "weights")
     told = column.show(row, 0.0).text
     assert told == shown
     assert len(told) <= column.width
@@ -94,7 +94,7 @@ def test_which_weights_an_engine_has_or_loads_fits_its_column(serving: str, weig
 
 def test_a_group_that_a_run_does_not_want_is_not_missing() -> None:
     def told(ready: int, down: bool = False, **other: int) -> tuple[str, Tone]:
-        return wording.strength(rows.GroupRow("engine", "engine", desired=0, ready=ready, other=other), down=down)
+        return cell_text.strength(rows.GroupRow("engine", "engine", desired=0, ready=ready, other=other), down=down)
 
     assert told(0, stopped=2) == ("■engine stopped", Tone.DIM)
     assert told(0, completed=1) == ("■engine completed", Tone.DIM)

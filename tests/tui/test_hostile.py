@@ -12,10 +12,10 @@ from agentrl.protocol import rows
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.messages import Wait
 from tests.cli.scripted import Scripted
-from tests.tui import still, walking
+from tests.tui import all_screens, fixed_console
+from tests.tui.all_screens import PAGES, VIEWS
 from tests.tui.conftest import populate
-from tests.tui.steward import answers, story
-from tests.tui.walking import PAGES, VIEWS
+from tests.tui.steward_answers import answers, story
 from tests.waiting import aeventually
 from tui.app import Settings
 
@@ -39,10 +39,10 @@ _ESCAPE_REMAINS = re.compile(r"\[2J|\[31m|\]0;|\]52;|owned|b3duZWQ")
 
 def fill(script: Scripted, text: str) -> None:
     """Every place on any screen that somebody else writes has this text."""
-    still.narrate(script, "normal")
-    populate(script, units=30, long=f" {text}", now=still.NOW)
+    fixed_console.narrate(script, "normal")
+    populate(script, units=30, long=f" {text}", now=fixed_console.NOW)
     answers(script, text)
-    now = still.NOW
+    now = fixed_console.NOW
     for n in range(3):
         script.rows[f"unit/odd-{n}"] = rows.UnitRow(
             f"odd-{n}", "odd", text, rows.UnitState.BACKOFF, reason=text, since_at=now, incarnation=2, host=text, pid=7,
@@ -74,7 +74,7 @@ def fill(script: Scripted, text: str) -> None:
     script.rows["knob/a.odd"] = rows.KnobRow(
         "a.odd", text, text, 1, "str", text, text, owner=text, changed_at=now, changed_by=text, note=text
     )
-    script.answers["read_logs"] = still.log([text] * 90)
+    script.answers["read_logs"] = fixed_console.log([text] * 90)
     link = WaitLink(text, text, text, 1.0, True)
     script.answers["why"] = lambda _: WhyReport((WaitChain((link,) * 3, text, text, text),))
 
@@ -83,16 +83,16 @@ def fill(script: Scripted, text: str) -> None:
 async def test_what_others_write_breaks_no_screen(
     coordinator: Scripted, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AGENTRL_HOME", str(still.a_home(tmp_path / "runs")))
+    monkeypatch.setenv("AGENTRL_HOME", str(fixed_console.a_home(tmp_path / "runs")))
     fill(coordinator, TEXTS[kind])
     seen = set[str]()
-    async with still.standing(coordinator, SIZES[0]) as screen:
+    async with fixed_console.standing(coordinator, SIZES[0]) as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
         for size in SIZES:
             await screen.resize(*size)
             for stop in (*VIEWS, *PAGES):
-                await walking.walk_to(screen, stop)
-                text = await walking.comes_to_be_sound(screen, *size)
+                await all_screens.walk_to(screen, stop)
+                text = await all_screens.comes_to_be_sound(screen, *size)
                 assert kind != "escapes" or not _ESCAPE_REMAINS.search(text), text
                 seen |= {stop.name} if MARK in text else set()
                 if kind == "markup" and stop.name in ("unit page", "record page"):
@@ -103,16 +103,16 @@ async def test_what_others_write_breaks_no_screen(
 
 
 async def test_a_result_of_millions_of_signs_is_unfolded_and_left_again(coordinator: Scripted) -> None:
-    still.narrate(coordinator, "normal")
+    fixed_console.narrate(coordinator, "normal")
     body = "\n".join(f"{n} [red]\x1b[31m界\u202e and so on, and so on, and so on" for n in range(LINES))
     given: Any = story()
     given.turns[0]["tool_calls"][0]["result"] = body
     coordinator.answers["show_record"] = lambda _: given
-    async with still.standing(coordinator, (80, 24), settings=Settings(ascii_only=True)) as screen:
+    async with fixed_console.standing(coordinator, (80, 24), settings=Settings(ascii_only=True)) as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
-        await walking.walk_to(screen, walking.Stop("record", ("7", "end", "enter")))
+        await all_screens.walk_to(screen, all_screens.Stop("record", ("7", "end", "enter")))
         await screen.shows("shop.lookup")
         for key, text in (("f", "and so on"), ("end", "more signs;"), ("f", "more lines, f unfolds")):
             await screen.press(key)
             await screen.shows(text)
-            await walking.comes_to_be_sound(screen, 80, 24)
+            await all_screens.comes_to_be_sound(screen, 80, 24)

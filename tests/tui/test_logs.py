@@ -6,9 +6,9 @@ import pytest
 
 from agentrl.protocol.messages import LogChunk
 from tests.cli.scripted import Scripted
-from tests.tui import still
+from tests.tui import fixed_console
 from tests.tui.conftest import Screen, opened, populate
-from tui.model.logbook import MOST_LINES, Logbook
+from tui.model.log_buffer import MOST_LINES, LogBuffer
 
 LINES = [f"line {number} of the log" for number in range(200)]
 
@@ -25,7 +25,7 @@ async def see(screen: Screen, *expected: str) -> None:
 
 async def test_lines_are_marked_found_again_and_let_go(coordinator: Scripted) -> None:
     populate(coordinator)
-    coordinator.answers["read_logs"] = still.log(LINES)
+    coordinator.answers["read_logs"] = fixed_console.log(LINES)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("6")
         await screen.shows(LINES[-1], "following")
@@ -59,13 +59,13 @@ async def test_lines_are_marked_found_again_and_let_go(coordinator: Scripted) ->
 
 async def test_a_mark_stays_on_its_line_while_others_come(coordinator: Scripted) -> None:
     populate(coordinator)
-    coordinator.answers["read_logs"] = still.log(LINES[:100])
+    coordinator.answers["read_logs"] = fixed_console.log(LINES[:100])
     async with opened(coordinator.state_dir) as screen:
         await screen.press("6")
         await screen.shows(LINES[99])
         await screen.press("m")
         await see(screen, LINES[99])
-        coordinator.answers["read_logs"] = still.log(LINES)
+        coordinator.answers["read_logs"] = fixed_console.log(LINES)
         await screen.shows(LINES[-1], "following")
         assert marked(screen) == []
         await screen.press("N")
@@ -75,7 +75,7 @@ async def test_a_mark_stays_on_its_line_while_others_come(coordinator: Scripted)
 
 async def test_a_key_soon_after_escape_is_both_though_terminals_take_it_for_one(coordinator: Scripted) -> None:
     populate(coordinator)
-    coordinator.answers["read_logs"] = still.log(LINES)
+    coordinator.answers["read_logs"] = fixed_console.log(LINES)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("6", "slash", "9", "9", "enter")
         await screen.shows("/99", LINES[199])
@@ -93,7 +93,7 @@ async def test_a_long_line_is_read_to_its_end(coordinator: Scripted) -> None:
     populate(coordinator)
     words = [f"word{number}" for number in range(40)]
     lines = [*LINES[:50], " ".join(words), *LINES[50:60], "x" * 9000]
-    coordinator.answers["read_logs"] = still.log(lines)
+    coordinator.answers["read_logs"] = fixed_console.log(lines)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("6")
         await screen.shows(LINES[59], "xxx…", "W wrap")
@@ -122,7 +122,7 @@ async def test_a_long_line_is_read_to_its_end(coordinator: Scripted) -> None:
 async def test_marks_and_what_was_sought_are_seen_in_lines_that_go_on(coordinator: Scripted) -> None:
     populate(coordinator)
     long = f"{'some words ' * 12}needle and {'more words ' * 12}"
-    coordinator.answers["read_logs"] = still.log([*LINES[:30], long, *LINES[30:60]])
+    coordinator.answers["read_logs"] = fixed_console.log([*LINES[:30], long, *LINES[30:60]])
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("6", "W")
         await screen.shows(LINES[59])
@@ -141,14 +141,14 @@ async def test_an_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 0, 0, b"", 0)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("6")
-        screen.app.views["logs"].lines.book = Logbook()
+        screen.app.views["logs"].lines.book = LogBuffer()
         await screen.press("m")
         await screen.shows("Nothing is written yet.")
 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_marks_of_lines_that_were_dropped_are_gone_and_the_others_stay(merged: bool) -> None:
-    book = Logbook(merged=merged)
+    book = LogBuffer(merged=merged)
     book.add("web-0", [f"line {number}" for number in range(MOST_LINES)])
     assert book.mark(0)
     assert book.mark(MOST_LINES - 1)

@@ -13,11 +13,11 @@ from tests.tui.conftest import opened, populate
 from tests.tui.test_curves import trained
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.model import alarms, inventory, knobs, trajectories
+from tui.model import alarms, data_tables, inventory, knob_table
 from tui.model.actions import BY_ID
 from tui.model.mirror import Mirror
 from tui.model.table import GAP, Column, layout
-from tui.views.base import TableView
+from tui.views.view import TableView
 
 
 @pytest.mark.parametrize("view", ["fleet", "events", "alerts", "tuning", "records", "training"])
@@ -43,9 +43,9 @@ async def test_on_a_low_screen_rows_come_before_what_stands_beside_them(coordina
 @pytest.mark.parametrize(
     ("columns", "first"),
     [
-        (knobs.columns(Mirror()), ("name", "value")),
+        (knob_table.columns(Mirror()), ("name", "value")),
         (alarms.columns(), ("severity", "sentence")),
-        (trajectories.record_columns(), ("id", "status")),
+        (data_tables.record_columns(), ("id", "status")),
         (inventory.task_columns(), ("id", "status")),
     ],
 )

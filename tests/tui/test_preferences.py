@@ -8,12 +8,12 @@ import pytest
 
 from agentrl.errors import ConfigError
 from tui import preferences
-from tui.model.ink import Span, Tone
-from tui.widgets.paint import DARK, LIGHT, Paint, themes
+from tui.model.styled_text import Span, Tone
+from tui.widgets.themes import DARK, LIGHT, Styles, themes
 
 
 def colour_of(theme: str, own: dict[str, dict[str, str]]) -> str:
-    strip = Paint(theme, own=own).strip((Span("well", Tone.GOOD),), 4)
+    strip = Styles(theme, own=own).strip((Span("well", Tone.GOOD),), 4)
     style = next(iter(strip)).style
     assert style is not None
     assert style.color is not None

@@ -10,11 +10,11 @@ from agentrl.config import paths
 from agentrl.errors import ConfigError
 from agentrl.recording.reader import Recording
 from agentrl.recording.recording_files import DIRECTORY
+from tests.tui.all_screens import comes_to_be_sound
 from tests.tui.conftest import Screen
-from tests.tui.walking import comes_to_be_sound
 from tui import recording_lookup
 from tui.app import Console
-from tui.model import chrome
+from tui.model import header_footer
 from tui.playback_connection import Replay
 
 MOST_BYTES = 300_000
@@ -115,4 +115,4 @@ def _played(name: str) -> tuple[int, str]:
     """How many frames there are of what that name plays, and what the banner calls it."""
     replay = Console(recording_lookup.link(name, "", 1.0)).replay
     assert replay is not None
-    return len(replay.source.frames), chrome.played(replay).partition(" · ")[0]
+    return len(replay.source.frames), header_footer.played(replay).partition(" · ")[0]

@@ -11,10 +11,10 @@ from agentrl.errors import UnavailableError
 from agentrl.protocol import data_commands
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
-from tests.tui.steward import RECORD, answers, row, story
+from tests.tui.steward_answers import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.model import trajectories
+from tui.model import data_tables
 from tui.model.notices import Notices
 from tui.views.records import Records
 
@@ -266,6 +266,6 @@ async def test_failed_calls_are_one_key_away_from_records(coordinator: Scripted)
     [(0.004, "0.00s"), (0.25, "0.25s"), (9.999, "10.0s"), (42.04, "42.0s"), (99.96, "99s"), (250.0, "4m")],
 )
 def test_how_long_a_call_took_has_its_unit(seconds: float, shown: str) -> None:
-    (took,) = (column for column in trajectories.call_columns() if column.name == "took")
+    (took,) = (column for column in data_tables.call_columns() if column.name == "took")
     assert took.show({"latency_s": seconds}, 0.0).text == shown
     assert len(shown) <= took.width

@@ -26,7 +26,7 @@ from tui.app import Console
 from tui.model.mirror import Mirror
 from tui.model.playback import Playback
 from tui.model.recorded_steps import Retelling, chosen, tellings
-from tui.model.steps import Steps
+from tui.model.step_cache import StepCache
 
 OFTEN = st.sampled_from(["step", "step", "wait", "wait", "minute", "evaluated", "back"])
 
@@ -91,7 +91,7 @@ def expected(made: Training, until: float) -> list[tuple[str, str]]:
     return found
 
 
-def shown(steps: Steps) -> list[tuple[str, str]]:
+def shown(steps: StepCache) -> list[tuple[str, str]]:
     return [(str(row["id"]), str(row["status"])) for row in steps.rows]
 
 
@@ -113,7 +113,7 @@ def test_however_one_came_there_the_steps_of_a_moment_are_those_that_were_told(
     for what in things:
         made.happen(what)
     made.wait(2)
-    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(BEGAN, 0.0)
     whole_s = made.now - BEGAN
     for clock, way in enumerate(ways):
@@ -172,7 +172,7 @@ def test_a_step_is_as_it_was_told_first_and_has_what_the_table_wants(tmp_path: P
     made.wait(5)
     made.say(evaluation=0.9)
     made.wait(90)
-    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(BEGAN + 120, 0.0)
     read_back(playback)
     playback.tell(steps)
@@ -200,7 +200,7 @@ def test_steps_between_which_numbers_are_missing_say_how_many_were_not_told(tmp_
     made.die(back_to=made.step)
     made.wait(70)
     made.train()
-    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(made.now, 0.0)
     read_back(playback)
     told = playback.tell(steps)
@@ -225,7 +225,7 @@ def test_a_frame_that_cannot_be_read_costs_its_own_steps_and_no_others(tmp_path:
                 raise OSError("a bad sector")
             return recording.changes(index)
 
-    playback, steps = Playback(cast(Recording, Damaged()), Mirror()), Steps()
+    playback, steps = Playback(cast(Recording, Damaged()), Mirror()), StepCache()
     playback.seek(recording.end, 0.0)
     read_back(playback)
     playback.tell(steps)
@@ -260,7 +260,7 @@ def test_filters_are_those_of_lists(tmp_path: Path) -> None:
     for _ in range(4):
         made.train(seconds=1.0)
         made.wait(10)
-    playback, steps = Playback(made.ended(), Mirror()), Steps()
+    playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(BEGAN + 40, 0.0)
     rows_there = playback.tell(steps).rows
     assert [row["step"] for row in chosen(rows_there, "metrics.reward_mean>0.02", BEGAN + 40)] == [4, 3]

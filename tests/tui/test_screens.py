@@ -20,7 +20,7 @@ from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
 from tests.waiting import aeventually
 from tui.app import Settings
 from tui.widgets.lines import Table
-from tui.widgets.paint import LIGHT
+from tui.widgets.themes import LIGHT
 
 VIEWS = {"1": "overview", "2": "fleet", "3": "events", "4": "alerts", "5": "tuning", "6": "logs"}
 ESSENTIAL = {

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from agentrl.errors import UsageError
 from tests.cli.scripted import Scripted
 from tui import __main__ as program
-from tui.serving import child, gate, server
-from tui.serving.child import Child
-from tui.serving.gate import Gate, Way, address
-from tui.serving.server import WIDTHS, hear, within
+from tui.serving import access, console_process, web_server
+from tui.serving.access import AccessPolicy, Decision, address
+from tui.serving.console_process import ConsoleProcess
+from tui.serving.web_server import WIDTHS, hear, within
 
-GATE = Gate(8766)
+GATE = AccessPolicy(8766)
 HOST = "127.0.0.1:8766"
 COOKIE = {GATE.cookie_name: GATE.cookie}
 
@@ -43,47 +43,47 @@ async def test_a_taken_address_is_told_in_one_document() -> None:
     assert "--listen 127.0.0.1:0" in error["hint"]
 
 
-def judged(**given: Any) -> gate.Verdict:
+def judged(**given: Any) -> access.Verdict:
     asked: dict[str, Any] = {"host": HOST, "origin": None, "token": None, "cookies": {}, "is_socket": False}
     return GATE.judge(**(asked | given))
 
 
 def test_the_token_is_changed_for_a_cookie_and_the_cookie_lets_in() -> None:
-    assert judged(token=GATE.token).way is Way.CHANGED
-    assert judged(cookies=COOKIE).way is Way.IN
-    assert judged(cookies=COOKIE, is_socket=True, origin=f"http://{HOST}").way is Way.IN
+    assert judged(token=GATE.token).way is Decision.CHANGED
+    assert judged(cookies=COOKIE).way is Decision.IN
+    assert judged(cookies=COOKIE, is_socket=True, origin=f"http://{HOST}").way is Decision.IN
     assert GATE.cookie != GATE.token
-    assert Gate(8766).token != GATE.token
+    assert AccessPolicy(8766).token != GATE.token
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({}, gate.NEEDS_ADDRESS),
-        ({"token": ""}, gate.WRONG_TOKEN),
-        ({"token": "x" * 32, "cookies": COOKIE}, gate.WRONG_TOKEN),
-        ({"token": GATE.cookie}, gate.WRONG_TOKEN),
-        ({"cookies": {GATE.cookie_name: GATE.token}}, gate.NEEDS_ADDRESS),
-        ({"cookies": {"agentrl-console-1": GATE.cookie}}, gate.NEEDS_ADDRESS),
-        ({"host": "evil.example:8766", "cookies": COOKIE}, gate.WRONG_NAME),
-        ({"host": "127.0.0.1:1", "token": GATE.token}, gate.WRONG_NAME),
-        ({"host": "", "token": GATE.token}, gate.WRONG_NAME),
-        ({"origin": "http://evil.example", "cookies": COOKIE}, gate.WRONG_ORIGIN),
-        ({"origin": "null", "cookies": COOKIE}, gate.WRONG_ORIGIN),
-        ({"origin": f"https://{HOST}", "cookies": COOKIE}, gate.WRONG_ORIGIN),
-        ({"cookies": COOKIE, "is_socket": True}, gate.WRONG_ORIGIN),
-        ({"token": GATE.token, "is_socket": True, "origin": f"http://{HOST}"}, gate.NEEDS_ADDRESS),
+        ({}, access.NEEDS_ADDRESS),
+        ({"token": ""}, access.WRONG_TOKEN),
+        ({"token": "x" * 32, "cookies": COOKIE}, access.WRONG_TOKEN),
+        ({"token": GATE.cookie}, access.WRONG_TOKEN),
+        ({"cookies": {GATE.cookie_name: GATE.token}}, access.NEEDS_ADDRESS),
+        ({"cookies": {"agentrl-console-1": GATE.cookie}}, access.NEEDS_ADDRESS),
+        ({"host": "evil.example:8766", "cookies": COOKIE}, access.WRONG_NAME),
+        ({"host": "127.0.0.1:1", "token": GATE.token}, access.WRONG_NAME),
+        ({"host": "", "token": GATE.token}, access.WRONG_NAME),
+        ({"origin": "http://evil.example", "cookies": COOKIE}, access.WRONG_ORIGIN),
+        ({"origin": "null", "cookies": COOKIE}, access.WRONG_ORIGIN),
+        ({"origin": f"https://{HOST}", "cookies": COOKIE}, access.WRONG_ORIGIN),
+        ({"cookies": COOKIE, "is_socket": True}, access.WRONG_ORIGIN),
+        ({"token": GATE.token, "is_socket": True, "origin": f"http://{HOST}"}, access.NEEDS_ADDRESS),
     ],
 )
 def test_everybody_else_is_refused_in_a_sentence(asked: dict[str, Any], why: str) -> None:
-    assert judged(**asked) == gate.Verdict(Way.REFUSED, why)
+    assert judged(**asked) == access.Verdict(Decision.REFUSED, why)
     assert why.endswith(".")
 
 
 @given(shown=st.text())
 def test_no_other_text_is_the_token_or_the_cookie(shown: str) -> None:
-    assert judged(token=shown).way is Way.REFUSED
-    assert judged(cookies={GATE.cookie_name: shown}).way is Way.REFUSED
+    assert judged(token=shown).way is Decision.REFUSED
+    assert judged(cookies={GATE.cookie_name: shown}).way is Decision.REFUSED
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:8766", "[::1]:9"])
@@ -175,16 +175,16 @@ class Deaf:
 async def test_half_a_pair_of_signs_is_typed_as_another_sign() -> None:
     process: Any = Deaf()
     page: Any = Told()
-    await hear('["stdin", "a\\ud800"]', Child(process), page)
+    await hear('["stdin", "a\\ud800"]', ConsoleProcess(process), page)
     assert process.written == b"D\x00\x00\x00\x02a?"
 
 
 async def test_a_console_that_is_stopped_is_not_waited_for_and_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "GRACE_S", 0.05)
+    monkeypatch.setattr(console_process, "GRACE_S", 0.05)
     process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
     process.send_signal(signal.SIGSTOP)
     page: Any = Told()
-    stopped = Child(process)
+    stopped = ConsoleProcess(process)
     with pytest.raises(TimeoutError):
         # More than a pipe and the buffer before it hold.
         await hear(json.dumps(["stdin", "a" * (1 << 20)]), stopped, page)
@@ -194,7 +194,7 @@ async def test_a_console_that_is_stopped_is_not_waited_for_and_can_be_ended(monk
 
 @pytest.mark.parametrize(("host", "said"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
 async def test_a_wrong_name_is_not_said_again_in_any_header(host: str, said: str) -> None:
-    application = server.Server(GATE, ()).application()
+    application = web_server.Server(GATE, ()).application()
     async with TestClient(TestServer(application)) as browser:
         answer = await browser.get("/", headers={"Host": host})
         assert answer.status == 403
@@ -224,6 +224,6 @@ def test_every_page_shows_the_run_that_was_found_first_and_changes_nothing_unles
     async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:
         found.extend(options)
 
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(web_server, "serve", serve)
     assert program.main() == 0
     assert found == passed

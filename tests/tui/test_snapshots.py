@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.scripted import Scripted
-from tests.tui import pictures, still, walking
+from tests.tui import all_screens, fixed_console, snapshot_files
+from tests.tui.all_screens import PAGES, VIEWS, Stop
 from tests.tui.conftest import Screen
-from tests.tui.pictures import Album
-from tests.tui.walking import PAGES, VIEWS, Stop
+from tests.tui.snapshot_files import Album
 from tests.waiting import PATIENCE_S, aeventually
 
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -35,7 +35,7 @@ class Walk:
 
         def same() -> bool:
             draw(screen)
-            return not album.changes(title, pictures.picture(screen))
+            return not album.changes(title, snapshot_files.picture(screen))
 
         if self._renew:
             await _rest(screen)
@@ -44,9 +44,9 @@ class Walk:
                 # The first that differs may only be late; after that it is known how it stands.
                 await aeventually(same, within_s=2.0 if self.changed else PATIENCE_S)
             except AssertionError:
-                self.changed.append(album.changes(title, pictures.picture(screen)))
-        self._drawn.setdefault(stop.name, {})[title] = pictures.picture(screen)
-        walking.sound(screen, *size)
+                self.changed.append(album.changes(title, snapshot_files.picture(screen)))
+        self._drawn.setdefault(stop.name, {})[title] = snapshot_files.picture(screen)
+        all_screens.sound(screen, *size)
 
     def end(self) -> None:
         for name, drawn in self._drawn.items():
@@ -70,34 +70,34 @@ async def _rest(screen: Screen) -> None:
 
     def stands() -> bool:
         draw(screen)
-        seen.append(pictures.picture(screen))
+        seen.append(snapshot_files.picture(screen))
         return len(seen) > 4 and len(set(seen[-5:])) == 1
 
     await aeventually(stands, every_s=0.05)
 
 
-@pytest.mark.parametrize("times", still.TIMES)
+@pytest.mark.parametrize("times", fixed_console.TIMES)
 async def test_every_screen_looks_as_it_did(
     coordinator: Scripted, times: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AGENTRL_HOME", str(still.a_home(tmp_path / "runs")))
-    still.narrate(coordinator, times)
+    monkeypatch.setenv("AGENTRL_HOME", str(fixed_console.a_home(tmp_path / "runs")))
+    fixed_console.narrate(coordinator, times)
     walk = Walk(times, renew=bool(request.config.getoption("--renew")))
     stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]
-    async with still.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
+    async with fixed_console.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
         # What was answered before the silence stays, so what is opened in it comes first.
         for before, size in itertools.product((False, True), SIZES):
             await screen.resize(*size)
             for stop in (each for each in stops if each.before_the_silence == before):
-                await walking.walk_to(screen, stop, silence=times == "disconnected")
+                await all_screens.walk_to(screen, stop, silence=times == "disconnected")
                 await walk.see(screen, stop, size)
     walk.end()
     shown = "\n\n".join(walk.changed[:MOST_DIFFS])
     more = f"\n\nand {len(walk.changed) - MOST_DIFFS} more." if len(walk.changed) > MOST_DIFFS else ""
-    assert not walk.changed, f"{len(walk.changed)} pictures have changed.\n\n{shown}{more}\n\n{pictures.HOW}"
+    assert not walk.changed, f"{len(walk.changed)} pictures have changed.\n\n{shown}{more}\n\n{snapshot_files.HOW}"
 
 
 def test_no_picture_is_left_of_a_screen_that_is_gone() -> None:
     drawn = {Album(stop.name).path.name for stop in (*VIEWS, *PAGES)}
-    assert {path.name for path in pictures.HERE.iterdir()} == drawn, pictures.HOW
+    assert {path.name for path in snapshot_files.HERE.iterdir()} == drawn, snapshot_files.HOW

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from tui.model import trajectories, wording
-from tui.model.ink import Span, width_of
-from tui.model.table import MOMENT_S, Column, Said, TableModel, cells, heading, layout, titles
+from tui.model import cell_text, data_tables
+from tui.model.styled_text import Span, width_of
+from tui.model.table import MOMENT_S, Column, LineCache, TableModel, cells, heading, layout, titles
 
 COLUMNS: tuple[Column[tuple[str, int]], ...] = (
     Column("name", "NAME", 8, lambda row, now: Span(row[0]), lambda row: row[0]),
@@ -248,7 +248,7 @@ def test_a_number_in_a_cell_is_never_cut(number: float, width: int) -> None:
     ],
 )  # fmt: skip
 def test_a_number_has_as_many_digits_as_fit(number: float, width: int, told: str) -> None:
-    assert wording.in_cells(trajectories.shown(number), width) == told
+    assert cell_text.in_cells(data_tables.shown(number), width) == told
 
 
 AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])
@@ -259,7 +259,7 @@ SPEEDS = st.sampled_from([0.0, 1.0, 16.0, -100.0])
 
 @given(st.lists(st.tuples(STEPS, SPEEDS, st.booleans())))
 def test_no_row_says_for_longer_than_a_moment_what_it_said(steps: list[tuple[float, float, bool]]) -> None:
-    said, now, clock = Said[list[int]](), 1000.0, 0.0
+    said, now, clock = LineCache[list[int]](), 1000.0, 0.0
     row, ended = [0], list[tuple[float, int]]()
     for passed, speed, written in steps:
         clock, now = clock + passed, now + speed * passed
@@ -281,7 +281,7 @@ def test_a_row_is_written_once_for_a_moment() -> None:
         return Span(row)
 
     shown = ((Column("name", "NAME", 4, show, lambda row: row), 4),)
-    said = Said[str]()
+    said = LineCache[str]()
     for clock in (0.0, MOMENT_S / 3, MOMENT_S / 2):
         said.moment(100 + clock, clock)
         assert said.line("a", "row", shown)[0].text == "row "

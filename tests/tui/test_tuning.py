@@ -20,8 +20,8 @@ from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.app import Settings
-from tui.model.ink import as_ascii, width_of
-from tui.model.staleness import histogram
+from tui.model.staleness_histogram import histogram
+from tui.model.styled_text import as_ascii, width_of
 
 REPORT = StalenessReport(bound=2, version=9, ready={0: 8, 1: 4, 2: 2, 4: 1}, under_way={0: 3, 3: 1})
 COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 10_000), max_size=12)

@@ -19,9 +19,9 @@ from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.safe_text import sanitise
 from tui.dialogs.modal import Modal
-from tui.model.ink import Line, Span, Tone, cut, span, wrapped
-from tui.widgets.entry import Entry
+from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
 from tui.widgets.lines import Lines
+from tui.widgets.text_field import TextField
 
 PREVIEW_AFTER_S = 0.15
 WIDTH = 76
@@ -88,7 +88,7 @@ class Form(Modal[Values | None]):
                 with Horizontal(classes="field"):
                     yield Lines(_constant((Span(field.title, Tone.DIM),)))
                     hint = sanitise(field.hint)
-                    yield Entry(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=False)
+                    yield TextField(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=False)
             yield Lines(self._below, id="below")
 
     def on_mount(self) -> None:

@@ -12,9 +12,9 @@ from textual.containers import Vertical
 from textual.widgets import Input
 
 from tui.dialogs.modal import Modal
-from tui.model.ink import Line, Span, Tone, cut, fitted, span
-from tui.widgets.entry import Entry
+from tui.model.styled_text import Line, Span, Tone, cut, fitted, span
 from tui.widgets.lines import Drawn, Painted
+from tui.widgets.text_field import TextField
 
 MOST = 14
 MOST_NEAR = 3
@@ -88,7 +88,7 @@ class Palette(Modal[str | None]):
     def compose(self) -> ComposeResult:
         self._matches = Matches()
         with Vertical(id="box"):
-            yield Entry(placeholder=self._hint)
+            yield TextField(placeholder=self._hint)
             yield self._matches
 
     def on_mount(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from agentrl.formatting.amounts import moment
 from agentrl.formatting.row_text import GRAVEST
 from agentrl.protocol.rows import AlertRow, AlertState
-from tui.model import wording
-from tui.model.ink import Span, Tone, span
+from tui.model import cell_text
+from tui.model.styled_text import Span, Tone, span
 from tui.model.table import Column
 
 SHOWN = (AlertState.FIRING, AlertState.ACKNOWLEDGED, AlertState.RESOLVED)
@@ -18,7 +18,7 @@ def columns() -> tuple[Column[AlertRow], ...]:
     return (
         Column("severity", "SEVERITY", 9, lambda row, now: _severity(row), gravity),
         Column("state", "STATE", 14, lambda row, now: state(row), lambda row: state(row).text, rank=1),
-        Column("since", "FOR", 5, lambda row, now: Span(wording.ago(row.since_at, now)), _since, True, 2),
+        Column("since", "FOR", 5, lambda row, now: Span(cell_text.ago(row.since_at, now)), _since, True, 2),
         Column("id", "ALERT", 26, lambda row, now: span(row.id, Tone.STRONG), lambda row: row.id, rank=1),
         Column("quiet", "SENT", 14, _sent, lambda row: row.silenced_until_at, rank=3, optional=True),
         Column("sentence", "WHAT", 20, lambda row, now: span(row.sentence), lambda row: row.sentence, stretches=True),
@@ -26,7 +26,7 @@ def columns() -> tuple[Column[AlertRow], ...]:
 
 
 def state(row: AlertRow) -> Span:
-    return wording.state(PASSED if row.passed else row.state.value)
+    return cell_text.state(PASSED if row.passed else row.state.value)
 
 
 def shown(row: AlertRow, *, resolved: bool) -> bool:
@@ -43,7 +43,7 @@ def _since(row: AlertRow) -> float:
 
 
 def _severity(row: AlertRow) -> Span:
-    made = wording.severity(row.severity)
+    made = cell_text.severity(row.severity)
     return made if row.state is AlertState.FIRING else Span(made.text, Tone.DIM)
 
 

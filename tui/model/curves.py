@@ -19,7 +19,7 @@ from agentrl.formatting.amounts import counted, moment
 from agentrl.formatting.row_text import sentence
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
 from agentrl.telemetry.learning import LEARNING
-from tui.model.ink import Line, Span, Tone, filled, span
+from tui.model.styled_text import Line, Span, Tone, filled, span
 
 CHOSEN = (
     "reward_mean", "evaluation", "entropy", "mismatch_mean", "weight_mean", "ess", "clipped_share", "gradient_norm",

@@ -9,12 +9,12 @@ from agentrl.formatting import account_lines
 from agentrl.formatting.amounts import moment, size
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.data_commands import AccountReport, Story
-from tui.model import wording
+from tui.model import cell_text
 from tui.model.curves import seconds
-from tui.model.details import page
-from tui.model.ink import Line, Span, Tone, span, wrapped
+from tui.model.data_tables import Row, doing
+from tui.model.detail_lines import page
+from tui.model.styled_text import Line, Span, Tone, span, wrapped
 from tui.model.table import Column
-from tui.model.trajectories import Row, doing
 
 _TONES = {"done": Tone.GOOD, "trained": Tone.GOOD, "complete": Tone.GOOD, "dead": Tone.BAD, "deleted": Tone.DIM}
 _TONES |= {"admitted": Tone.BUSY, "leased": Tone.BUSY, "writing": Tone.BUSY}
@@ -52,7 +52,7 @@ def _status() -> Column[Row]:
 
 def _ago(name: str, title: str, rank: int) -> Column[Row]:
     def show(row: Row, now: float) -> Span:
-        return Span(wording.ago(seconds(row.get(name)), now), Tone.DIM)
+        return Span(cell_text.ago(seconds(row.get(name)), now), Tone.DIM)
 
     return Column(name, title, 5, show, lambda row: seconds(row.get(name)), True, rank)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from agentrl.formatting.amounts import age, duration
 from agentrl.protocol.rows import OperationRow, OperationState
-from tui.model import wording
-from tui.model.ink import Line, Span, Tone, span
-from tui.model.intents import Intent
+from tui.model import cell_text
 from tui.model.mirror import Mirror
+from tui.model.pending_commands import PendingCommand
+from tui.model.styled_text import Line, Span, Tone, span
 
 UNDO_S = 10.0
 SHOWN_S = 12.0
@@ -36,7 +36,7 @@ class _Done:
     what: str
     operation: str
     at: float
-    undo: Intent | None
+    undo: PendingCommand | None
     exact: bool
     """The undo leaves nothing behind; otherwise it is called by what it does."""
     ended_at: float = 0.0
@@ -64,12 +64,12 @@ class Notices:
         if self._lasts is not Lasts.ITS_TIME:
             self._text = None
 
-    def accepted(self, what: str, operation: str, clock: float, undo: Intent | None, *, exact: bool) -> None:
+    def accepted(self, what: str, operation: str, clock: float, undo: PendingCommand | None, *, exact: bool) -> None:
         """A command was accepted; from now on its operation is told of."""
         self._text = None
         self._done = _Done(what, operation, clock, undo, exact)
 
-    def take_undo(self, clock: float) -> Intent | None:
+    def take_undo(self, clock: float) -> PendingCommand | None:
         """What takes the last act back, once, if there is still time."""
         done = self._done
         if done is None or done.undo is None or clock - done.at > UNDO_S:
@@ -86,7 +86,7 @@ class Notices:
         if not isinstance(row, OperationRow):
             told = (span(f"◐ {self._done.what}: accepted", Tone.BUSY),)
         elif not row.state.ended:
-            waiting = wording.waited_for(row.waiting_for[:3]) if row.waiting_for else "is under way"
+            waiting = cell_text.waited_for(row.waiting_for[:3]) if row.waiting_for else "is under way"
             told = (span(f"◐ {self._done.what}: {waiting} · {age(clock - self._done.at)}", Tone.BUSY),)
         else:
             told = (self._ended(row, clock),)

@@ -16,7 +16,7 @@ from agentrl.recording.reader import Frame, Mark
 from agentrl.recording.writer import SIGN_S
 from tui.model.mirror import Mirror
 from tui.model.recorded_steps import Retelling, Telling, Told, tellings
-from tui.model.steps import Steps
+from tui.model.step_cache import StepCache
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)
 GAP_S = 2 * SIGN_S
@@ -117,7 +117,7 @@ class Playback:
         nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - self.speed))
         self.speed = SPEEDS[min(max(nearest + by, 0), len(SPEEDS) - 1)]
 
-    def tell(self, steps: Steps) -> Told:
+    def tell(self, steps: StepCache) -> Told:
         """Have them be those that were told of up to what is shown; there is news if it is another answer."""
         told = self._retelling.told(self._index, self.position)
         if told is not self._taken:

@@ -28,7 +28,7 @@ from agentrl.protocol.wire import decode_row
 from agentrl.recording.file_format import Change
 from agentrl.telemetry.learning import OF_STEPS, RECORDS, STEP_SECONDS
 from agentrl.telemetry.services import BASE_VERSION, STEP
-from tui.model.steps import MOST
+from tui.model.step_cache import MOST
 
 Row = Mapping[str, Any]
 BATCH = 20

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, RunRow
-from tui.model import wording
-from tui.model.ink import Span, Tone, span
+from tui.model import cell_text
+from tui.model.styled_text import Span, Tone, span
 from tui.model.table import Column
 
 
@@ -69,7 +69,9 @@ def columns() -> tuple[Column[RunLine], ...]:
     return (
         Column("run", "RUN", 18, _name, lambda row: row.name),
         Column("state", "STATE", 11, lambda row, now: _state(row), lambda row: (not row.up, row.state)),
-        Column("age", "AGE", 5, lambda row, now: Span(wording.ago(row.began_at, now)), lambda row: -row.began_at, True),
+        Column(
+            "age", "AGE", 5, lambda row, now: Span(cell_text.ago(row.began_at, now)), lambda row: -row.began_at, True
+        ),
         Column("step", "STEP", 6, _step, lambda row: -1 if row.step is None else row.step, True, 1),
         Column("alerts", "ALERTS", 6, _alerts, lambda row: row.alerts, True, 2),
         Column("where", "WHERE", 24, lambda row, now: span(row.where, Tone.DIM), lambda row: row.where, rank=3),
@@ -82,7 +84,7 @@ def _name(row: RunLine, now: float) -> Span:
 
 
 def _state(row: RunLine) -> Span:
-    return span("○ down", Tone.DIM) if row.state == "down" else wording.state(row.state)
+    return span("○ down", Tone.DIM) if row.state == "down" else cell_text.state(row.state)
 
 
 def _step(row: RunLine, now: float) -> Span:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from tui.model import wording
-from tui.model.ink import Line, Span, Tone, fitted, width_of
+from tui.model import cell_text
+from tui.model.styled_text import Line, Span, Tone, fitted, width_of
 
 R = TypeVar("R")
 SortKey = Any
@@ -331,12 +331,12 @@ def cells(row: R, shown: Layout[R], now: float) -> Line:
     for column, width in shown:
         text, tone = column.show(row, now)
         if column.right:
-            text = wording.in_cells(text, width)
+            text = cell_text.in_cells(text, width)
         made.append(Span(fitted(text, width, right=column.right) + " " * GAP, tone))
     return _without_last_gap(made)
 
 
-class Said(Generic[R]):
+class LineCache(Generic[R]):
     """What the rows in view say in one moment."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from typing import TypeGuard
 from textual.app import ComposeResult
 
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow
-from tui.model import alarms, intents, typed
-from tui.model.ink import Line, Span, Tone, cut, span
-from tui.model.intents import Intent
+from tui.model import alarms, command_line, pending_commands
+from tui.model.pending_commands import PendingCommand
+from tui.model.styled_text import Line, Span, Tone, cut, span
 from tui.model.table import TableModel
-from tui.views.base import FeedTable, View
+from tui.views.view import FeedTable, View
 from tui.widgets.lines import Lines, Table
 
 
@@ -29,18 +29,18 @@ class AlertVerbs(View):
 
     def do_alert_ack(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.acknowledge(row))
+            self.console_app.perform(pending_commands.acknowledge(row))
 
     def do_alert_silence(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.asking.ask_silence(row)
+            self.console_app.prompts.ask_silence(row)
 
     def do_alert_cure(self) -> None:
         row = self._aimed()
         if row is None:
             return
-        found = typed.cure(row, self.mirror)
-        if isinstance(found, Intent):
+        found = command_line.parse_cure(row, self.mirror)
+        if isinstance(found, PendingCommand):
             self.console_app.perform(found)
         elif found is not None:
             self.console_app.navigation.look(found)

@@ -6,11 +6,11 @@ from textual.app import ComposeResult
 
 from agentrl.formatting.row_text import told_once, when
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
-from tui.model import happenings
-from tui.model.ink import Tone
+from tui.model import event_table
 from tui.model.mirror import Changes
+from tui.model.styled_text import Tone
 from tui.model.table import TableModel
-from tui.views.base import TableView
+from tui.views.view import TableView
 from tui.widgets.lines import Table
 
 MOST = 1000
@@ -29,7 +29,7 @@ class Events(TableView):
         """What happened before the console came was not asked for since this was opened."""
 
     def compose(self) -> ComposeResult:
-        model: TableModel[AnyRow] = TableModel(happenings.columns(), "at", descending=True)
+        model: TableModel[AnyRow] = TableModel(event_table.columns(), "at", descending=True)
         self.table = Table(model, self.now, empty="nothing happened yet")
         yield self.table
 
@@ -55,7 +55,7 @@ class Events(TableView):
         for key in changes.take():
             row = self.mirror.get(key)
             if isinstance(row, _SHOWN) and when(row):
-                model.put(happenings.key_of(row), row)
+                model.put(event_table.key_of(row), row)
         if began_empty:
             model.aim_first()
         self._forget_oldest()
@@ -64,7 +64,7 @@ class Events(TableView):
     def take_past(self, found: list[AnyRow]) -> None:
         """The coordinator's memory of what happened before the console came."""
         for row in told_once(found):
-            self.table.model.put(happenings.key_of(row), row)
+            self.table.model.put(event_table.key_of(row), row)
         self.table.model.aim_first()
         self._forget_oldest()
         self.repaint()
@@ -82,14 +82,14 @@ class Events(TableView):
 
     def _refilter(self) -> None:
         kinds, words = self._kinds, self._words
-        self.table.model.filter((lambda row: happenings.keeps(words, kinds, row)) if kinds or words else None)
+        self.table.model.filter((lambda row: event_table.keeps(words, kinds, row)) if kinds or words else None)
 
     def cli_line(self) -> tuple[str, ...]:
         return ("events", *(word for kind in sorted(self._kinds) for word in ("--kind", kind)))
 
     def do_events_kind(self) -> None:
         """All kinds, then each alone."""
-        order = ["", *happenings.KINDS]
+        order = ["", *event_table.KINDS]
         now_only = next(iter(self._kinds), "")
         following = order[(order.index(now_only) + 1) % len(order)]
         self.only(following)

@@ -9,10 +9,10 @@ from textual.app import ComposeResult
 
 from agentrl.formatting.row_text import story
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
-from tui.model import fleet, intents
-from tui.model.ink import Line, Span, Tone, cut, span, wrapped
+from tui.model import pending_commands, unit_table
+from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
 from tui.model.table import TableModel
-from tui.views.base import FeedTable, View
+from tui.views.view import FeedTable, View
 from tui.widgets.lines import Lines, Table
 
 
@@ -33,38 +33,40 @@ class UnitVerbs(View):
 
     def do_unit_restart(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.restart(row))
+            self.console_app.perform(pending_commands.restart(row))
 
     def do_unit_drain(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.drain(row))
+            self.console_app.perform(pending_commands.drain(row))
 
     def do_unit_undrain(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.cancel_drain(row))
+            self.console_app.perform(pending_commands.cancel_drain(row))
 
     def do_unit_stop(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.stop(row))
+            self.console_app.perform(pending_commands.stop(row))
 
     def do_unit_kill(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.stop(row, now=True))
+            self.console_app.perform(pending_commands.stop(row, now=True))
 
     def do_unit_vouch(self) -> None:
         if (row := self._aimed()) is not None:
             if row.state is UnitState.LOST:
-                self.console_app.perform(intents.vouch(row))
+                self.console_app.perform(pending_commands.vouch(row))
             else:
                 self.console_app.say(f"{row.unit} is {row.state.value}, not lost: there is nothing to vouch for.")
 
     def do_unit_pause(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.resume(row.unit) if row.paused else intents.pause(row.unit))
+            self.console_app.perform(
+                pending_commands.resume(row.unit) if row.paused else pending_commands.pause(row.unit)
+            )
 
     def do_unit_stacks(self) -> None:
         if (row := self._aimed()) is not None:
-            self.console_app.perform(intents.stacks([row.unit]))
+            self.console_app.perform(pending_commands.stacks([row.unit]))
 
     def do_unit_logs(self) -> None:
         if (row := self._aimed()) is not None:
@@ -95,7 +97,7 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
     def compose(self) -> ComposeResult:
         yield Lines(self._strengths, id="strengths")
         yield Lines(self._hosts, id="hosts")
-        model: TableModel[UnitRow] = TableModel(fleet.columns(self.mirror), "unit")
+        model: TableModel[UnitRow] = TableModel(unit_table.columns(self.mirror), "unit")
         self.table = Table(model, self.now, empty="no unit yet")
         yield self.table
         yield Lines(self._story, id="story")
@@ -115,16 +117,16 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         return [cut((Span("  "), Span(part, Tone.DIM)), width) for part in lines]
 
     def _strengths(self, width: int, _: int) -> list[Line]:
-        return [cut((Span(" "), *fleet.strengths(self.mirror)), width)]
+        return [cut((Span(" "), *unit_table.strengths(self.mirror)), width)]
 
     def _hosts(self, width: int, _: int) -> list[Line]:
-        return [cut((Span(" "), *fleet.hosts(self.mirror)), width)]
+        return [cut((Span(" "), *unit_table.hosts(self.mirror)), width)]
 
     def takes(self, row: AnyRow | None) -> TypeGuard[UnitRow]:
         return isinstance(row, UnitRow)
 
     def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda row: fleet.keeps(words, row)) if words else None)
+        self.table.model.filter((lambda row: unit_table.keeps(words, row)) if words else None)
 
     def unit(self) -> UnitRow | None:
         return self.under_cursor()
@@ -155,18 +157,18 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
             if group.desired + by < 0:
                 self.console_app.say(f"{group.name} is wanted with none already.")
             else:
-                self.console_app.perform(intents.scale(group, group.desired + by))
+                self.console_app.perform(pending_commands.scale(group, group.desired + by))
 
     def do_group_restart(self) -> None:
         row = self._aimed()
         group = self.mirror.group(row.group) if row else None
         if group is not None:
-            self.console_app.perform(intents.restart_group(group))
+            self.console_app.perform(pending_commands.restart_group(group))
 
     def do_unit_stacks(self) -> None:
         marked = sorted(self.table.model.marked)
         if marked:
-            self.console_app.perform(intents.stacks(marked))
+            self.console_app.perform(pending_commands.stacks(marked))
         else:
             super().do_unit_stacks()
 

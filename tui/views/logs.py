@@ -16,11 +16,11 @@ from textual.worker import Worker
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, NoCoordinatorError
 from agentrl.formatting.amounts import counted
-from tui.model.ink import Line, Span, Tone, cut, fitted, folded, width_of, wrapped
-from tui.model.logbook import Entry, Logbook
+from tui.log_tail import LogTail
+from tui.model.log_buffer import LogBuffer, LogEntry
+from tui.model.styled_text import Line, Span, Tone, cut, fitted, folded, width_of, wrapped
 from tui.playback_connection import Replay
-from tui.tail import Tail
-from tui.views.base import View
+from tui.views.view import View
 from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
 
 POLL_S = 0.4
@@ -36,7 +36,7 @@ class LogLines(Painted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Logbook()
+        self.book = LogBuffer()
         self.follow = True
         self.wraps = False
         """Long lines go on below themselves."""
@@ -44,10 +44,10 @@ class LogLines(Painted):
         self._skipped = 0
         """Pieces of the uppermost line that are out of view."""
         self._left = 0
-        self._at: Entry | None = None
+        self._at: LogEntry | None = None
         """The mark that was gone to; none after any other move."""
 
-    def take(self, book: Logbook) -> None:
+    def take(self, book: LogBuffer) -> None:
         self.book, self.top, self._skipped, self.follow, self._left, self._at = book, 0, 0, True, 0, None
 
     def turn_wrapping(self) -> None:
@@ -67,7 +67,7 @@ class LogLines(Painted):
 
     # ---- a line in pieces ----
 
-    def _pieces(self, entry: Entry, width: int) -> list[Line]:
+    def _pieces(self, entry: LogEntry, width: int) -> list[Line]:
         """What is drawn of a line: as many as it takes where it goes on below itself, else one."""
         if entry.aside:
             first, *more = wrapped(entry.text, max(1, width - 3))
@@ -159,7 +159,7 @@ class LogLines(Painted):
         self.repaint()
         return ""
 
-    def _entry(self, place: int) -> Entry:
+    def _entry(self, place: int) -> LogEntry:
         (entry,) = self.book.window(place, 1)
         return entry
 
@@ -182,7 +182,7 @@ class Logs(View):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._tails: list[Tail] = []
+        self._tails: list[LogTail] = []
         self._life = 0
         self._said = ""
         self._polling: Worker[None] | None = None
@@ -220,9 +220,9 @@ class Logs(View):
 
     def open(self, units: list[str], life: int = 0) -> None:
         """Other units, or another life: -1 the one before, a number that one."""
-        self._tails = [Tail(unit, life) for unit in units]
+        self._tails = [LogTail(unit, life) for unit in units]
         self._life, self._said = life, ""
-        self.lines.take(Logbook(merged=len(units) > 1))
+        self.lines.take(LogBuffer(merged=len(units) > 1))
         self._begin()
 
     def shown(self) -> None:
@@ -292,7 +292,7 @@ class Logs(View):
             self.console_app.say(wrong)
 
     def do_logs_unit(self) -> None:
-        self.console_app.asking.choose_unit(lambda unit: self.open([unit]))
+        self.console_app.prompts.choose_unit(lambda unit: self.open([unit]))
 
     def do_logs_older(self) -> None:
         self._to_life(-1)

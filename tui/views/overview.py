@@ -16,13 +16,13 @@ from agentrl.errors import AgentrlError, UsageError
 from agentrl.formatting.row_text import when
 from agentrl.protocol.data_commands import Page
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
-from tui.model import curves, happenings, overview
-from tui.model.ink import Line, Span, Tone, cut
-from tui.model.outlook import Outlook
+from tui.model import curves, event_table, overview_blocks
+from tui.model.styled_text import Line, Span, Tone, cut
 from tui.model.table import cells, layout
+from tui.model.training_status import TrainingFacts
 from tui.playback_connection import Replay
-from tui.views.base import View
-from tui.views.lists import ANSWER_S, catch_up
+from tui.views.query_views import ANSWER_S, catch_up
+from tui.views.view import View
 from tui.widgets.lines import Lines
 
 ASK_EVERY_S = 5.0
@@ -49,7 +49,7 @@ class Overview(View):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._outlook = Outlook()
+        self._outlook = TrainingFacts()
         self._told_at: float | None = None
         """Clock at which it was told; None in a recording, where it is of the moment that is shown."""
 
@@ -71,7 +71,7 @@ class Overview(View):
     def update(self) -> None:
         if (playback := self.console_app.replay) is not None:
             playback.tell(self.console_app.steps)
-            self._outlook = Outlook(self.console_app.steps.points)
+            self._outlook = TrainingFacts(self.console_app.steps.points)
         super().update()
 
     async def _look_out(self) -> None:
@@ -87,7 +87,7 @@ class Overview(View):
         except AgentrlError:
             return
         checkpoint = saved.rows[0] if saved.rows else {}
-        self._outlook = Outlook(
+        self._outlook = TrainingFacts(
             self.console_app.steps.points,
             _newest(published, "announced_at"),
             _newest(ended, "finished_at"),
@@ -98,7 +98,7 @@ class Overview(View):
         self._told_at = asked_at
         self.repaint()
 
-    def _seen(self) -> Outlook:
+    def _seen(self) -> TrainingFacts:
         old_s = 0.0 if self._told_at is None else self.console_app.clock() - self._told_at
         return replace(self._outlook, old_s=old_s) if old_s > OLD_S else self._outlook
 
@@ -113,7 +113,7 @@ class Overview(View):
 
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
-        made = overview.blocks(
+        made = overview_blocks.blocks(
             self.mirror, self.console_app.why, self.now(), inner, height, self._seen(), self._after()
         )
         made += self._lately(inner, height - len(made))
@@ -123,7 +123,7 @@ class Overview(View):
         console, run = self.console_app, self.mirror.run
         if console.replay is not None or run is None:
             return ()
-        return overview.what_next(filter(console.may, console.registry), up=run.desired == "up")
+        return overview_blocks.what_next(filter(console.may, console.registry), up=run.desired == "up")
 
     def _lately(self, width: int, room: int) -> list[Line]:
         """The newest events in columns."""
@@ -132,7 +132,7 @@ class Overview(View):
         rows: list[AnyRow] = [*self.mirror.of(OperationRow), *self.mirror.of(IncidentRow), *self.mirror.of(AlertRow)]
         rows += [row for row in self.mirror.of(KnobRow) if row.changed_at]
         rows.sort(key=when, reverse=True)
-        shown = layout(happenings.columns(), width)
+        shown = layout(event_table.columns(), width)
         head = cut((Span("Lately", Tone.ACCENT),), width)
         return [(), head, *(cells(row, shown, self.now()) for row in rows[: room - 2])]
 

@@ -18,13 +18,13 @@ from agentrl.client.long_answers import Tokens
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import RecordStory
-from tui.model import episode, tokens, trajectories
-from tui.model.episode import Look
-from tui.model.ink import Line, Span, Tone, span
+from tui.model import data_tables, record_detail, token_lines
+from tui.model.record_detail import RecordView
+from tui.model.styled_text import Line, Span, Tone, span
 from tui.model.table import Column, TableModel
-from tui.model.tokens import Colouring, Node
-from tui.views.base import TableView
-from tui.views.lists import ANSWER_S, ASKING, AskedList, AskedPage, NamesRecords
+from tui.model.token_lines import Colouring, Node
+from tui.views.query_views import ANSWER_S, ASKING, QueryPage, QueryTable, RecordLinksPage
+from tui.views.view import TableView
 from tui.widgets.lines import Table
 
 MOST_TOKENS = 50_000
@@ -40,7 +40,7 @@ MOST_ATTEMPTS = 64
 _ROUND = re.compile(r"#r(\d+)\.")
 
 
-class Records(AskedList):
+class Records(QueryTable):
     """Attempts, the newest first; or those under way, of which the oldest is the one that is stuck."""
 
     name_in_registry = "records"
@@ -48,7 +48,7 @@ class Records(AskedList):
     filled_by = "samplers make them of the tasks that the steward admits; T shows the tasks, w who waits for whom"
 
     def columns(self) -> tuple[Column[Any], ...]:
-        return trajectories.record_columns()
+        return data_tables.record_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
         page = await client.list_records(
@@ -83,14 +83,14 @@ class Records(AskedList):
         self.console_app.navigation.open_failed_calls()
 
     def do_records_export(self) -> None:
-        self.console_app.exporting.ask_whole(self.filter_text)
+        self.console_app.exporter.ask_whole(self.filter_text)
 
     def do_record_group(self) -> None:
         if (row := self._target()) is not None:
             self.console_app.navigation.open_page(GroupPage(str(row["id"])))
 
 
-class RecordPage(NamesRecords):
+class RecordPage(RecordLinksPage):
     """One attempt, turn by turn."""
 
     name_in_registry = "record"
@@ -106,9 +106,9 @@ class RecordPage(NamesRecords):
         """What is to be asked for in their place, and the turn to jump to then."""
         self._under_way: int | None = None
         """The turn that the question under way leads to."""
-        self._look = Look()
+        self._look = RecordView()
         self._tokens: Tokens | None = None
-        self._drawn: tuple[object, episode.Told] | None = None
+        self._drawn: tuple[object, record_detail.RecordLines] | None = None
 
     async def _ask(self) -> None:
         """Once more for a jump that was wanted while another question waited for its answer."""
@@ -136,19 +136,21 @@ class RecordPage(NamesRecords):
             self.console_app.say(f"Turn {wanted} is not among the turns that are here.", Tone.WARN)
         return made.lines
 
-    def _made(self, width: int) -> episode.Told:
+    def _made(self, width: int) -> record_detail.RecordLines:
         """Thousands of tokens are laid out once, not at every round."""
         key = (width, self._look, id(self._answer), id(self._tokens))
         if self._drawn is None or self._drawn[0] != key:
             segments = self._tokens.segments if self._tokens else ()
-            made = episode.of_record(self._answer, width, self._look, segments)
+            made = record_detail.of_record(self._answer, width, self._look, segments)
             if self._look.colouring is not Colouring.NONE:
                 told = self._tokens.note if self._tokens else "asking for its tokens"
-                made = episode.Told([*made.lines, (), (span(told, Tone.WARN),)] if told else made.lines, made.turns)
+                made = record_detail.RecordLines(
+                    [*made.lines, (), (span(told, Tone.WARN),)] if told else made.lines, made.turns
+                )
             self._drawn = (key, made)
         return self._drawn[1]
 
-    def _jumped(self, made: episode.Told, turn: int) -> bool:
+    def _jumped(self, made: record_detail.RecordLines, turn: int) -> bool:
         if turn != BEGINNING and turn not in made.turns:
             return False
         self.scroll.go_to(0 if turn == BEGINNING else made.turns[turn])
@@ -196,7 +198,7 @@ class RecordPage(NamesRecords):
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """Other attempts at its seat."""
-        return episode.other_attempts(self._answer)
+        return record_detail.other_attempts(self._answer)
 
     # ---- what keys do ----
 
@@ -281,8 +283,10 @@ class TokenTree(TableView):
         self._jump = jump
 
     def compose(self) -> ComposeResult:
-        self.table = Table(TableModel(tokens.tree_columns(), "order"), self.now, empty=self._found.note or "no tokens")
-        self.table.model.replace(tokens.tree(self._found.segments))
+        self.table = Table(
+            TableModel(token_lines.tree_columns(), "order"), self.now, empty=self._found.note or "no tokens"
+        )
+        self.table.model.replace(token_lines.tree(self._found.segments))
         self.table.model.aim_first()
         yield self.table
 
@@ -294,7 +298,7 @@ class TokenTree(TableView):
         return ("records", "show", self._record, "--tokens")
 
     def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda node: tokens.keeps(words, node)) if words else None)
+        self.table.model.filter((lambda node: token_lines.keeps(words, node)) if words else None)
 
     def export_rows(self) -> list[Any]:
         return [row.segment for row in super().export_rows()]
@@ -307,7 +311,7 @@ class TokenTree(TableView):
             self._jump(target[1].segment.turn)
 
 
-class GroupPage(AskedPage):
+class GroupPage(QueryPage):
     """Attempts at the same task in columns; as many as fit, and keys for the rest."""
 
     name_in_registry = "group"
@@ -349,7 +353,7 @@ class GroupPage(AskedPage):
         return list(self._answer or ())[self._begin : self._begin + self._fits]
 
     def told(self, width: int) -> list[Line]:
-        self._fits = episode.columns_for(width)
+        self._fits = record_detail.columns_for(width)
         shown = self._shown()
         missing = [id for id in shown if id not in self._asked]
         if missing:
@@ -359,7 +363,7 @@ class GroupPage(AskedPage):
         if len(stories) < len(shown) or not shown:
             return [(Span((self._untold or ASKING) if shown else "no attempts", Tone.DIM),)]
         which = f"attempts {self._begin + 1}-{self._begin + len(shown)} of {len(self._answer)} at {self._title}"
-        return [(span(which, Tone.DIM),), *episode.beside(stories, width, self._unfolded)]
+        return [(span(which, Tone.DIM),), *record_detail.beside(stories, width, self._unfolded)]
 
     async def _ask_stories(self, ids: list[str]) -> None:
         self._untold = ""

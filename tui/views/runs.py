@@ -13,22 +13,22 @@ from pathlib import Path
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from tui import recording_lookup
-from tui import runs as finding
+from tui import run_list as finding
 from tui.connection import Connection
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import runs
-from tui.model.ink import Tone, span
 from tui.model.mirror import Mirror
 from tui.model.runs import Place, RunLine
+from tui.model.styled_text import Tone, span
 from tui.model.table import Column
 from tui.playback_connection import Replay
-from tui.views.lists import AskedList
+from tui.views.query_views import QueryTable
 
 LAST = "-10m"
 """Where the recording of a run that is down is entered: before its end."""
 
 
-class Runs(AskedList):
+class Runs(QueryTable):
     name_in_registry = "runs"
     what = "runs"
     filled_by = "`agentrl up FILE` starts one, and f opens one elsewhere"

@@ -18,24 +18,24 @@ from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow
 from tui.dialogs.palette import Choice, Palette
-from tui.model import curves, recorded_steps, trajectories
+from tui.model import curves, data_tables, recorded_steps
 from tui.model.curves import Chart, Tick
-from tui.model.ink import Line, Span, Tone, cut
 from tui.model.mirror import Changes
 from tui.model.playback import Playback
 from tui.model.recorded_steps import Told
-from tui.model.steps import NEWEST_FIRST
+from tui.model.step_cache import NEWEST_FIRST
+from tui.model.styled_text import Line, Span, Tone, cut
 from tui.model.table import Column
 from tui.playback_connection import Replay
-from tui.views.lists import ANSWER_S, ASK_EVERY_S, MOST, AskedList, StepPage, catch_up
-from tui.views.page import Page as PlainPage
+from tui.views.detail_pages import DetailPage as PlainPage
+from tui.views.query_views import ANSWER_S, ASK_EVERY_S, MOST, QueryTable, StepPage, catch_up
 from tui.widgets.lines import Lines
 
 HAPPENINGS = ("operation", "incident")
 MOST_HAPPENINGS = 500
 
 
-class Training(AskedList):
+class Training(QueryTable):
     name_in_registry = "training"
     what = "steps"
     follows_newest = True
@@ -63,7 +63,7 @@ class Training(AskedList):
         yield from super().compose()
 
     def columns(self) -> tuple[Column[Any], ...]:
-        return trajectories.step_columns()
+        return data_tables.step_columns()
 
     # ---- what is known ----
 
@@ -282,7 +282,7 @@ class Training(AskedList):
         else:
             # Steps have longer names in the store.
             same = ("steps", "list", "--filter", f"step={row['step']}")
-            lines = partial(trajectories.of_told_step, row)
+            lines = partial(data_tables.of_told_step, row)
             self.console_app.navigation.open_page(PlainPage(id, lines, same))
 
 

@@ -18,13 +18,13 @@ from agentrl.formatting.amounts import age, moment
 from agentrl.formatting.row_text import owner_done
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
-from tui.model import details, intents, knobs, staleness
+from tui.model import detail_lines, knob_table, pending_commands, staleness_histogram
 from tui.model.actions import Action
-from tui.model.consequences import in_a_sentence
-from tui.model.ink import Line, Span, Tone, cut, folded, span
+from tui.model.effect_text import effect_sentence
+from tui.model.styled_text import Line, Span, Tone, cut, folded, span
 from tui.model.table import TableModel
-from tui.views.base import FeedTable, View
-from tui.views.lists import ANSWER_S, ASKING, AskedPage
+from tui.views.query_views import ANSWER_S, ASKING, QueryPage
+from tui.views.view import FeedTable, View
 from tui.widgets.lines import Lines, Table
 
 BOUND = "bound"
@@ -54,7 +54,7 @@ class KnobVerbs(View):
         if row is None:
             return
         if row.changed_at:
-            self.console_app.perform(intents.undo_tune(row))
+            self.console_app.perform(pending_commands.undo_tune(row))
         else:
             self.console_app.say(f"{row.name} was never changed.")
 
@@ -80,7 +80,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         """Of the knob whose history was asked for: never of nobody, and again after a silence."""
 
     def compose(self) -> ComposeResult:
-        model: TableModel[KnobRow] = TableModel(knobs.columns(self.mirror), "name")
+        model: TableModel[KnobRow] = TableModel(knob_table.columns(self.mirror), "name")
         self.table = Table(model, self.now, empty="no knob yet")
         yield self.table
         yield Lines(self._help, id="help")
@@ -112,13 +112,13 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         made: list[Line] = []
         if row.name == BOUND and self._ages is not None:
             mark = self._mark_of(self._ages)
-            picture = staleness.histogram(self._ages, mark, width - 2)
+            picture = staleness_histogram.histogram(self._ages, mark, width - 2)
             made += picture if len(picture) + MOST_LINES <= height else []
             asked = self._mark is not None and mark != row.value
             said = f"at {mark}: {self._would or ASKING}" if asked else "← → try another bound"
             counted = Span(f"  counted {age(self.console_app.clock() - self._ages_at)} ago", Tone.DIM)
             made += folded((span(said, Tone.STRONG), counted), width - 2, MOST_LINES)
-            if hit := staleness.dropped(self._ages):
+            if hit := staleness_histogram.dropped(self._ages):
                 made.append(hit)
         if self._told_of == (row.name, row.revision):
             made += [_change(each) for each in reversed(self._history)]
@@ -221,10 +221,10 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             self.run_worker(work, group="what-if", exclusive=True)
 
     async def _preview(self, row: KnobRow, mark: int) -> None:
-        intent = intents.tune(row, mark)
+        intent = pending_commands.tune(row, mark)
         try:
             found = await self.console_app.connection.client.preview(intent.command, intent.args)
-            said = in_a_sentence(found.effect, self.mirror)
+            said = effect_sentence(found.effect, self.mirror)
         except AgentrlError as error:
             said = str(error)
         if mark == self._mark:
@@ -237,7 +237,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         return isinstance(row, KnobRow)
 
     def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda row: knobs.keeps(words, row)) if words else None)
+        self.table.model.filter((lambda row: knob_table.keeps(words, row)) if words else None)
 
     def select(self, name: str) -> None:
         self.table.model.aim(name)
@@ -252,12 +252,12 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
 
     def do_drill(self) -> None:
         row = self.aimed()
-        if row is not None and not self.console_app.acting.may_ever("tune"):
+        if row is not None and not self.console_app.commands.may_ever("tune"):
             self.do_knob_history()
         elif row is not None:
             marked = row.name == BOUND and self._mark is not None and self._mark != row.value
             known = self._history if self._told_of == (row.name, row.revision) else ()
-            self.console_app.asking.ask_value(row, known, f"{self._mark}" if marked else "")
+            self.console_app.prompts.ask_value(row, known, f"{self._mark}" if marked else "")
 
     def do_knob_history(self) -> None:
         row = self.aimed()
@@ -265,7 +265,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             self.console_app.navigation.open_page(KnobPage(row))
 
 
-class KnobPage(AskedPage, KnobVerbs):
+class KnobPage(QueryPage, KnobVerbs):
     """One knob with all its changes."""
 
     name_in_registry = "knob"
@@ -295,7 +295,7 @@ class KnobPage(AskedPage, KnobVerbs):
         super().update()
 
     def told(self, width: int) -> list[Line]:
-        return details.of_knob(self._row, self._answer, self.mirror, width)
+        return detail_lines.of_knob(self._row, self._answer, self.mirror, width)
 
 
 def _change(row: AuditRow) -> Line:

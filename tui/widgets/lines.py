@@ -17,8 +17,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.model.ink import Line, Span, Tone, wrapped
-from tui.model.table import Column, Layout, Said, TableModel, heading, layout
+from tui.model.styled_text import Line, Span, Tone, wrapped
+from tui.model.table import Column, Layout, LineCache, TableModel, heading, layout
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -122,7 +122,7 @@ class Table(Painted, Generic[R]):
         """What stands there in place of rows."""
         self._needed: set[str] = set()
         """Optional columns that had something to show."""
-        self._said = Said[R]()
+        self._said = LineCache[R]()
 
     def drawing(self, width: int, height: int) -> Iterable[Drawn]:
         model = self.model

@@ -1,0 +1,203 @@
+"""Every screen of the console, the keys that lead there, and what holds of each at any size.
+
+Invariant: a view of the registry is walked to by its digit without being named here; pages and dialogs are named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from textual import events
+from textual.widgets import Input
+
+from tests.tui.conftest import Screen
+from tests.tui.fixed_console import TIMES, Still
+from tests.waiting import aeventually
+from tui.dialogs.form import Form
+from tui.model import actions
+from tui.model.notices import Notices
+from tui.views.query_views import ASKING, QueryPage, QueryTable
+from tui.views.runs import Runs
+from tui.views.tuning import Tuning
+from tui.widgets.lines import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One screen of the walk."""
+
+    name: str
+    keys: tuple[str, ...]
+    times: tuple[str, ...] = ("normal", "disconnected", "overflowing")
+    """When there is something to see of it; what is about a row is not there without rows."""
+    before_the_silence: bool = True
+    """Where nobody is heard, it was opened before that: the rows that lead there are answers."""
+
+
+def _first_row(view: str) -> Stop:
+    digit = actions.BY_ID[f"go.{view}"].keys[0]
+    return Stop(view, (digit, "home") if view in actions.TABLES else (digit,), TIMES, before_the_silence=False)
+
+
+def _asked(name: str, *keys: str) -> Stop:
+    """It needs no row to be opened, and is opened without anybody to ask, too."""
+    return Stop(name, keys, TIMES, before_the_silence=False)
+
+
+VIEWS = tuple(_first_row(view) for view in actions.VIEWS)
+PAGES = (
+    Stop("unit page", ("2", "home", "enter")),
+    Stop("incident page", ("2", "home", "i")),
+    _asked("account", "7", "A"),
+    Stop("alert page", ("1", "a")),
+    Stop("happening page", ("3", "home", "enter")),
+    Stop("record page", ("7", "end", "enter")),
+    Stop("record unfolded", ("7", "end", "enter", "f")),
+    Stop("record tokens", ("7", "end", "enter", "c")),
+    Stop("record branches", ("7", "end", "enter", "b")),
+    Stop("attempts", ("7", "end", "a")),
+    _asked("tool errors", "7", "e"),
+    _asked("failed calls", "7", "e", "c"),
+    Stop("step page", ("8", "home", "enter")),
+    _asked("tasks", "7", "T"),
+    Stop("task page", ("7", "T", "enter")),
+    Stop("tasks again", ("7", "T", "r")),
+    Stop("tasks of a file", ("7", "T", "a"), ("normal",)),
+    _asked("checkpoints", "8", "C"),
+    Stop("checkpoint page", ("8", "C", "enter")),
+    _asked("keys", "9", "K"),
+    Stop("key page", ("9", "K", "enter")),
+    Stop("new key", ("9", "K", "n"), ("normal",)),
+    Stop("waits", ("1", "w"), TIMES),
+    _asked("help", "2", "question_mark"),
+    _asked("palette", "2", "colon"),
+    Stop("value of a knob", ("5", "home", "enter")),
+)
+
+
+OPEN_LISTS = ("T", "C", "K", "e", "w")
+"""Keys that are pressed on the way and need no row."""
+
+
+async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
+    """Press its keys, each when the one before has led somewhere. At last, or before, nobody is heard any more."""
+    await back(screen)
+    link = screen.app.connection
+    assert isinstance(link, Still)
+    if silence and stop.before_the_silence:
+        await aeventually(link.can_hear)
+        link.hear()
+    await _press_all(screen, stop)
+    if silence:
+        if stop.before_the_silence:
+            await aeventually(lambda: _all_told(screen, link), what=f"answers to all questions of {stop.name}")
+        link.lose()
+        await _said_of_silence(screen)
+
+
+def _all_told(screen: Screen, link: Still) -> bool:
+    """Who was asked has answered, so that nothing is told after the silence began."""
+    screen.app._round()
+    view = screen.app.view
+    # What is drawn of a first answer may be a reason for another question.
+    drawn = not isinstance(view, QueryPage) or view.scroll.size.height > 0
+    first = drawn and (not isinstance(view, QueryPage | QueryTable) or view._answered_at is not None)
+    asks = any(each.node is view and each.group != "ask" and not each.is_finished for each in screen.app.workers)
+    return first and not asks and screen.app.why is not None and not link.asked()
+
+
+async def _said_of_silence(screen: Screen) -> None:
+    """A list asks again by itself, sooner or later, and then says that nobody answers."""
+    view = screen.app.view
+    if isinstance(view, QueryTable) and not isinstance(view, Runs):
+        view._ask_now.set()
+        await aeventually(lambda: view._said not in ("", ASKING), what=f"{view.what} that nobody tells")
+
+
+async def _press_all(screen: Screen, stop: Stop) -> None:
+    for key, following in zip(stop.keys, (*stop.keys[1:], ""), strict=True):
+        if key in ("end", "enter"):
+            await aeventually(lambda: _has_rows(screen), what=f"rows to point at, on the way to {stop.name}")
+        if key == "enter":
+            await _open(screen)
+        else:
+            await press(screen, key)
+        if following not in OPEN_LISTS:
+            await answered(screen)
+
+
+async def _open(screen: Screen) -> None:
+    """The page, or the question, of what is pointed at."""
+    view, link = screen.app.view, screen.app.connection
+    if isinstance(view, Tuning) and isinstance(link, Still) and link.hears:
+        await aeventually(lambda: view._history, what="the history of the knob, which stands in its question")
+    before = view, len(screen.app.screen_stack)
+    await press(screen, "enter")
+    await aeventually(lambda: (screen.app.view, len(screen.app.screen_stack)) != before, what="what enter opens")
+
+
+def _has_rows(screen: Screen) -> bool:
+    return any(len(table.model) for table in screen.app.view.query(Table))
+
+
+async def back(screen: Screen) -> None:
+    """To no dialog and no notice; a digit leads away from any page."""
+    while len(screen.app.screen_stack) > 1:
+        await press(screen, "escape")
+    screen.app.notices = Notices()
+
+
+async def press(screen: Screen, key: str) -> None:
+    """A key, until it was taken. The pilot's own waits until the whole process is idle, threads included."""
+    taken = asyncio.Event()
+    screen.app.post_message(events.Key(key, None))
+    screen.app.call_later(taken.set)
+    await taken.wait()
+    target = screen.app.screen
+    taken.clear()
+    target.call_later(taken.set)
+    await taken.wait()
+
+
+async def answered(screen: Screen) -> None:
+    """Until nothing that is seen waits for an answer."""
+
+    def whole() -> bool:
+        screen.app._round()
+        seen = screen.text
+        return "▸ asking" not in seen and "\n asking" not in seen
+
+    await aeventually(whole, what="answers")
+
+
+def sound(screen: Screen, width: int, height: int) -> str:
+    """What is seen has exactly the size of the terminal, nothing but text is in it, and the cursor is; the text."""
+    lines = screen.lines
+    seen = "\n".join(lines)
+    assert len(lines) == height
+    for line in lines:
+        assert cell_len(line) == width, f"{cell_len(line)} cells: {line!r}"
+        for sign in line:
+            assert unicodedata.category(sign) not in ("Cc", "Cf", "Cs", "Zl", "Zp"), f"{sign!r} in {line!r}"
+    if isinstance(screen.app.screen, Form):
+        assert "esc leave" in seen, f"the keys of a question are not seen:\n{seen}"
+        fields = [field.region for field in screen.app.screen.query(Input)]
+        assert all(field.bottom <= height for field in fields), f"a field is not seen:\n{screen.text}"
+    for table in screen.app.view.query(Table):
+        if table.model.cursor is not None and table.model.target is not None and len(screen.app.screen_stack) == 1:
+            marks = [y for y, (_, ground) in enumerate(table._drawn) if ground == "cursor"]
+            assert len(marks) == 1, f"the cursor is drawn on lines {marks}:\n{screen.text}"
+    return seen
+
+
+async def comes_to_be_sound(screen: Screen, width: int, height: int) -> str:
+    """A view that has just come into sight is drawn by the next round; its text."""
+
+    def is_sound() -> str:
+        screen.app._round()
+        return sound(screen, width, height)
+
+    return await aeventually(is_sound)

@@ -1,0 +1,70 @@
+"""What is opened before the console has reached anybody: a question that is under way is no silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agentrl.client import Client
+from agentrl.errors import NoCoordinatorError
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import Screen, populate
+from tests.tui.steward_answers import RECORD, answers
+from tui.app import Console
+from tui.connection import Connection
+
+NOBODY = "The run demo hides."
+
+
+class Held:
+    """A first attempt that takes as long as the test wants."""
+
+    def __init__(self, client: Client) -> None:
+        self.go_on = asyncio.Event()
+        self.in_vain = False
+        self._client = client
+
+    async def __aenter__(self) -> Client:
+        await self.go_on.wait()
+        if self.in_vain:
+            raise NoCoordinatorError(NOBODY)
+        return await self._client.__aenter__()
+
+    async def __aexit__(self, *why: Any) -> None:
+        await self._client.__aexit__(*why)
+
+
+@asynccontextmanager
+async def opened_early(coordinator: Scripted) -> AsyncIterator[tuple[Screen, Held]]:
+    held = Held(Client.connect(state_dir=coordinator.state_dir, timeout_s=5.0))
+    connect: Any = lambda: held  # noqa: E731
+    app = Console(lambda mirror: Connection(mirror, connect))
+    async with app.run_test(size=(100, 30)) as pilot:
+        yield Screen(app, pilot), held
+
+
+@pytest.mark.parametrize(("keys", "told"), [(("7",), RECORD), (("7", "T"), "1 task"), (("7", "A"), "All sums agree.")])
+async def test_it_is_asked_for_until_somebody_is_heard(coordinator: Scripted, keys: tuple[str, ...], told: str) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened_early(coordinator) as (screen, held):
+        await screen.press(*keys)
+        await screen.shows("asking")
+        await screen.round()
+        assert "not answered" not in screen.text
+        assert "No coordinator answers" not in screen.text
+        held.go_on.set()
+        await screen.shows(told)
+
+
+async def test_who_is_not_to_be_had_has_not_answered(coordinator: Scripted) -> None:
+    async with opened_early(coordinator) as (screen, held):
+        held.in_vain = True
+        await screen.press("7")
+        await screen.shows("asking")
+        held.go_on.set()
+        await screen.shows("not answered", NOBODY)

@@ -1,0 +1,131 @@
+"""Command lines in the console: what is typed, and what alerts suggest."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import AgentrlError
+from agentrl.protocol import commands
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.rows import AlertRow, AlertState, GroupRow, KnobRow, Severity, UnitRow, UnitState
+from tui.model.command_line import Destination, parse, parse_cure
+from tui.model.mirror import Mirror
+from tui.model.pending_commands import PendingCommand
+
+ALERT = AlertRow("unit-fatal:web-0", "unit-fatal", "web-0", Severity.PAGE, AlertState.FIRING, "web-0 is fatal.", 1.0)
+
+
+@pytest.fixture
+def mirror() -> Mirror:
+    made = Mirror("demo")
+    made.put("group/web", GroupRow("web", "sidecar", desired=3, ready=3))
+    made.put("unit/web-0", UnitRow("web-0", "web", "sidecar", UnitState.READY, incarnation=7))
+    made.put("knob/pool.work_s", KnobRow("pool.work_s", 1.0, 1.0, 4, "float", minimum=0.0, maximum=9.0))
+    made.put(f"alert/{ALERT.id}", ALERT)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("restart wbe-0", "web-0"),
+        ("logs web0", "web-0"),
+        ("scale wbe 2", "web"),
+        ("tune pool.works 2", "pool.work_s"),
+        ("restrat web-0", "restart"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_answered_by_the_one_that_is(mirror: Mirror, line: str, meant: str) -> None:
+    with pytest.raises(AgentrlError, match=r"There is no|has no verb") as wrong:
+        parse(line, mirror)
+    assert f"Did you mean {meant}?" in wrong.value.hint
+    with pytest.raises(AgentrlError) as nothing:
+        parse("restart zzzzzz", mirror)
+    assert not nothing.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "args"),
+    [
+        ("scale web 5", commands.Scale("web", to=5, seen=3)),
+        ("scale web +2", commands.Scale("web", to=5, seen=3)),
+        ("agentrl scale web -1 --run demo", commands.Scale("web", to=2, seen=3)),
+        ("restart web-0", commands.Restart("web-0", 7)),
+        ("restart web-0.7 --now", commands.Restart("web-0", 7, now=True)),
+        ("restart web", commands.Restart("web")),
+        ("drain web-0", commands.DrainUnits("web-0", incarnation=7)),
+        ("drain web-0 --cancel", commands.DrainUnits("web-0", incarnation=7, cancel=True)),
+        ("drain --host far", commands.DrainUnits(host="far")),
+        ("stop web-0", commands.Stop("web-0", 7)),
+        ("stop web-0 --force", commands.ForceStopped("web-0", 7)),
+        ("pause", commands.Pause("run")),
+        ("resume web", commands.Resume("web")),
+        ("stacks web-0", commands.CollectStacks(("web-0",))),
+        ("tune pool.work_s 2.5 --note 'too slow'", commands.Tune("pool.work_s", 2.5, 4, "too slow")),
+        ("tune pool.work_s --undo", commands.UndoTune("pool.work_s", 4)),
+        (f"alerts ack {ALERT.id}", commands.Acknowledge(ALERT.id)),
+        (f"alerts silence {ALERT.id} --for 2h --why night", commands.Silence(ALERT.id, 7200.0, "night")),
+        ("alerts test", commands.SendTestAlert()),
+        ("down --now", commands.Down(now=True)),
+    ],
+)
+def test_a_line_is_the_command_that_it_would_be_in_a_shell(mirror: Mirror, line: str, args: Args) -> None:
+    meaning = parse(line, mirror)
+    assert isinstance(meaning, PendingCommand)
+    assert meaning.args == args
+    assert isinstance(args, meaning.spec.args)
+    again = parse(meaning.typed(("--run", "demo")), mirror)
+    assert isinstance(again, PendingCommand)
+    assert again.args == args, "the line that is copied does the same"
+
+
+@pytest.mark.parametrize(
+    ("line", "look"),
+    [
+        ("agentrl logs web-0 --previous", Destination("logs", "web-0", -1)),
+        ("logs web-0.3", Destination("logs", "web-0", 3)),
+        ("status", Destination("overview")),
+        ("why", Destination("why")),
+        ("events --kind incident", Destination("events")),
+        ("tune", Destination("tuning")),
+        ("tune pool.work_s", Destination("tuning", "pool.work_s")),
+        ("alerts", Destination("alerts")),
+    ],
+)
+def test_a_line_that_only_looks_leads_to_its_place(mirror: Mirror, line: str, look: Destination) -> None:
+    assert parse(line, mirror) == look
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "Nothing was typed"),
+        ("frobnicate", "no verb 'frobnicate'"),
+        ("restart nobody", "no unit named nobody"),
+        ("restart web-0.6", "web-0.6 is gone: web-0 lives as web-0.7"),
+        ("restart", "wants one unit or group"),
+        ("scale web many", "not a number of units"),
+        ("scale web -9", "cannot have -6"),
+        ("scale nobody 1", "no group named nobody"),
+        ("tune pool.work_s 90", "must be a number from 0 to 9"),
+        ("tune nothing 1", "no knob named nothing"),
+        ("alerts ack nothing", "no alert 'nothing'"),
+        ("restart 'web-0", "No closing quotation"),
+    ],
+)
+def test_what_means_nothing_is_told_in_a_sentence(mirror: Mirror, line: str, said: str) -> None:
+    with pytest.raises(AgentrlError) as error:
+        parse(line, mirror)
+    assert said in error.value.message
+
+
+def test_an_alert_is_cured_by_what_it_suggests_or_not_at_all(mirror: Mirror) -> None:
+    def suggesting(line: str) -> AlertRow:
+        return AlertRow("a", "r", "web-0", Severity.INFO, AlertState.FIRING, "It is so.", 1.0, suggest=line)
+
+    found = parse_cure(suggesting("agentrl restart web-0"), mirror)
+    assert isinstance(found, PendingCommand)
+    assert found.args == commands.Restart("web-0", 7)
+    assert parse_cure(suggesting("agentrl logs web-0 --previous"), mirror) == Destination("logs", "web-0", -1)
+    assert parse_cure(suggesting("df -h /data"), mirror) is None
+    assert parse_cure(suggesting(""), mirror) is None

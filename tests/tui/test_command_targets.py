@@ -1,0 +1,289 @@
+"""Whatever happens to the rows between look and key, in every list with verbs, whether the feed or answers fill it: an
+act hits the row that was seen under the cursor, in the life that was seen, or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from textual.widgets import Input
+
+from agentrl.client import Client
+from agentrl.protocol import rows
+from agentrl.protocol.commands import KeyRow
+from agentrl.protocol.messages import Permission
+from agentrl.protocol.rows import UnitState
+from tests.tui.all_screens import press
+from tests.tui.conftest import Screen
+from tests.waiting import aeventually
+from tui.app import Console
+from tui.connection import Connection
+from tui.model import actions
+from tui.model.mirror import Mirror
+from tui.model.pending_commands import PendingCommand
+from tui.views.query_views import QueryTable
+from tui.views.view import View
+from tui.widgets.lines import Table
+
+NUMBERS = range(9)
+FED = {"fleet": "unit", "alerts": "alert", "tuning": "knob"}
+"""Lists with verbs, and what their rows are."""
+ASKED = {"tasks": ("7", "T"), "checkpoints": ("8", "C"), "keys": ("9", "K")}
+"""Those that answers fill, and the keys that lead there."""
+LISTS = (*FED, *ASKED)
+AT_NOTHING = ("task.add", "key.new")
+"""Verbs that mean no row."""
+VERBS = {
+    view: [a.keys[0] for a in actions.ACTIONS if view in a.where and a.command and a.keys and a.id not in AT_NOTHING]
+    for view in (*LISTS, "knob")
+}
+HEIGHTS = (11, 12, 14, 16)
+"""In some there are more rows than lines."""
+AIMS = st.tuples(st.just("aim"), st.sampled_from(["up", "down", "home", "end", "o", "greater_than_sign"]))
+CHANGES = st.tuples(st.sampled_from(["put", "drop", "replaced"]), st.sampled_from(NUMBERS))
+SNAPSHOTS = st.tuples(st.just("snapshot"), st.sets(st.sampled_from(NUMBERS), min_size=1))
+LOOKS = st.tuples(st.sampled_from(["look", "elsewhere", "filter"]), st.just(0))
+WHEELS = st.tuples(st.just("wheel"), st.sampled_from([-3, 3]))
+ACTS = st.tuples(st.just("act"), st.integers(0, 20))
+STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, WHEELS, ACTS, ACTS), min_size=5, max_size=40)
+
+
+class Fed(Connection):
+    """Nobody is asked; the mirror is fed by the test."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        super().__init__(mirror, Client.connect)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Noting(Console):
+    """What would be sent is noted down."""
+
+    def __init__(self) -> None:
+        super().__init__(Fed)
+        self.taken: list[PendingCommand] = []
+
+    def perform(self, intent: PendingCommand, seen_in: View | None = None) -> None:
+        self.taken.append(intent)
+
+
+class World:
+    """The rows of a run, as they change."""
+
+    def __init__(self, app: Noting, view: str) -> None:
+        self._app, self._mirror, self._view = app, app.mirror, view
+        self._change = 0
+        self._told: dict[str, Any] = {}
+        """What the next answer has, in lists that are asked for."""
+        self.snapshot(NUMBERS)
+
+    def row(self, number: int, *, life: int | None = None) -> Any:
+        """In another place of every order than before."""
+        self._change += 1
+        weight = (number * 7 + self._change * 5) % 11
+        if self._view == "keys":
+            return KeyRow(f"key-{number}", "p" * 40, Permission.VIEWER, float(weight))
+        if self._view in ASKED:
+            return {"id": f"row-{number}", "status": f"s{weight}", "step": weight, "~order": weight}
+        if self._view == "fleet":
+            known = self._mirror.unit(f"web-{number}")
+            life = life or (known.incarnation if known else 1)
+            state = UnitState.LOST if weight < 4 else UnitState.READY
+            return rows.UnitRow(
+                f"web-{number}", "web", "sidecar", state, incarnation=life, pid=9, cpu_percent=weight, since_at=weight
+            )
+        if self._view == "alerts":
+            severity = list(rows.Severity)[weight % 3]
+            id = f"bad:web-{number}"
+            return rows.AlertRow(id, "bad", id, severity, rows.AlertState.FIRING, "it is bad", float(weight))
+        return rows.KnobRow(
+            f"pool.k{number}", weight, 0, self._change, "int", boundary=f"b{weight}", changed_at=time.time()
+        )
+
+    def key(self, number: int) -> str:
+        names = {"fleet": f"web-{number}", "alerts": f"bad:web-{number}", "tuning": f"pool.k{number}"}
+        return f"{FED[self._view]}/{names[self._view]}"
+
+    def answer(self) -> None:
+        """What was asked for comes while somebody looks."""
+        if isinstance(self._app.view, QueryTable):
+            self._app.view.take_answer(dict(self._told), self._app.view.filter_text)
+
+    def _tell(self, number: int, row: Any) -> None:
+        if self._view not in ASKED:
+            self._mirror.put(self.key(number), row)
+            return
+        name = f"{'key' if self._view == 'keys' else 'row'}-{number}"
+        self._told.pop(name, None)
+        self._told |= {name: row} if row is not None else {}
+        self.answer()
+
+    def put(self, number: int) -> None:
+        self._tell(number, self.row(number))
+
+    def drop(self, number: int) -> None:
+        self._tell(number, None)
+
+    def replaced(self, number: int) -> None:
+        """By another life, where there are lives."""
+        known = self._mirror.unit(f"web-{number}")
+        self._tell(number, self.row(number, life=known.incarnation + 1 if known else 1))
+
+    def snapshot(self, numbers: Any) -> None:
+        mirror, asked = self._mirror, self._view in ASKED
+        if asked:
+            self._told = {}
+            for number in numbers:
+                self._tell(number, self.row(number))
+        coming = {} if asked else {self.key(number): self.row(number) for number in numbers}
+        mirror.begin()
+        mirror.put("run", rows.RunRow("demo", "u", "running"))
+        mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=9, ready=9))
+        for key, row in coming.items():
+            mirror.put(key, row)
+        mirror.whole(time.monotonic())
+
+
+class Person:
+    """Looks at the screen, and remembers what was under the cursor."""
+
+    def __init__(self, app: Noting, screen: Screen, world: World, view: str) -> None:
+        self.app, self._screen, self._world, self._view = app, screen, world, view
+        self.seen: Any = None
+
+    async def go(self) -> None:
+        for key in ASKED[self._view] if self._view in ASKED else (actions.BY_ID[f"go.{self._view}"].keys[0],):
+            await press(self._screen, key)
+        await aeventually(lambda: self.app.view.name_in_registry == self._view and self.app.view.query(Table))
+        self._world.answer()
+        await aeventually(self.looks)
+
+    def looks(self) -> bool:
+        """The row that is drawn under the cursor, by the text that is drawn; what it was like then."""
+        self.app.mirror.heard(time.monotonic())
+        self.app._round()
+        table = self.app.view.query_one(Table)
+        drawn = ["".join(part.text for part in line) for line, ground in table._drawn if ground == "cursor"]
+        rows_there = {key: row for key in table.model.ordered() if (row := table.model.get(key)) is not None}
+        self.seen = next((row for key, row in rows_there.items() if drawn and key in drawn[0].split()), None)
+        # Until it has its place on the screen, nothing of it is drawn anew.
+        return bool(table.size.height and table._drawn)
+
+    async def act(self, verb: int) -> None:
+        """One of the verbs, without another look; the form that some have is sent as it stands."""
+        self.app.taken.clear()
+        keys = VERBS[self._view]
+        self.app.take_key(keys[verb % len(keys)])
+        if len(self.app.screen_stack) > 1:
+            await aeventually(lambda: isinstance(self.app.focused, Input))
+            await press(self._screen, "enter")
+            await aeventually(lambda: len(self.app.screen_stack) == 1 and self.app.taken)
+        for intent in self.app.taken:
+            self.hit(intent)
+
+    def hit(self, intent: PendingCommand) -> None:
+        row, said = self.seen, set(_strings(intent.args))
+        assert row is not None, f"{intent.what}, and nothing was under the cursor"
+        match row:
+            case rows.UnitRow():
+                assert said & {row.unit, row.group}, f"{intent.what}, and {row.unit} was under the cursor"
+                assert not {name for name in said if name.startswith("web-")} - {row.unit}, intent.what
+                assert getattr(intent.args, "incarnation", None) in (None, 0, row.incarnation), intent.what
+            case rows.AlertRow():
+                assert row.id in said, f"{intent.what}, and {row.id} was under the cursor"
+            case rows.KnobRow():
+                assert row.name in said, f"{intent.what}, and {row.name} was under the cursor"
+                assert getattr(intent.args, "revision", row.revision) == row.revision
+            case KeyRow():
+                assert said == {row.name}, f"{intent.what}, and {row.name} was under the cursor"
+            case dict():
+                assert said - {""} == {row["id"]}, f"{intent.what}, and {row['id']} was under the cursor"
+            case _:
+                raise AssertionError(f"an act on {row}")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    for each in msgspec.structs.astuple(value) if isinstance(value, msgspec.Struct) else value:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, tuple | list):
+            yield from _strings(each)
+
+
+async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> int:
+    """How many acts were sent."""
+    app, acts = Noting(), 0
+    async with app.run_test(size=(100, height)) as pilot:
+        world, screen = World(app, view), Screen(app, pilot)
+        person = Person(app, screen, world, view)
+        await person.go()
+        for what, how in steps:
+            match what:
+                case "aim":
+                    app.take_key(how)
+                    person.looks()
+                case "look":
+                    person.looks()
+                case "wheel":
+                    app.view.query_one(Table).model.scroll(how)
+                    app.view.query_one(Table).repaint()
+                    person.looks()
+                case "elsewhere":
+                    await press(screen, "3")
+                    await person.go()
+                case "filter":
+                    app.view.take_filter("" if app.view.filter_text else "1")
+                    person.looks()
+                case "act":
+                    await person.act(how)
+                    acts += len(app.taken)
+                    person.looks()
+                case _:
+                    getattr(world, what)(how)
+    return acts
+
+
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(view=st.sampled_from(sorted(LISTS)), steps=STEPS, height=st.sampled_from(HEIGHTS))
+def test_an_act_hits_what_was_seen_or_nothing(view: str, steps: list[tuple[str, Any]], height: int) -> None:
+    asyncio.run(_lived(view, steps, height))
+
+
+async def test_the_answer_to_a_filter_leaves_the_cursor_where_somebody_put_it_meanwhile() -> None:
+    app = Noting()
+    async with app.run_test(size=(100, 16)) as pilot:
+        world, screen = World(app, "tasks"), Screen(app, pilot)
+        person = Person(app, screen, world, "tasks")
+        await person.go()
+        model = app.view.query_one(Table).model
+        for gone in (False, True):
+            app.view.take_filter(f"n>{gone:d}")
+            person.looks()
+            assert model.target is None, "what another filter found is not aimed at"
+            app.take_key("end")
+            person.looks()
+            assert person.seen is not None
+            seen = int(person.seen["id"].partition("-")[2])
+            world.snapshot({*NUMBERS} - ({seen} if gone else set()))
+            app._round()
+            await person.act(0)
+            assert bool(app.taken) is not gone
+        app.view.take_filter("")
+        world.answer()
+        person.looks()
+        assert person.seen is not None, "who has not moved it finds it on the first row"
+
+
+def test_acts_do_hit_something() -> None:
+    """What is found above is not found because nothing is ever sent."""
+    steps: list[tuple[str, Any]] = [("aim", "down"), ("drop", 0), ("act", 0), ("act", 1), ("act", 2)]
+    for view in LISTS:
+        assert asyncio.run(_lived(view, steps)) >= 1, view

@@ -1,0 +1,59 @@
+"""What pages tell is folded as on the command line: by the same code, so the words are the same."""
+
+from __future__ import annotations
+
+from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
+from agentrl.protocol.rows import IncidentRow, KnobRow
+from tui.model import detail_lines
+from tui.model.mirror import Mirror
+from tui.model.styled_text import Line, Tone, width_of
+
+
+def text(lines: list[Line]) -> list[str]:
+    return [told for line in lines if (told := "".join(part.text for part in line).strip())]
+
+
+def test_last_lines_of_an_incident_are_told_once_if_they_say_the_same() -> None:
+    row = IncidentRow("i", "web-0", 1, 1.0, "web-0 died", tail=(*(f"call {n} failed" for n in range(13)), "no room"))
+    assert text(detail_lines.of_incident(row, 2.0, 80))[-3:] == ["its last lines", "×13 call 12 failed", "no room"]
+
+
+def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
+    links = tuple(WaitLink("a-0", "b-0", f"record {n}", 20.0 - n) for n in range(20))
+    chain = WaitChain((*links, WaitLink("c-0", "b-0", "", 0.2)), "b-0", "is at work", "a-0 ← b-0, 20 s", amiss=False)
+    lines = detail_lines.of_waits(WhyReport((chain,)), 80)
+    assert text(lines) == [
+        "✓ Nobody waits for longer than it should: what is waited for is being worked at.",
+        "a-0 ← b-0, 20 s",
+        "a-0 waits for b-0 (record 0), 20 s",
+        "a-0 waits for b-0 (record 1), 19 s",
+        "a-0 has 18 more such waits",
+        "ends at: b-0: is at work",
+    ]
+    assert not any(part.tone is Tone.WARN for line in lines for part in line)
+    amiss = WaitChain(links[:1], "b-0", "hangs", "a-0 ← b-0, 20 s: b-0 hangs")
+    assert text(detail_lines.of_waits(WhyReport((amiss,)), 80))[-1] == "culprit: b-0: hangs"
+
+
+def test_who_waits_is_told_whole_on_a_narrow_screen() -> None:
+    why = "is no unit of the run, so nobody here can say more, and this goes on for longer than a narrow line is wide"
+    links = (WaitLink("a-0", "something-with-a-long-name-0", f"a thing {'very ' * 12}far away", 20.0, overdue=True),)
+    lines = detail_lines.of_waits(WhyReport((WaitChain(links, "b-0", why, "a-0 ← b-0"),)), 60)
+    told = " ".join(text(lines))
+    assert "far away), 20 s" in told
+    assert "overdue" in told
+    assert f"culprit: b-0: {why}" in told
+    assert all(width_of(line) <= 60 for line in lines)
+
+
+def test_a_change_of_a_knob_tells_who_when_why_and_from_what_to_what() -> None:
+    row = KnobRow(
+        "pool.work_s", 2.0, 1.0, 4, "float", "s", owner="web", in_force=1.5, changed_at=100.0, changed_by="ann@far",
+        note="too slow", before=1.5,
+    )  # fmt: skip
+    what, who, when, note, _, in_force, *_ = text(detail_lines.of_row(row, Mirror(), 130.0, 80))
+    assert what.split(maxsplit=1) == ["what", "pool.work_s 1.5 -> 2 s"]
+    assert who.split(maxsplit=1) == ["who", "ann@far"]
+    assert when.endswith("30 s ago")
+    assert note.split(maxsplit=1) == ["note", "too slow"]
+    assert in_force.endswith("still 1.5")

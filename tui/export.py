@@ -1,0 +1,108 @@
+"""What a person takes away: the rows of a table, whole trajectories, a picture of the screen.
+
+Invariants: the rows are those that were seen when the key was pressed; no file that is there is written over; what
+breaks off says how far it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.client import long_answers
+from agentrl.errors import AgentrlError
+from agentrl.formatting.amounts import counted, size
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.model import export_formats
+from tui.model.styled_text import Tone
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+WHOLE = (".jsonl",)
+
+
+class Exporter:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def ask(self, name: str, rows: Sequence[Any]) -> None:
+        """Where the rows of a table go."""
+        kept = list(rows)
+        self._ask(counted(len(kept), "rows"), name, tuple(export_formats.FORMATS), lambda path: self._write(path, kept))
+
+    def ask_whole(self, filter: str) -> None:
+        """Where whole trajectories go."""
+
+        def begin(path: Path) -> None:
+            self._console.run_worker(self._write_whole(path, filter), name="export", group="export", exclusive=True)
+
+        which = f"records with {filter}" if filter else "all records"
+        self._ask(f"Whole trajectories of {which}", "trajectories", WHOLE, begin)
+
+    def do_screenshot(self) -> None:
+        if self._in_browser():
+            return
+        self.draw(self._path("screen", ".svg"))
+
+    def draw(self, path: Path) -> None:
+        """The screen as it is now."""
+        try:
+            path.write_text(self._console.export_screenshot())
+        except OSError as error:
+            self._console.report(f"{path}: {error.strerror}.", Tone.BAD)
+        else:
+            self._console.report(f"The picture is {path}")
+
+    def _in_browser(self) -> bool:
+        """Files would be written where the console runs, which whoever looks at a page may not mean."""
+        if self._console.settings.in_browser:
+            self._console.say("A page writes no files. Open the console in a terminal, or ask with --json.", Tone.WARN)
+        return self._console.settings.in_browser
+
+    def _path(self, name: str, suffix: str) -> Path:
+        return Path.cwd() / f"{self._console.mirror.name or 'run'}-{name}-{time.strftime('%H%M%S')}{suffix}"
+
+    def _ask(self, title: str, name: str, formats: Iterable[str], then: Callable[[Path], None]) -> None:
+        known = tuple(formats)
+        if self._in_browser():
+            return
+
+        def check(values: Values) -> str:
+            wrong = export_formats.wrong_with(values[0], known)
+            return wrong or ("This file is there already." if Path(values[0].strip()).expanduser().exists() else "")
+
+        def answered(values: Values | None) -> None:
+            if values is not None:
+                then(Path(values[0].strip()).expanduser().absolute())
+
+        field = Field("file", str(self._path(name, known[0])), f"its end says how it is written: {' '.join(known)}")
+        self._console.push_screen(Form(Question(title, (), (field,), "write it", check)), answered)
+
+    def _write(self, path: Path, rows: Iterable[Any]) -> None:
+        body = export_formats.FORMATS[path.suffix.lower()](rows)
+        try:
+            with path.open("x") as file:
+                file.write(body)
+        except OSError as error:
+            self._console.report(f"{path}: {error.strerror}.", Tone.BAD)
+            return
+        self._console.report(f"{path} has {counted(len(list(rows)), 'rows')}")
+
+    async def _write_whole(self, path: Path, filter: str) -> None:
+        console, records, written = self._console, 0, 0
+        try:
+            with path.open("xb") as file:
+                async for lines in long_answers.exported(console.connection.client, filter=filter):
+                    await asyncio.to_thread(file.write, lines.data)
+                    records, written = records + lines.records, written + len(lines.data)
+                    console.report(f"{counted(records, 'records')} so far, {size(written)}")
+        except OSError as error:
+            console.report(f"{path}: {error.strerror}.", Tone.BAD)
+        except AgentrlError as error:
+            console.report(f"{path} has {counted(records, 'records')}; then: {error}", Tone.BAD)
+        else:
+            console.report(f"{path} has {counted(records, 'records')}, {size(written)}")

@@ -1,0 +1,201 @@
+"""What a person wants done: one command of the table with its arguments, fixed at the moment of the key press.
+
+Invariants: an intent names its target by identity and, where a living process is meant, by the incarnation that was
+seen; it knows the command line that does the same; what takes it back is derived from the table of commands and from
+what was seen before.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.formatting.amounts import age, counted
+from agentrl.protocol import commands, data_commands
+from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow, plain_value
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCommand:
+    """One act, ready to be previewed and sent."""
+
+    command: str
+    args: Args
+    what: str
+    """In a few words: `restart web-0.7`."""
+    cli: tuple[str, ...]
+    """The words behind `agentrl`."""
+    undo: PendingCommand | None = None
+    """What takes it back, where that is known beforehand."""
+
+    @property
+    def spec(self) -> CommandSpec:
+        return COMMANDS[self.command]
+
+    def typed(self, aim: Iterable[str] = ()) -> str:
+        """The equivalent command line."""
+        return line(self.cli, aim)
+
+
+def _life(row: UnitRow) -> str:
+    return f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
+
+
+def scale(row: GroupRow, to: int) -> PendingCommand:
+    """With the number that was seen: if somebody else has scaled it meanwhile it is refused, and so is what takes it
+    back."""
+
+    def between(seen: int, wanted: int, back: PendingCommand | None = None) -> PendingCommand:
+        args = commands.Scale(row.name, to=wanted, seen=seen)
+        return PendingCommand("scale", args, f"scale {row.name} to {wanted}", ("scale", row.name, f"{wanted}"), back)
+
+    return between(row.desired, to, between(to, row.desired))
+
+
+def drain(row: UnitRow) -> PendingCommand:
+    return PendingCommand(
+        "drain",
+        commands.DrainUnits(unit=row.unit, incarnation=row.incarnation),
+        f"drain {_life(row)}",
+        ("drain", _life(row)),
+        cancel_drain(row),
+    )
+
+
+def cancel_drain(row: UnitRow) -> PendingCommand:
+    return PendingCommand(
+        "drain",
+        commands.DrainUnits(unit=row.unit, incarnation=row.incarnation, cancel=True),
+        f"work on, {_life(row)}",
+        ("drain", _life(row), "--cancel"),
+    )
+
+
+def drain_host(host: str, *, cancel: bool = False) -> PendingCommand:
+    words = ("drain", "--host", host, *(("--cancel",) if cancel else ()))
+    what = f"take work on host {host} again" if cancel else f"drain host {host}"
+    args = commands.DrainUnits(host=host, cancel=cancel)
+    return PendingCommand("drain", args, what, words, None if cancel else drain_host(host, cancel=True))
+
+
+def restart(row: UnitRow, *, now: bool = False) -> PendingCommand:
+    words = ("restart", _life(row), *(("--now",) if now else ()))
+    args = commands.Restart(row.unit, row.incarnation, now)
+    return PendingCommand("restart", args, f"restart {_life(row)}{' at once' if now else ''}", words)
+
+
+def restart_group(row: GroupRow, *, now: bool = False) -> PendingCommand:
+    words = ("restart", row.name, *(("--now",) if now else ()))
+    return PendingCommand("restart", commands.Restart(row.name, 0, now), f"restart all of {row.name}", words)
+
+
+def stop(row: UnitRow, *, now: bool = False) -> PendingCommand:
+    words = ("stop", _life(row), *(("--now",) if now else ()))
+    back = PendingCommand("restart", commands.Restart(row.unit), f"start {row.unit} again", ("restart", row.unit))
+    what = f"{'kill' if now else 'stop'} {_life(row)}"
+    return PendingCommand("stop", commands.Stop(row.unit, row.incarnation, now), what, words, back)
+
+
+def vouch(row: UnitRow) -> PendingCommand:
+    args = commands.ForceStopped(row.unit, row.incarnation)
+    return PendingCommand("force_stopped", args, f"vouch that {_life(row)} is dead", ("stop", _life(row), "--force"))
+
+
+def pause(target: str) -> PendingCommand:
+    return PendingCommand("pause", commands.Pause(target), f"pause {target}", ("pause", target), resume(target))
+
+
+def resume(target: str) -> PendingCommand:
+    return PendingCommand("resume", commands.Resume(target), f"resume {target}", ("resume", target))
+
+
+def stacks(units: Iterable[str]) -> PendingCommand:
+    named = tuple(units)
+    what = f"stacks of {', '.join(named)}" if named else "stacks of all units"
+    return PendingCommand("stacks", commands.CollectStacks(named), what, ("stacks", *named))
+
+
+def acknowledge(row: AlertRow) -> PendingCommand:
+    return PendingCommand(
+        "acknowledge", commands.Acknowledge(row.id), f"acknowledge {row.id}", ("alerts", "ack", row.id)
+    )
+
+
+def silence(row: AlertRow, for_s: float, why: str = "") -> PendingCommand:
+    def of(seconds: float, what: str) -> PendingCommand:
+        words = ("alerts", "silence", row.id, "--for", f"{seconds:g}s", *(("--why", why) if why else ()))
+        return PendingCommand("silence", commands.Silence(row.id, seconds, why), what, words)
+
+    back = of(0.0, f"end the silence of {row.id}")
+    there = of(for_s, f"silence {row.id} for {age(for_s)}")
+    return PendingCommand(there.command, there.args, there.what, there.cli, back)
+
+
+def send_test_alert() -> PendingCommand:
+    return PendingCommand("test_alert", commands.SendTestAlert(), "send a test alert", ("alerts", "test"))
+
+
+def tune(row: KnobRow, value: KnobValue, note: str = "") -> PendingCommand:
+    """With the revision that was seen: a change of somebody else meanwhile refuses it."""
+    shown = plain_value(value)
+    words = ("tune", row.name, shown, *(("--note", note) if note else ()))
+    back = PendingCommand(
+        "undo_tune",
+        commands.UndoTune(row.name, row.revision + 1),
+        f"{row.name} back to {plain_value(row.value)}",
+        undo_words(row),
+    )
+    args = commands.Tune(row.name, value, row.revision, note)
+    return PendingCommand("tune", args, f"{row.name}: {plain_value(row.value)} → {shown}", words, back)
+
+
+def undo_words(row: KnobRow) -> tuple[str, ...]:
+    return ("tune", row.name, "--undo")
+
+
+def undo_tune(row: KnobRow) -> PendingCommand:
+    args = commands.UndoTune(row.name, row.revision)
+    return PendingCommand("undo_tune", args, f"take back the last change of {row.name}", undo_words(row))
+
+
+def down(*, now: bool = False) -> PendingCommand:
+    words = ("down", *(("--now",) if now else ()))
+    return PendingCommand("down", commands.Down(now), "take the run down", words)
+
+
+def requeue(tasks: Iterable[str], note: str = "") -> PendingCommand:
+    ids = tuple(tasks)
+    words = ("tasks", "requeue", *ids, *(("--note", note) if note else ()))
+    what = f"sample {ids[0] if len(ids) == 1 else counted(len(ids), 'tasks')} again"
+    return PendingCommand("requeue_tasks", data_commands.RequeueTasks(ids, note), what, words)
+
+
+def add_tasks(file: str, environment: str) -> PendingCommand:
+    words = ("tasks", "add", file, "--environment", environment)
+    return PendingCommand(
+        "add_tasks", data_commands.AddTasks(environment, file), f"add tasks of {file} to {environment}", words
+    )
+
+
+def pin(checkpoint: str) -> PendingCommand:
+    args = data_commands.PinCheckpoint(checkpoint)
+    return PendingCommand(
+        "pin_checkpoint", args, f"pin {checkpoint}", ("checkpoints", "pin", checkpoint), unpin(checkpoint)
+    )
+
+
+def unpin(checkpoint: str) -> PendingCommand:
+    args = data_commands.UnpinCheckpoint(checkpoint)
+    return PendingCommand("unpin_checkpoint", args, f"unpin {checkpoint}", ("checkpoints", "unpin", checkpoint))
+
+
+def revoke_key(name: str) -> PendingCommand:
+    return PendingCommand("revoke_key", commands.RevokeKey(name), f"revoke the key {name}", ("keys", "revoke", name))
+
+
+def line(words: Iterable[str], aim: Iterable[str] = ()) -> str:
+    """A command line, aimed at the same run."""
+    return shlex.join(["agentrl", *words, *aim])

@@ -1,0 +1,165 @@
+"""The fleet in columns: every unit with what is known of it, and groups and hosts in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentrl.formatting.amounts import age
+from agentrl.formatting.row_text import slot_order, stands_since, story
+from agentrl.protocol.rows import COMPLETED, HostRow, PulseRow, UnitRow, UnitState
+from tui.model import cell_text
+from tui.model.mirror import Mirror
+from tui.model.styled_text import Line, Span, Tone, span, trend
+from tui.model.table import Column
+
+_URGENCY = {
+    state: place
+    for place, state in enumerate(
+        ("fatal", "lost", "backoff", "suspect", "stopping", "draining", "starting", "pending", "ready", "stopped")
+    )
+}
+HOT_CPU = 90.0
+_COMMAND = 40
+"""Signs of a command line that tell it from others."""
+
+
+def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
+    """Of units; curves come from what this console has seen. On 80 columns there is room for those of the least ranks:
+    that a unit died is among them."""
+
+    def cpu_trend(row: UnitRow, now: float) -> Span:
+        seen = mirror.trends.get(row.unit)
+        return Span(trend(seen.cpu, 10, low=0.0, high=max(100.0, *seen.cpu)) if seen and seen.cpu else "", Tone.DIM)
+
+    def memory_trend(row: UnitRow, now: float) -> Span:
+        seen = mirror.trends.get(row.unit)
+        values = row.rss_over_time or (seen.memory if seen else ())
+        return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
+
+    def host(row: UnitRow, now: float) -> Span:
+        """Where there is one only, the line of hosts names it, and what the unit is at has its room."""
+        return span(row.host if len(mirror.hosts) > 1 else "")
+
+    def use_of(row: UnitRow) -> float | None:
+        pulse = mirror.get("pulse")
+        return pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
+
+    def busy(row: UnitRow, now: float) -> Span:
+        use = use_of(row)
+        return Span("" if use is None else f"{use:.0%}")
+
+    def by_use(row: UnitRow) -> float:
+        use = use_of(row)
+        return -1.0 if use is None else use
+
+    def by_name(row: UnitRow) -> tuple[str, int, str]:
+        return (row.group, *slot_order(row.unit))
+
+    return (
+        Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
+        Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
+        Column(
+            "since", "FOR", 5, lambda row, now: span(cell_text.ago(stands_since(row), now)), _negative_since, True, 2
+        ),
+        Column("host", "HOST", 12, host, lambda row: row.host, rank=8, optional=True),
+        Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
+        Column("life", "LIFE", 4, lambda row, now: span(row.incarnation or ""), lambda row: row.incarnation, True, 5),
+        Column("died", "DIED", 4, _died, lambda row: row.restarts, True, 1),
+        Column("cpu", "CPU", 5, _cpu, lambda row: row.cpu_percent, True, 4),
+        Column("cpu-trend", "", 10, cpu_trend, lambda row: row.cpu_percent, rank=7),
+        Column("memory", "MEM", 5, _memory, lambda row: row.rss_bytes, True, 3),
+        Column("memory-trend", "", 10, memory_trend, lambda row: row.rss_slope_bytes_per_h, rank=9),
+        Column(
+            "weights",
+            "WTS",
+            5,
+            _weights,
+            lambda row: -1 if row.weights is None else row.weights,
+            True,
+            6,
+            optional=True,
+        ),
+        Column("busy", "BUSY", 5, busy, by_use, True, 6, optional=True),
+        Column("what", "WHAT", 24, _what, lambda row: row.status or row.reason, stretches=True),
+    )
+
+
+def _negative_since(row: UnitRow) -> float:
+    return -stands_since(row)
+
+
+def _state(row: UnitRow, now: float) -> Span:
+    return cell_text.state(COMPLETED if row.done else row.state.value)
+
+
+def _died(row: UnitRow, now: float) -> Span:
+    return span(row.restarts or "", Tone.WARN if row.deaths_in_window else Tone.PLAIN)
+
+
+def _cpu(row: UnitRow, now: float) -> Span:
+    if not row.pid:
+        return Span("")
+    return Span(f"{row.cpu_percent:.0f}%", Tone.STRONG if row.cpu_percent >= HOT_CPU else Tone.PLAIN)
+
+
+def _memory(row: UnitRow, now: float) -> Span:
+    return Span(cell_text.small_size(row.rss_bytes) if row.rss_bytes else "")
+
+
+def _weights(row: UnitRow, now: float) -> Span:
+    """What it serves, or with an arrow what it loads: `loading(v3→v4)` does not fit."""
+    doing, _, versions = row.serving.removesuffix(")").partition("(")
+    if not versions:
+        return span("" if row.weights is None else f"v{row.weights}")
+    return span(f"→{versions.rpartition('→')[2]}" if doing == "loading" else versions)
+
+
+def _what(row: UnitRow, now: float) -> Span:
+    troubled = row.state in (UnitState.FATAL, UnitState.LOST, UnitState.BACKOFF, UnitState.SUSPECT)
+    return span(story(row, now), Tone.PLAIN if troubled else Tone.DIM)
+
+
+def strengths(mirror: Mirror) -> Line:
+    """All groups, desired against actual, on one line; what is not as wanted comes first."""
+    down = mirror.run is not None and mirror.run.desired == "down"
+    made = [cell_text.strength(row, down=down) for row in mirror.groups]
+    order = {Tone.BAD: 0, Tone.WARN: 1, Tone.BUSY: 2}
+    return _joined(sorted(made, key=lambda part: order.get(part.tone, 3)))
+
+
+def hosts(mirror: Mirror) -> Line:
+    """All hosts on one line: state, what is wrong there, load, memory, room on the disk."""
+    parts = list[Span]()
+    for row in mirror.hosts:
+        facts = row.facts
+        memory = f" mem {cell_text.small_size(row.memory_used_bytes)}/{cell_text.small_size(facts.memory_bytes)}"
+        disk = f" disk {cell_text.small_size(row.disk_free_bytes)} free" if row.disk_free_bytes else ""
+        fills = f" full in {age(row.disk_full_in_s)}" if row.disk_full_in_s is not None else ""
+        measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{disk}{fills}"
+        well = row.state == "up" and not row.disk_full and not fills
+        wrong = " ".join(part for part in (row.disk_full, _strays(row)) if part)
+        text = f"{row.host} {row.state} {f'{wrong} ' if wrong else ''}{measured}"
+        parts.append(span(text, Tone.PLAIN if well and not wrong else Tone.BAD))
+    return _joined(parts)
+
+
+def _strays(row: HostRow) -> str:
+    """Who holds the host and belongs to no living unit: the first one with its name."""
+    if not row.strays:
+        return ""
+    first, more = row.strays[0], len(row.strays) - 1
+    others = f" and {more} more" if more else ""
+    return f"stray: pid {first.pid} {first.command[:_COMMAND]}{others} ({first.why})"
+
+
+def _joined(parts: Iterable[Span]) -> Line:
+    made = list[Span]()
+    for part in parts:
+        made += [part, Span(" · ", Tone.DIM)]
+    return tuple(made[:-1])
+
+
+def keeps(words: frozenset[str], row: UnitRow) -> bool:
+    """Whether every word stands somewhere in what is shown of the unit."""
+    shown = f"{row.unit} {row.state.value} {row.host} {row.role} {row.status} {row.reason} {row.phase}".casefold()
+    return all(word in shown for word in words)

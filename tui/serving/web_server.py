@@ -1,0 +1,212 @@
+"""The server between pages and consoles.
+
+Invariants: every request goes through the gate before anything is looked up; a page loads nothing but from here; there
+are at most `MOST` consoles, and none outlives its page or this server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from agentrl.errors import ConfigError, UsageError
+from tui.serving.access import TOKEN, AccessPolicy, Decision, address
+from tui.serving.console_process import ConsoleProcess
+
+MOST = 8
+TOO_MANY = f"{MOST} consoles are open already. Close one."
+LONGEST_MESSAGE = 1 << 20
+WIDTHS, HEIGHTS = (20, 500), (5, 300)
+OWN = {"page.css": "text/css", "page.js": "text/javascript"}
+HERE = Path(__file__).parent
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    def __init__(self, gate: AccessPolicy, options: Sequence[str]) -> None:
+        self._gate = gate
+        self._options = tuple(options)
+        self._open: set[web.WebSocketResponse] = set()
+        self._assets = _assets()
+
+    def application(self) -> web.Application:
+        made = web.Application(middlewares=[self._guard], client_max_size=LONGEST_MESSAGE)
+        made.router.add_get("/", self._page)
+        made.router.add_get("/ws", self._socket)
+        made.router.add_get("/own/page.css", self._own)
+        made.router.add_get("/own/page.js", self._own)
+        made.router.add_static("/static", self._assets)
+        made.on_shutdown.append(self._close_all)
+        return made
+
+    # ---- the gate ----
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        verdict = self._gate.judge(
+            host=request.headers.get("Host", ""),
+            origin=request.headers.get("Origin"),
+            token=request.query.get(TOKEN),
+            cookies=request.cookies,
+            is_socket=request.path == "/ws",
+        )
+        answer: web.StreamResponse
+        if verdict.way is Decision.REFUSED:
+            answer = web.Response(status=403, text=f"{verdict.why}\n")
+        elif verdict.way is Decision.CHANGED:
+            answer = web.Response(status=303, headers={"Location": "/"})
+            answer.set_cookie(self._gate.cookie_name, self._gate.cookie, httponly=True, samesite="Strict")
+        else:
+            try:
+                answer = await handler(request)
+            except web.HTTPException as refused:
+                answer = web.Response(status=refused.status, text=f"{refused.reason}\n")
+        if not answer.prepared:
+            answer.headers.update(self._headers(request))
+        return answer
+
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        own = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'"
+        # A name that is not one of ours came from somebody else, and is not said again.
+        socket = f" ws://{request.host}" if request.host.lower() in self._gate.names else ""
+        return {
+            "Content-Security-Policy": f"{own}; img-src 'self' data:; connect-src 'self'{socket}",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+
+    # ---- what is inside ----
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        if len(self._open) >= MOST:
+            return web.Response(status=503, text=f"{TOO_MANY}\n")
+        page = (HERE / "page.html").read_text()
+        return web.Response(text=page.replace("{socket}", f"ws://{request.host}/ws"), content_type="text/html")
+
+    async def _own(self, request: web.Request) -> web.StreamResponse:
+        name = request.path.rpartition("/")[2]
+        return web.Response(text=(HERE / name).read_text(), content_type=OWN[name])
+
+    async def _socket(self, request: web.Request) -> web.StreamResponse:
+        if len(self._open) >= MOST:
+            return web.Response(status=503, text=f"{TOO_MANY}\n")
+        page = web.WebSocketResponse(heartbeat=15, max_msg_size=LONGEST_MESSAGE)
+        self._open.add(page)
+        try:
+            await page.prepare(request)
+            width = within(request.query.get("width"), WIDTHS, 80)
+            height = within(request.query.get("height"), HEIGHTS, 24)
+            child = await ConsoleProcess.start(self._options, width, height)
+            drawing = asyncio.create_task(_draw(child, page), name=f"console {child.pid}")
+            try:
+                async for message in page:
+                    if message.type is WSMsgType.TEXT:
+                        await hear(message.data, child, page)
+            except TimeoutError:
+                # A console that does not read is of no use to its page, and nobody would see the page close.
+                pass
+            finally:
+                drawing.cancel()
+                await asyncio.gather(drawing, return_exceptions=True)
+                await asyncio.shield(child.end())
+        finally:
+            self._open.discard(page)
+        return page
+
+    async def _close_all(self, _: web.Application) -> None:
+        await asyncio.gather(*(page.close() for page in list(self._open)), return_exceptions=True)
+
+
+async def _draw(child: ConsoleProcess, page: web.WebSocketResponse) -> None:
+    try:
+        async for piece in child.drawn():
+            await page.send_bytes(piece)
+    except ConnectionError:
+        return
+    finally:
+        await page.close()
+
+
+async def hear(text: str, child: ConsoleProcess, page: web.WebSocketResponse) -> None:
+    """One message of a page: what was typed, its size, whether it is looked at. Anything else is nothing.
+
+    Raises TimeoutError where the console does not read.
+    """
+    try:
+        what, *more = json.loads(text)
+        about: Any = more[0] if more else None
+    except (ValueError, TypeError, RecursionError):
+        return
+    if what == "stdin" and isinstance(about, str):
+        await child.typed(about)
+    elif what == "resize" and isinstance(about, dict):
+        width, height = within(about.get("width"), WIDTHS, 80), within(about.get("height"), HEIGHTS, 24)
+        await child.told(type="resize", width=width, height=height)
+    elif what in ("focus", "blur"):
+        await child.told(type=what)
+    elif what == "ping":
+        await page.send_json(["pong", about])
+
+
+def within(asked: Any, reach: tuple[int, int], otherwise: int) -> int:
+    try:
+        return max(reach[0], min(reach[1], int(asked)))
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+
+
+def _assets() -> Path:
+    """xterm.js and what it needs, as the package textual-serve brings them."""
+    found = importlib.util.find_spec("textual_serve")
+    if found is None or found.origin is None:
+        raise ConfigError("The page of a terminal is missing.", hint="pip install 'agentrl[web]' brings it.")
+    return Path(found.origin).parent / "static"
+
+
+async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:
+    """Until SIGINT or SIGTERM."""
+    host, port = address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as taken:
+        why = os.strerror(taken.errno).lower() if taken.errno else str(taken)
+        hint = "--listen 127.0.0.1:0 takes any port that is free."
+        raise UsageError(f"Nobody can listen on {listen}: {why}.", hint=hint) from taken
+    gate = AccessPolicy(listening.getsockname()[1])
+    runner = web.AppRunner(Server(gate, options).application(), access_log=None, handle_signals=False)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, ended.set)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening, shutdown_timeout=5.0).start()
+        shown = f"[{host}]" if ":" in host else host
+        _tell(f"http://{shown}:{gate.port}/?{TOKEN}={gate.token}", as_json=as_json)
+        await ended.wait()
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.cleanup()
+
+
+def _tell(url: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"url": url}), flush=True)
+    else:
+        print(url, flush=True)
+        print("Whoever opens this address sees the run. Ctrl-C ends all pages; the run goes on.", file=sys.stderr)

@@ -1,0 +1,102 @@
+"""Tool calls that failed: by kind, and one by one.
+
+Invariant: enter leads to the very turn in which the call was made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from textual.app import ComposeResult
+
+from agentrl.client import Client
+from agentrl.protocol.data_commands import VARIES, ToolErrorGroup
+from tui.model import data_tables
+from tui.model.data_tables import MALFORMED
+from tui.model.table import Column
+from tui.views.query_views import ANSWER_S, QueryTable
+from tui.views.records import RecordPage
+
+_TURN = re.compile(r"/t(\d+)(?:\.\d+)?$")
+
+
+def turn_of(call: str) -> int | None:
+    """A call's id ends with its turn; that of a turn in which none could be read, too."""
+    found = _TURN.search(call)
+    return int(found.group(1)) if found else None
+
+
+class ToolErrors(QueryTable):
+    """What tool calls did wrong, by kind; enter lists the calls of that kind."""
+
+    name_in_registry = "tool-errors"
+    what = "kinds of tool errors"
+    filled_by = "no call of a tool has failed"
+    first_sort = "count"
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self.table.model.sort("count", descending=True)
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return data_tables.error_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        found: list[ToolErrorGroup] = await client.tool_errors(filter=self.filter_text, deadline_s=ANSWER_S)
+        return {f"{each.server}.{each.tool} {each.status} {each.error_class} {each.message}": each for each in found}
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("tools", "errors", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def do_drill(self) -> None:
+        group: ToolErrorGroup | None = self._target()
+        if group is None:
+            return
+        if group.status != MALFORMED:
+            self.console_app.navigation.open_page(FailedCalls(same_kind(group, self.filter_text)))
+        elif group.samples:
+            # Nobody was called, so there is no call to list.
+            sample = group.samples[0]
+            self.console_app.navigation.open_page(RecordPage(sample.record, turn_of(sample.call)))
+
+    def do_records_calls(self) -> None:
+        self.console_app.navigation.open_page(FailedCalls(self.filter_text))
+
+
+def same_kind(group: ToolErrorGroup, besides: str) -> str:
+    """What the calls of a kind have in common, but for the words of the message."""
+    names = ("server", "tool", "status", "error_class")
+    values = {name: getattr(group, name) for name in names if getattr(group, name) != VARIES}
+    same = " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return f"{same} and ({besides})" if besides else same
+
+
+class FailedCalls(QueryTable):
+    """Each for itself, the newest first; enter opens its turn."""
+
+    name_in_registry = "failed-calls"
+    what = "failed calls"
+    filled_by = "every call that was made has worked, or none was made; 7 shows the records"
+
+    def __init__(self, filter: str = "") -> None:
+        super().__init__()
+        self._filter = filter
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return data_tables.call_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        page = await client.list_failed_calls(
+            filter=self.filter_text, sort="-requested_at", limit=self._wanted, deadline_s=ANSWER_S
+        )
+        self._more = bool(page.after)
+        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("tools", "failures", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def do_drill(self) -> None:
+        if (row := self._target()) is not None:
+            self.console_app.navigation.open_page(RecordPage(str(row["record"]), row.get("turn")))
