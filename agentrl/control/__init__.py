@@ -1,1 +1,21 @@
-"""The coordinator's I/O: what is wanted, what is, and everything that carries the one to the other."""
+"""The coordinator's I/O: everything that connects the pure supervisor to sockets, disk and clock.
+
+    coordinator             builds the parts and runs them        context     what the parts share
+    message_router          every message: sender, then handler
+    handlers/               clients, host agents, units           commands/   previews and acts of each command
+    executor, instruction_handler   carry out the supervisor's instructions, Persist first
+    state/                  rows, metrics, operations, knobs      messaging/  peers and pending requests
+    persistence/            journal, keys, locks                  alerts/     rules, lifecycle, delivery
+    periodic_checks         leases, feed, alerts by the clock     recovery    what the coordinators before left
+    feed_recorder           the feed on disk                      shutdown    the proof at the end of `down`
+
+Commands change desired state only: `+1` becomes absolute when it is accepted, `restart` raises a generation. So doing
+a command again after a crash is harmless. A command that was accepted and not begun when a coordinator died is begun
+by the next one. An operation ends when its units reached the goal, cannot reach it, were given another goal, or its
+deadline passed. All waiting is bounded.
+
+Invariants:
+- A command is refused before anything changes, or durable before it is answered.
+- The death of a coordinator touches no unit: units keep working and register again with the next one.
+- A row or an answer never exceeds one message of 4 MiB.
+"""

@@ -1,4 +1,27 @@
-"""The supervisor's judgement, without its hands: events and the time go in, instructions come out.
+"""The supervisor: a pure state machine. Events and the time go in, instructions come out.
 
 Nothing here opens a socket or a file, reads a clock or draws a random number, so every decision can be replayed.
+Jitter comes in with the event; tokens are derived from a secret of the run.
+
+    from → to                                   when
+    pending → starting                          placed, its dependencies ready, no earlier incarnation alive
+    starting → ready                            the unit reports it, its probe succeeds, or it has neither
+    starting → stopping                         the start deadline passed (an announced phase extends it)
+    ready ↔ suspect                             silent, or the liveness probe fails; heard from again
+    ready, suspect → stopping                   hung: stacks by SIGABRT, then the process tree is killed
+    any with a process → lost                   the host agent is silent and the unit too
+    lost → ready, starting                      the same incarnation is back
+    lost → pending                              at once if all its writes are fenced; else a person confirms the death
+    starting, ready, suspect → draining → stopping → stopped, pending, backoff    scale-down, restart, drain, down
+    draining → ready                            the drain was cancelled before SIGTERM
+    starting, ready, suspect → backoff → starting    unplanned death; exit 0 of a service is a death
+    starting, ready → stopped                   exit 0 of a job
+    starting, ready → pending                   exit 75: start again, not counted
+    any → fatal                                 exit 78, too many deaths, failed starts or kills for memory
+    fatal, stopped → pending                    `restart` or `up`
+
+Deaths while ready (in a window), starts that never became ready (in a row) and kills for memory are counted apart. The
+first death in a window restarts at once, then after 0.5, 1, 2 … 60 s with jitter. A lost unit that is replaced leaves
+a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a ghost is on a
+reachable host. A gang has an epoch: one death raises it, and members of an older epoch end.
 """
