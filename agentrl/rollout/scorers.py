@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable
 
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
-from agentrl.rollout.mathjudge import MathJudge, NoVerdictError
+from agentrl.rollout.math_judge import MathJudge, NoVerdictError
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")
@@ -87,8 +87,8 @@ async def symbolic(answer: str, truth: str, task: Task) -> float:
     """Equal as mathematics: `1/2` and `0.5`, `x^2-1` and `(x-1)(x+1)`."""
     try:
         return float(await _judge().equal(answer, truth))
-    except NoVerdictError as nobody:
-        raise UnscoredError(f"Nobody could compare mathematical answers: {nobody}.") from nobody
+    except NoVerdictError as failed:
+        raise UnscoredError(f"The answers could not be compared: {failed}.") from failed
 
 
 def _judge() -> MathJudge:

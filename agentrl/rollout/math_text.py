@@ -1,6 +1,6 @@
-"""Mathematical answers as text: what only changes how one looks, and plain numbers.
+"""Mathematical answers as text: removes what changes only the appearance, and reads plain numbers.
 
-Invariant: pure and quick, whatever the text; nothing heavier than fractions is needed for the answers that are numbers.
+It exists because most answers are numbers, and comparing them needs no process. Invariant: fast for any text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"([-+]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
 
 
 def tidy(text: str) -> str:
-    """Without what changes how it looks and not what it means. Words beside mathematics (units) go, alone they stay."""
+    """Removes what changes the appearance only. Words beside mathematics (units) are removed; words alone stay."""
     text = text.replace("{,}", ",")
     bare = _TEXT.sub(" ", text)
     text = bare if bare.strip(" $.") else _TEXT.sub(lambda match: match[1], text)
@@ -27,7 +27,7 @@ def tidy(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """A plain number or fraction, exactly; None if it is anything else."""
+    """The exact value of a plain number or fraction; None for anything else."""
     match = _NUMBER.fullmatch(text.replace(" ", "")) if len(text) <= _LONGEST_NUMBER else None
     if match is None or (match[3] is not None and not int(match[3])):
         return None

@@ -1,8 +1,9 @@
-"""Asks whether two mathematical answers are equal, of a process that may be ended at any time.
+"""Compares mathematical answers in a process of its own, which can be ended at any time.
 
-Invariants: an answer that cannot be decided within its processor time is not equal, today and tomorrow, on a busy host
-and an idle one; a process that cannot be started or does not answer at all is no verdict but an error. There is at most
-one process, started when it is first needed, and its owner closes it.
+Invariants:
+- an answer that is not decided within its processor time is not equal, however busy the host is;
+- a process that cannot be started or does not answer is an error, never a verdict;
+- there is at most one process; it starts with the first question that needs it, and the owner closes it.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import signal
 import sys
 from asyncio.subprocess import Process
 
-from agentrl.rollout import mathtext
-from agentrl.rollout.mathtext import tidy
+from agentrl.rollout import math_text
+from agentrl.rollout.math_text import tidy
 
-log = logging.getLogger("mathjudge")
+log = logging.getLogger("math_judge")
 PROCESSOR_S = 4
-"""Of one question. Equal answers are usually seen to be so in a hundredth of that."""
+"""For one question. Equal answers usually take a hundredth of that."""
 ANSWER_WITHIN_S = 90.0
-"""On a host so busy that the processor time above takes this long, there is no verdict."""
+"""Longest wait for a verdict; longer means that the host is too busy to give that processor time."""
 START_WITHIN_S = 60.0
 END_WITHIN_S = 5.0
 
 
 class NoVerdictError(Exception):
-    """The process could not be asked. Says nothing about the answer."""
+    """The process failed. It says nothing about the answer."""
 
 
 class MathJudge:
-    """One question after the other."""
+    """Compares one pair of answers after the other."""
 
     def __init__(self, *, processor_s: int = PROCESSOR_S) -> None:
         self._processor_s = processor_s
@@ -41,15 +42,15 @@ class MathJudge:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, if there is one."""
+        """The pid of the process, if there is one."""
         return None if self._process is None else self._process.pid
 
     async def equal(self, answer: str, truth: str) -> bool:
-        """Raises NoVerdictError if nobody can say."""
+        """Raises NoVerdictError if the process fails."""
         left, right = tidy(answer), tidy(truth)
         if left == right:
             return True
-        numbers = mathtext.number(left), mathtext.number(right)
+        numbers = math_text.number(left), math_text.number(right)
         if numbers[0] is not None and numbers[1] is not None:
             return numbers[0] == numbers[1]
         async with self._turn:
@@ -77,35 +78,35 @@ class MathJudge:
             await process.stdin.drain()
             answer = await _line(process, ANSWER_WITHIN_S)
         except ConnectionError:
-            pass  # it ended; its exit status says why
+            pass  # the process ended; its exit status says why
         except BaseException:
-            # What it will still say would be taken for the answer to the next question.
+            # A late verdict would be read as the answer to the next question.
             self._process = None
             await _kill(process)
             raise
         if answer:
             return str(json.loads(answer)["verdict"])
         self._process = None
-        return await _last_word(process)
+        return await _why_it_ended(process)
 
     async def _running(self) -> Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
         try:
             started = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "agentrl.rollout.mathworker"),
+                *(sys.executable, "-m", "agentrl.rollout.math_worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
         except OSError as broken:
-            raise NoVerdictError(f"the process for mathematics does not start: {broken}") from broken
+            raise NoVerdictError(f"the math process cannot be started: {broken}") from broken
         try:
             ready = await _line(started, START_WITHIN_S)
         except BaseException:
             await _kill(started)
             raise
         if not ready:
-            raise NoVerdictError(f"the process for mathematics ended at its start with status {await started.wait()}")
+            raise NoVerdictError(f"the math process ended at its start with status {await started.wait()}")
         self._process = started
         return started
 
@@ -116,16 +117,16 @@ async def _line(process: Process, within_s: float) -> bytes:
         async with asyncio.timeout(within_s):
             return await process.stdout.readline()
     except TimeoutError:
-        raise NoVerdictError(f"the process for mathematics did not answer within {within_s:g} s") from None
+        raise NoVerdictError(f"the math process did not answer within {within_s:g} s") from None
 
 
-async def _last_word(process: Process) -> str:
-    """Why it ended instead of answering: over its processor time, or for another reason."""
+async def _why_it_ended(process: Process) -> str:
+    """The verdict of a process that ended: undecided if its processor time ran out; any other reason is an error."""
     status = await process.wait()
     if status == -signal.SIGXCPU:
         log.info("a mathematical answer was not decided within its processor time")
         return "undecided"
-    raise NoVerdictError(f"the process for mathematics ended with status {status}")
+    raise NoVerdictError(f"the math process ended with status {status}")
 
 
 async def _kill(process: Process) -> None:
