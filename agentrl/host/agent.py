@@ -53,11 +53,12 @@ class Agent:
         send: Callable[[Message], bool],
         *,
         use_cgroups: bool = True,
+        clone_into_cgroup: bool = True,
         times: Intervals | None = None,
         finished: asyncio.Event | None = None,
     ) -> None:
         self.home = home
-        self.processes = ChildProcesses()
+        self.processes = ChildProcesses(clone_into_cgroup=clone_into_cgroup)
         self.lives: dict[str, Incarnation] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
@@ -91,6 +92,8 @@ class Agent:
         if self.cgroups.problems:
             log.info("Without some cgroups: %s.", "; ".join(self.cgroups.problems))
         self.processes.become_parent_of_orphans()
+        if self.cgroups.can_kill:
+            self.processes.expect_cgroups()
         self.ledger.load()
         for life in adoption.adopt_all(self.services):
             self.lives[life.name] = life

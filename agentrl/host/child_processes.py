@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.host import procfs
+from agentrl.host.cgroup_spawner import CgroupSpawner
 from agentrl.protocol.messages import ExitStatus
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ _STATUS_TRIES_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 NOT_ITS_PARENT = "it ended while the host agent was not its parent"
 
-# The shell enters the cgroups and then becomes the program: same pid, same start time. The alternative, moving the
-# process from outside, stalls the agent for about 10 ms and lets early children escape.
+# Without clone3, a shell enters the cgroups and then becomes the program: same pid, same start time. Moving the process
+# from outside would stall the agent for about 10 ms and let early children escape.
 _ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" 2>/dev/null; shift; done; shift; exec "$@"'
 
 OnExit = Callable[["Process", ExitStatus], None]
@@ -46,17 +47,13 @@ OnExit = Callable[["Process", ExitStatus], None]
 class Process:
     """One process, ours or adopted."""
 
-    def __init__(self, pid: int, start_ticks: int, pidfd: int, on_exit: OnExit, popen: subprocess.Popen[bytes] | None):
+    def __init__(self, pid: int, start_ticks: int, pidfd: int, on_exit: OnExit, *, is_child: bool):
         self.pid = pid
         self.start_ticks = start_ticks
+        self.is_child = is_child
         self.exit: ExitStatus | None = None
         self._pidfd = pidfd
-        self._popen = popen
         self._on_exit = on_exit
-
-    @property
-    def is_child(self) -> bool:
-        return self._popen is not None
 
     @property
     def identity(self) -> procfs.Identity:
@@ -87,7 +84,9 @@ class Process:
 class ChildProcesses:
     """All processes of the agent. One per process, because reaping is a matter of the whole process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clone_into_cgroup: bool = True) -> None:
+        """`clone_into_cgroup=False`: processes enter their cgroups by themselves, as where the kernel has no clone3."""
+        self._spawner = CgroupSpawner(enabled=clone_into_cgroup)
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, Process] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -99,6 +98,10 @@ class ChildProcesses:
         """Descendants whose parents died come to this process, so that they can be found and reaped."""
         self._subreaper = _set_subreaper(True)
         self._loop.add_signal_handler(signal.SIGCHLD, self._plan_reaping)
+
+    def expect_cgroups(self) -> None:
+        """Prepare for spawns into cgroups."""
+        self._spawner.start()
 
     def spawn(
         self,
@@ -115,22 +118,11 @@ class ChildProcesses:
         `output` is a file descriptor for stdout and stderr; never a pipe that dies with the agent, unless the caller
         means just that. `cgroups` are entered before the program runs.
         """
-        argv = [*_shell_into(cgroups, env), *command]
-        popen = subprocess.Popen(
-            argv,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        pidfd = os.pidfd_open(popen.pid)
-        stat = procfs.read_stat(popen.pid)
-        process = Process(popen.pid, stat.start_ticks if stat else 0, pidfd, on_exit, popen)
-        if len(argv) == len(command):
-            for group in cgroups:
-                _enter_from_outside(group, popen.pid)
+        pid = self._spawner.spawn(command, env, cwd, output, cgroups) if cgroups else 0
+        pid = pid or _spawn_directly(command, env, cwd, output, cgroups)
+        pidfd = os.pidfd_open(pid)
+        stat = procfs.read_stat(pid)
+        process = Process(pid, stat.start_ticks if stat else 0, pidfd, on_exit, is_child=True)
         self._watch(process)
         return process
 
@@ -144,7 +136,7 @@ class ChildProcesses:
         if not identity.alive():
             os.close(pidfd)
             return None
-        process = Process(identity.pid, identity.start_ticks, pidfd, on_exit, None)
+        process = Process(identity.pid, identity.start_ticks, pidfd, on_exit, is_child=False)
         self._watch(process)
         return process
 
@@ -152,11 +144,12 @@ class ChildProcesses:
         return pid in self._known
 
     def own_pids(self) -> frozenset[int]:
-        return frozenset(self._known)
+        return frozenset({*self._known, self._spawner.pid})
 
     def close(self) -> None:
         """Stop watching. The processes live on."""
         self._closed = True
+        self._spawner.close()
         if self._subreaper:
             _set_subreaper(False)
         self._loop.remove_signal_handler(signal.SIGCHLD)
@@ -164,8 +157,6 @@ class ChildProcesses:
             task.cancel()
         for process in self._known.values():
             self._unwatch(process)
-            if process._popen is not None:
-                process._popen.returncode = 0  # not our affair any more; keeps Popen from warning about it
         self._known.clear()
 
     def _watch(self, process: Process) -> None:
@@ -179,8 +170,8 @@ class ChildProcesses:
             process._pidfd = -1
 
     def _on_ended(self, process: Process) -> None:
-        if process._popen is not None:
-            self._finish(process, _reap(process.pid, process._popen))
+        if process.is_child:
+            self._finish(process, _reap(process.pid))
             return
         self._loop.remove_reader(process._pidfd)
         task = self._loop.create_task(self._ask_status(process), name=f"status of {process.pid}")
@@ -242,14 +233,12 @@ def status_of(returncode: int) -> ExitStatus:
     return ExitStatus(signal=-returncode) if returncode < 0 else ExitStatus(code=returncode)
 
 
-def _reap(pid: int, popen: subprocess.Popen[bytes]) -> ExitStatus:
+def _reap(pid: int) -> ExitStatus:
     try:
         _, raw = os.waitpid(pid, 0)
     except ChildProcessError:
-        popen.returncode = 0
-        return ExitStatus(unknown="somebody else in the agent's process took its status")
-    popen.returncode = os.waitstatus_to_exitcode(raw)
-    return status_of(popen.returncode)
+        return ExitStatus(unknown="another part of the host agent read its status")
+    return status_of(os.waitstatus_to_exitcode(raw))
 
 
 def _status_by_pidfd(pidfd: int) -> ExitStatus | None:
@@ -266,11 +255,26 @@ def _status_by_pidfd(pidfd: int) -> ExitStatus | None:
     return status_of(os.waitstatus_to_exitcode(raw))
 
 
-def _shell_into(cgroups: Sequence[Path], env: Mapping[str, str]) -> list[str]:
+def _spawn_directly(
+    command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None, output: int, cgroups: Sequence[Path]
+) -> int:
     # A POSIX shell drops variables whose names it cannot express (exported functions of bash): then no shell.
-    if not cgroups or not all(name.isidentifier() and name.isascii() for name in env):
-        return []
-    return ["/bin/sh", "-c", _ENTER, "sh", *(f"{group}/cgroup.procs" for group in cgroups), "--"]
+    by_shell = bool(cgroups) and all(name.isidentifier() and name.isascii() for name in env)
+    enter = ["/bin/sh", "-c", _ENTER, "sh", *(f"{group}/cgroup.procs" for group in cgroups), "--"] if by_shell else []
+    popen = subprocess.Popen(
+        [*enter, *command],
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+    popen.returncode = 0  # The caller reaps it; Popen must neither do that nor warn about it.
+    if not by_shell:
+        for group in cgroups:
+            _enter_from_outside(group, popen.pid)
+    return popen.pid
 
 
 def _enter_from_outside(group: Path, pid: int) -> None:

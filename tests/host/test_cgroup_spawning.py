@@ -1,0 +1,159 @@
+"""Units start inside their cgroups, by clone3 or, where that is not possible, by a shell that enters them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.host import cgroup_spawner, procfs
+from agentrl.host.cgroups import Cgroups, detect
+from agentrl.host.child_processes import ChildProcesses, Process
+from agentrl.protocol.messages import ExitStatus
+from tests.waiting import aeventually
+
+both = pytest.mark.parametrize("clone", [True, False], ids=["clone3", "shell"])
+
+
+class Spawns:
+    """Starts shell scripts, each in a cgroup of its own."""
+
+    def __init__(self, folder: Path, cgroups: Cgroups, *, clone: bool) -> None:
+        self.processes = ChildProcesses(clone_into_cgroup=clone)
+        self.processes.become_parent_of_orphans()
+        self.ended: dict[int, ExitStatus] = {}
+        self._folder = folder
+        self._cgroups = cgroups
+        self._count = 0
+
+    def start(self, *command: str, env: dict[str, str] | None = None) -> Process:
+        self._count += 1
+        group = self._cgroups.make(f"web-{self._count}.1")
+        output = os.open(self._folder / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            return self.processes.spawn(
+                command,
+                env={"PATH": os.environ["PATH"]} | (env or {}),
+                on_exit=lambda process, status: self.ended.update({process.pid: status}),
+                output=output,
+                cwd=self._folder,
+                cgroups=group.paths(),
+            )
+        finally:
+            os.close(output)
+
+    async def output_of(self, script: str) -> list[str]:
+        process = self.start("/bin/sh", "-c", script)
+        assert (await aeventually(lambda: self.ended.get(process.pid))).code == 0
+        return (self._folder / "out").read_text().splitlines()
+
+    @property
+    def helper(self) -> int:
+        return self.processes._spawner.pid
+
+
+@contextlib.asynccontextmanager
+async def spawning(tmp_path: Path, *, clone: bool = True) -> AsyncIterator[Spawns]:
+    cgroups = detect(f"{os.getpid():08d}", tmp_path.name)
+    if not cgroups.can_kill:
+        pytest.skip("no cgroup may be written here")
+    spawns = Spawns(tmp_path, cgroups, clone=clone)
+    try:
+        yield spawns
+    finally:
+        spawns.processes.close()
+        assert cgroups.tree_base
+        for path in cgroups.tree_base.iterdir():
+            if path.is_dir():
+                (path / "cgroup.kill").write_text("1")
+                await aeventually(lambda path=path: b"populated 0" in procfs.read_bytes(f"{path}/cgroup.events"))
+                path.rmdir()
+        cgroups.close()
+
+
+@both
+async def test_child_is_in_its_cgroup_and_session_before_its_first_instruction(tmp_path: Path, clone: bool) -> None:
+    async with spawning(tmp_path, clone=clone) as spawns:
+        lines = await spawns.output_of('grep ^0: /proc/$$/cgroup; echo $PPID; cut -d" " -f1,6 /proc/$$/stat; pwd')
+        assert lines[0].endswith("/web-1.1")
+        assert int(lines[1]) == os.getpid()
+        assert len(set(lines[2].split())) == 1, "the leader of a session"
+        assert lines[3] == str(tmp_path)
+        assert bool(spawns.helper) is clone
+
+
+@both
+async def test_child_inherits_no_descriptor_and_no_ignored_signal(tmp_path: Path, clone: bool) -> None:
+    async with spawning(tmp_path, clone=clone) as spawns:
+        *descriptors, ignored = await spawns.output_of("ls /proc/$$/fd; grep SigIgn /proc/$$/status")
+        assert descriptors == ["0", "1", "2"]
+        assert int(ignored.split()[1], 16) == 0
+
+
+@both
+async def test_exit_status_of_a_child_is_reported_once(tmp_path: Path, clone: bool) -> None:
+    async with spawning(tmp_path, clone=clone) as spawns:
+        process = spawns.start("/bin/sleep", "1000")
+        os.kill(process.pid, signal.SIGKILL)
+        assert (await aeventually(lambda: spawns.ended.get(process.pid))).signal == signal.SIGKILL
+
+
+async def test_program_that_cannot_be_executed_raises_and_leaves_no_process(tmp_path: Path) -> None:
+    async with spawning(tmp_path) as spawns:
+        for command, number in (("/bin/no-such-program", errno.ENOENT), (str(tmp_path), errno.EACCES)):
+            with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+                spawns.start(command)
+        with pytest.raises(ValueError, match="null byte"):
+            spawns.start("/bin/echo", "a\0b")
+        assert not [pid for pid in spawns.processes.own_pids() - {spawns.helper, 0}]
+
+
+async def test_helper_that_died_is_replaced(tmp_path: Path) -> None:
+    async with spawning(tmp_path) as spawns:
+        await spawns.output_of("true")
+        first = spawns.helper
+        os.kill(first, signal.SIGKILL)
+        assert (await spawns.output_of("grep ^0: /proc/$$/cgroup"))[-1].endswith("/web-2.1")
+        assert (await spawns.output_of("grep ^0: /proc/$$/cgroup"))[-1].endswith("/web-3.1")
+        assert spawns.helper not in (0, first)
+
+
+async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup_spawner, "_REPLY_WITHIN_S", 0.2)
+    async with spawning(tmp_path) as spawns:
+        await spawns.output_of("true")
+        os.kill(spawns.helper, signal.SIGSTOP)
+        assert await spawns.output_of("echo once") == ["once"]
+
+
+async def test_kernel_without_clone3_into_a_cgroup_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(*request: object) -> tuple[int, str, int]:
+        asked.append(request)
+        return 0, "clone", errno.ENOSYS
+
+    monkeypatch.setattr(cgroup_spawner.CgroupSpawner, "_ask", refuse)
+    async with spawning(tmp_path) as spawns:
+        for number in (1, 2):
+            assert (await spawns.output_of("grep ^0: /proc/$$/cgroup"))[-1].endswith(f"/web-{number}.1")
+        assert len(asked) == 1
+        assert not spawns.helper
+
+
+async def test_closing_ends_the_helper_and_no_child(tmp_path: Path) -> None:
+    async with spawning(tmp_path) as spawns:
+        child, helper = spawns.start("/bin/sleep", "1000"), spawns.helper
+        spawns.processes.close()
+        assert procfs.read_stat(helper) is None
+        assert child.identity.alive()
