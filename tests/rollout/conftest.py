@@ -48,7 +48,7 @@ from tests.rollout.actors import Engine
 from tests.waiting import PATIENCE_S, aeventually
 
 TOKEN = "a-token-for-tests-only"
-UNRULY = Path(__file__).parents[1] / "toolbox" / "faulty_servers.py"
+FAULTY = Path(__file__).parents[1] / "toolbox" / "faulty_servers.py"
 TEXTS = [
     f"what costs {n} pears? <tool_call>lookup(pear)</tool_call> <answer>{3 * n}</answer> it costs" for n in range(30)
 ]
@@ -92,10 +92,10 @@ def configuration(**sections: Any) -> RunConfig:
 
 
 def unruly_tools(**settings: Any) -> dict[str, Any]:
-    command = (sys.executable, str(UNRULY))
+    command = (sys.executable, str(FAULTY))
     server = {"command": command, "session": "keyed", "timeout_s": 20, **settings}
-    environment = {"dataset": "none.jsonl", "parser": "minicpm", "agent": "tool_agent", "tools": ["unruly"]}
-    return {"tools": {"unruly": server}, "environments": {"shop": environment}}
+    environment = {"dataset": "none.jsonl", "parser": "minicpm", "agent": "tool_agent", "tools": ["faulty"]}
+    return {"tools": {"faulty": server}, "environments": {"shop": environment}}
 
 
 @dataclass

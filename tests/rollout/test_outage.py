@@ -24,7 +24,7 @@ SEATS = 4
 @contextlib.asynccontextmanager
 async def kept(stage: Stage) -> AsyncIterator[Steward]:
     """A steward that makes its rounds."""
-    shop = EnvironmentSettings(servers=("unruly",))
+    shop = EnvironmentSettings(servers=("faulty",))
     rules = StewardSettings(environments={"shop": shop}, n=SEATS, groups=3, bound=1, max_in_flight=64)
     rows = [Row(query=f"what costs {number} pears?", answer="3", where=f"line {number}") for number in range(40)]
     steward = Steward(

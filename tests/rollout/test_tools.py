@@ -172,7 +172,7 @@ class Moody:
             raise ToolRefusedError(self.kind, "not now", retry_after_s=0.1)
 
     async def tools(self) -> Sequence[OfferedTool]:
-        return [OfferedTool(server="unruly", name="echo", schema={"properties": {"text": {"type": "string"}}})]
+        return [OfferedTool(server="faulty", name="echo", schema={"properties": {"text": {"type": "string"}}})]
 
     async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
         self.opened.append(session)
@@ -210,7 +210,7 @@ async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
     moody = Moody(kind, times)
     monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: moody)
     stage.config = configuration(**unruly_tools())
-    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["unruly"])
+    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
     await stage.task(n=1)
     async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=episode_s)):
@@ -252,7 +252,7 @@ async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in
     toolbox = Replaced(*kinds)
     monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
     stage.config = configuration(**unruly_tools(session="shared"))
-    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["unruly"])
+    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
     await stage.task(n=1)
     async with stage.sampler():

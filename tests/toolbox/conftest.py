@@ -24,7 +24,7 @@ from tests.toolbox.third_party_servers import Others
 from tests.waiting import eventually
 
 TOKEN = "a-token-of-this-test"
-UNRULY = Path(__file__).with_name("faulty_servers.py")
+FAULTY = Path(__file__).with_name("faulty_servers.py")
 MakeToolbox = Callable[..., AbstractAsyncContextManager["Hands"]]
 
 
@@ -35,30 +35,30 @@ class Hands:
         self.toolbox = toolbox
 
     async def open(self, id: str, *servers: str, wait_s: float = 30.0) -> bool:
-        opened = await self.toolbox.open(OpenSession(id=id, servers=servers or ("unruly",), wait_s=wait_s))
+        opened = await self.toolbox.open(OpenSession(id=id, servers=servers or ("faulty",), wait_s=wait_s))
         return opened.created
 
     async def call(
-        self, session: str, call: str, tool: str, *, timeout_s: float = 0.0, server: str = "unruly", **arguments: Any
+        self, session: str, call: str, tool: str, *, timeout_s: float = 0.0, server: str = "faulty", **arguments: Any
     ) -> CallAnswer:
         asked = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
         return await self.toolbox.call(f"{server}.{tool}", asked)
 
-    def server(self, name: str = "unruly") -> Any:
+    def server(self, name: str = "faulty") -> Any:
         return next(server for server in self.toolbox.servers() if server.id == name)
 
 
-def unruly(**settings: Any) -> ToolServer:
-    return ToolServer(command=(sys.executable, str(UNRULY)), **{"session": "keyed", "timeout_s": 20.0, **settings})
+def faulty(**settings: Any) -> ToolServer:
+    return ToolServer(command=(sys.executable, str(FAULTY)), **{"session": "keyed", "timeout_s": 20.0, **settings})
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> MakeToolbox:
-    """A toolbox that runs while the body does; by default with one unruly server."""
+    """A toolbox that runs while the body does; by default with one faulty server."""
 
     @contextlib.asynccontextmanager
     async def making(servers: dict[str, ToolServer] | None = None, **options: Any) -> AsyncIterator[Hands]:
-        chosen = {"unruly": unruly()} if servers is None else servers
+        chosen = {"faulty": faulty()} if servers is None else servers
         toolbox = Toolbox(chosen, run_dir=tmp_path, name="toolbox-0.1", **options)
         async with toolbox.running():
             yield Hands(toolbox)

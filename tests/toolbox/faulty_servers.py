@@ -163,7 +163,7 @@ def _handle(message: dict[str, Any]) -> None:
     id, params = message.get("id"), message.get("params") or {}
     match message.get("method"):
         case "initialize":
-            info = {"name": "unruly", "version": "1"}
+            info = {"name": "faulty", "version": "1"}
             version = params["protocolVersion"]
             _answer(id, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
         case "tools/list":

@@ -25,7 +25,7 @@ from agentrl.toolbox.api_messages import (
 )
 from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.toolbox import Quotas
-from tests.toolbox.conftest import MakeToolbox, unruly
+from tests.toolbox.conftest import MakeToolbox, faulty
 from tests.waiting import aeventually
 
 
@@ -100,7 +100,7 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
 @pytest.mark.parametrize("means", ["policy", "infrastructure"])
 async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
     notes = tmp_path / "notes"
-    async with make({"unruly": unruly(timeout_s=5.0, timeout_means=means)}) as hands:
+    async with make({"faulty": faulty(timeout_s=5.0, timeout_means=means)}) as hands:
         await hands.open("s")
         answer = await hands.call("s", "c", "note", path=str(notes), seconds=600.0)
         assert (answer.status, answer.error_class) == ("timeout", means)
@@ -111,7 +111,7 @@ async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_p
 
 
 async def test_a_result_of_fifty_megabytes_keeps_both_ends(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(result_max_chars=2_000, timeout_s=60.0)}) as hands:
+    async with make({"faulty": faulty(result_max_chars=2_000, timeout_s=60.0)}) as hands:
         await hands.open("s")
         answer = await hands.call("s", "c", "big", chars=50 << 20)
         assert answer.status == "ok"
@@ -134,7 +134,7 @@ async def test_an_answer_without_end_costs_only_its_own_call(
 
 
 async def test_a_keyed_server_that_dies_is_back_and_its_sessions_are_lost(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(crash_means="policy")}) as hands:
+    async with make({"faulty": faulty(crash_means="policy")}) as hands:
         await hands.open("used")
         await hands.open("unused")
         first = await hands.call("used", "a", "count")
@@ -161,7 +161,7 @@ async def test_how_a_process_ended_is_known_before_its_status_is_taken(command: 
 
 async def test_bystanders_of_a_crash_are_not_to_blame(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    async with make({"unruly": unruly(crash_means="policy")}) as hands:
+    async with make({"faulty": faulty(crash_means="policy")}) as hands:
         await hands.open("a")
         await hands.open("b")
         beside = asyncio.create_task(hands.call("a", "a", "note", path=str(notes), seconds=60.0))
@@ -171,7 +171,7 @@ async def test_bystanders_of_a_crash_are_not_to_blame(make: MakeToolbox, tmp_pat
 
 
 async def test_a_shared_server_that_dies_goes_on_under_the_same_session(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="shared")}) as hands:
+    async with make({"faulty": faulty(session="shared")}) as hands:
         await hands.open("s")
         await hands.call("s", "a", "count")
         assert (await hands.call("s", "b", "die")).status == "lost"
@@ -183,7 +183,7 @@ async def test_a_server_that_hangs_is_given_up_and_started_again_and_the_log_has
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.5)
-    async with make({"unruly": unruly(session="shared")}) as hands:
+    async with make({"faulty": faulty(session="shared")}) as hands:
         await hands.open("s")
         pid = int((await hands.call("s", "a", "count")).content.split()[0])
         assert (await hands.call("s", "b", "hang", timeout_s=1.0)).status == "timeout"
@@ -191,7 +191,7 @@ async def test_a_server_that_hangs_is_given_up_and_started_again_and_the_log_has
         await aeventually(lambda: hands.server().state == "serving" and hands.server().starts == 2)
         assert (await hands.call("s", "c", "echo", text="on")).content == "on"
     told = [record for record in caplog.records if record.name == "toolbox" and record.levelno > logging.DEBUG]
-    sentence = "unruly died: it gave no sign of life (no answer within 1.5 s)"
+    sentence = "faulty died: it gave no sign of life (no answer within 1.5 s)"
     assert [(record.getMessage(), record.exc_info) for record in told] == [(sentence, None)]
 
 
@@ -254,7 +254,7 @@ async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox, monkeypatch
 
 
 async def test_what_the_policy_does_wrong_never_opens_the_breaker(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(timeout_means="infrastructure")}, breaker=BreakerRule(least=4)) as hands:
+    async with make({"faulty": faulty(timeout_means="infrastructure")}, breaker=BreakerRule(least=4)) as hands:
         await hands.open("s")
         for number in range(6):
             await hands.call("s", f"r{number}", "refuse", text="no")
@@ -278,7 +278,7 @@ async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: 
         await aeventually(lambda: hands.server().waiting == 1)
         with pytest.raises(QuotaError, match="under way"):
             await hands.call("s", "third", "echo", text="a")
-        with pytest.raises(QuotaError, match="wait for unruly"):
+        with pytest.raises(QuotaError, match="wait for faulty"):
             await hands.call("t", "crowd", "echo", text="a")
         over.touch()
         assert (await slow).status == "ok"
@@ -286,14 +286,14 @@ async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: 
 
 
 async def test_what_does_not_exist_is_named(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(block="echo")}) as hands:
+    async with make({"faulty": faulty(block="echo")}) as hands:
         await hands.open("s")
         for tool, text in (("echo", "has no tool 'echo'"), ("nothing", "has no tool 'nothing'")):
             with pytest.raises(UnknownToolError, match=text):
                 await hands.call("s", "c", tool)
         with pytest.raises(UnknownToolError, match=r"no tool 'a\.b'"):
             await hands.call("s", "c", "b", server="a")
-        with pytest.raises(UnknownToolError, match="known are: unruly"):
+        with pytest.raises(UnknownToolError, match="known are: faulty"):
             await hands.open("t", "other")
         assert "echo" not in [tool.name for tool in hands.toolbox.tools()]
 
@@ -313,7 +313,7 @@ async def test_a_server_sees_the_mark_of_the_run_and_nothing_secret(
 
 async def test_at_the_end_nothing_of_a_server_is_left(make: MakeToolbox) -> None:
     """Also of one that hangs and has a child that holds its pipes."""
-    async with make({"unruly": unruly(timeout_s=5.0)}) as hands:
+    async with make({"faulty": faulty(timeout_s=5.0)}) as hands:
         await hands.open("s")
         server = int((await hands.call("s", "a", "count")).content.split()[0])
         child = int((await hands.call("s", "b", "bear")).content)

@@ -19,14 +19,14 @@ from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.toolbox import STARTS_AT_ONCE, Quotas
-from tests.toolbox.conftest import Hands, MakeToolbox, unruly
+from tests.toolbox.conftest import Hands, MakeToolbox, faulty
 from tests.waiting import PATIENCE_S, aeventually
 
 AGAIN = "It failed alike in a fresh session."
 
 
 def twice(**settings: Any) -> ToolServer:
-    return unruly(**{"try_again": True, **settings})
+    return faulty(**{"try_again": True, **settings})
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +42,7 @@ async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator
             await hands.call("others", f"others.{number}", tool, **arguments)
             used += 1
 
-    trials = hands.toolbox._servers["unruly"].trials
+    trials = hands.toolbox._servers["faulty"].trials
     alone = trials._fresh
 
     async def beside_others(call: Call, asked: ToolInfo, timeout_s: float) -> CallAnswer | None:
@@ -67,7 +67,7 @@ async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
 ) -> None:
     down = tmp_path / "down"
     down.touch()
-    async with make({"unruly": twice(session=session)}, breaker=BreakerRule(least=1)) as hands:
+    async with make({"faulty": twice(session=session)}, breaker=BreakerRule(least=1)) as hands:
         await hands.open("s")
         async with others_use(hands, "search", while_down=str(tmp_path / "nothing")):
             answer = await hands.call("s", "c", "search", while_down=str(down))
@@ -80,7 +80,7 @@ async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
 
 
 async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeToolbox, tmp_path: Path) -> None:
-    async with make({"unruly": twice(timeout_s=4.0)}) as hands:
+    async with make({"faulty": twice(timeout_s=4.0)}) as hands:
         await hands.open("s")
         async with others_use(hands, "note", path="/dev/null"):
             answer = await hands.call("s", "c", "note", path=str(tmp_path / "notes"), seconds=60.0)
@@ -90,7 +90,7 @@ async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeTool
 
 async def test_what_goes_well_the_second_time_was_the_infrastructures_fault(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
-    async with make({"unruly": twice()}) as hands:
+    async with make({"faulty": twice()}) as hands:
         await hands.open("s")
         (tmp_path / "other").touch()
         async with others_use(hands, "stumble", path=str(tmp_path / "other")):
@@ -106,7 +106,7 @@ async def test_what_goes_well_the_second_time_was_the_infrastructures_fault(make
 async def test_in_an_outage_nothing_is_proven_against_anybody(make: MakeToolbox, tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.mkdir()
-    async with make({"unruly": twice()}, breaker=BreakerRule(least=1000)) as hands:
+    async with make({"faulty": twice()}, breaker=BreakerRule(least=1000)) as hands:
         await hands.open("s")
         async with others_use(hands, "search", while_down=f"{down}/."):
             answers = [await hands.call("s", f"c{number}", "search", while_down=str(down)) for number in range(3)]
@@ -115,7 +115,7 @@ async def test_in_an_outage_nothing_is_proven_against_anybody(make: MakeToolbox,
 
 
 async def test_without_others_nothing_is_proven_either(make: MakeToolbox, tmp_path: Path) -> None:
-    async with make({"unruly": twice()}) as hands:
+    async with make({"faulty": twice()}) as hands:
         await hands.open("s")
         assert (await hands.call("s", "a", "search", while_down=str(tmp_path / "nothing"))).status == "ok"
         (tmp_path / "down").touch()
@@ -134,7 +134,7 @@ async def test_no_tool_is_tried_again_that_the_run_file_does_not_name_for_it(mak
 
 async def test_a_session_that_is_closed_meanwhile_ends_the_second_call_too(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
-    async with make({"unruly": twice()}) as hands:
+    async with make({"faulty": twice()}) as hands:
         await hands.open("s")
         call = asyncio.create_task(hands.call("s", "c", "stumble", path=str(path), then_s=60.0))
         await aeventually(lambda: path.exists() and path.read_text().split() == ["s", "s~fresh"], what="it runs again")
@@ -146,7 +146,7 @@ async def test_a_session_that_is_closed_meanwhile_ends_the_second_call_too(make:
 async def test_members_of_a_group_that_ask_the_same_are_not_the_others(make: MakeToolbox, tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.touch()
-    async with make({"unruly": twice()}, breaker=BreakerRule(least=1000)) as hands:
+    async with make({"faulty": twice()}, breaker=BreakerRule(least=1000)) as hands:
         members = [f"s{number}" for number in range(3)]
         for member in members:
             await hands.open(member)
@@ -160,7 +160,7 @@ async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
     tmp_path: Path, session: str, arguments: str
 ) -> None:
     trials = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
-    tool, lost = ToolInfo(server="unruly", name="search"), CallAnswer(status="lost", error_class="infrastructure")
+    tool, lost = ToolInfo(server="faulty", name="search"), CallAnswer(status="lost", error_class="infrastructure")
 
     async def fresh(*_: object) -> CallAnswer:
         """While it goes on, the tool works for somebody."""
@@ -174,7 +174,7 @@ async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
 
 async def test_the_second_call_has_the_callers_limit_too(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
-    async with make({"unruly": twice(timeout_s=300.0)}) as hands:
+    async with make({"faulty": twice(timeout_s=300.0)}) as hands:
         await hands.open("s")
         async with asyncio.timeout(PATIENCE_S):
             answer = await hands.call("s", "c", "stumble", timeout_s=3.0, path=str(path), then_s=300.0)
@@ -185,7 +185,7 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
     monkeypatch: pytest.MonkeyPatch, make: MakeToolbox, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fresh_session_retry, "OPENED_WITHIN_S", 0.2)
-    async with make({"unruly": twice()}) as hands:
+    async with make({"faulty": twice()}) as hands:
         await hands.open("s")
         async with contextlib.AsyncExitStack() as full:
             for _ in range(STARTS_AT_ONCE):
@@ -205,17 +205,17 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
     ],
 )
 async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: CallAnswer, why: str) -> None:
-    tool, call = ToolInfo(server="unruly", name="search"), Call("a", "s", "unruly.search", {})
+    tool, call = ToolInfo(server="faulty", name="search"), Call("a", "s", "faulty.search", {})
     trials = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     assert (await trials.judged(call, tool, answer, 1.0)).tried_again == why
-    never = FreshSessionRetry(unruly(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    never = FreshSessionRetry(faulty(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     assert (await never.judged(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
 
 
 async def test_a_caller_in_a_hurry_and_an_open_breaker_are_reasons_too(make: MakeToolbox, tmp_path: Path) -> None:
     (tmp_path / "down").touch()
     rule = BreakerRule(least=1, open_s=0.0)
-    async with make({"unruly": twice()}, breaker=rule) as hands:
+    async with make({"faulty": twice()}, breaker=rule) as hands:
         await hands.open("s")
         note = await hands.call("s", "a", "note", timeout_s=0.5, path="/dev/null", seconds=60.0)
         assert (note.status, note.tried_again) == ("timeout", "no: hurried")

@@ -20,7 +20,7 @@ from agentrl.toolbox.api_messages import (
 from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.client import Tools
 from agentrl.toolbox.toolbox import Quotas
-from tests.toolbox.conftest import TOKEN, MakeToolbox, over_http, unruly
+from tests.toolbox.conftest import TOKEN, MakeToolbox, faulty, over_http
 from tests.waiting import aeventually
 
 SESSION = "shop/train/0/000001#r0.s1.a1"
@@ -29,39 +29,39 @@ SESSION = "shop/train/0/000001#r0.s1.a1"
 async def test_an_episode_over_http(make: MakeToolbox) -> None:
     """Ids of sessions and calls have slashes and hashes."""
     async with make() as hands, over_http(hands) as tools:
-        opened = await tools.open(SESSION, ["unruly"])
-        assert (opened.created, opened.servers, opened.toolbox) == (True, ("unruly",), "toolbox-0.1")
-        assert not (await tools.open(SESSION, ["unruly"])).created
+        opened = await tools.open(SESSION, ["faulty"])
+        assert (opened.created, opened.servers, opened.toolbox) == (True, ("faulty",), "toolbox-0.1")
+        assert not (await tools.open(SESSION, ["faulty"])).created
         offered = {tool.id: tool for tool in await tools.tools()}
-        assert offered["unruly.echo"].schema["properties"] == {"text": {}}
-        assert await tools.tools("unruly") == tuple(offered.values())
-        answer = await tools.call(SESSION, f"{SESSION}/t0.0", "unruly", "echo", {"text": "ä\n\u2028"}, timeout_s=5)
+        assert offered["faulty.echo"].schema["properties"] == {"text": {}}
+        assert await tools.tools("faulty") == tuple(offered.values())
+        answer = await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}, timeout_s=5)
         assert (answer.status, answer.content) == ("ok", "ä\n\u2028")
         assert 0 < answer.latency_s < 5
-        assert await tools.call(SESSION, f"{SESSION}/t0.0", "unruly", "echo", {"text": "ä\n\u2028"}) == answer
+        assert await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}) == answer
         (server,) = await tools.servers()
-        assert (server.id, server.state, server.sessions, server.breaker) == ("unruly", "serving", 1, "closed")
+        assert (server.id, server.state, server.sessions, server.breaker) == ("faulty", "serving", 1, "closed")
         (counted,) = await tools.statistics()
-        assert (counted.id, counted.calls) == ("unruly.echo", 1)
+        assert (counted.id, counted.calls) == ("faulty.echo", 1)
         await tools.close(SESSION)
         await tools.close(SESSION)
         with pytest.raises(SessionError, match="was closed"):
-            await tools.call(SESSION, "late", "unruly", "echo", {"text": "x"})
+            await tools.call(SESSION, "late", "faulty", "echo", {"text": "x"})
 
 
 async def test_refusals_have_their_http_status_and_nothing_ran(make: MakeToolbox) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     call = {"session": "s", "call": "c", "arguments": {}}
     cases = (
-        (404, "/mcpapi/tool/unruly.nothing", call),
+        (404, "/mcpapi/tool/faulty.nothing", call),
         (404, "/mcpapi/tool/echo", call),
         (404, "/mcpapi/session", {"id": "new", "servers": ["other"]}),
-        (409, "/mcpapi/tool/unruly.echo", {**call, "session": "never opened"}),
+        (409, "/mcpapi/tool/faulty.echo", {**call, "session": "never opened"}),
         (409, "/mcpapi/session", {"id": "s", "servers": []}),
         (429, "/mcpapi/session", {"id": "one too many", "servers": []}),
-        (400, "/mcpapi/tool/unruly.echo", {"session": "s"}),
-        (400, "/mcpapi/tool/unruly.echo", {**call, "argument": {}}),
-        (400, "/mcpapi/tool/unruly.echo", {**call, "call": "c" * 1000}),
+        (400, "/mcpapi/tool/faulty.echo", {"session": "s"}),
+        (400, "/mcpapi/tool/faulty.echo", {**call, "argument": {}}),
+        (400, "/mcpapi/tool/faulty.echo", {**call, "call": "c" * 1000}),
     )
     async with (
         make(quotas=Quotas(sessions=1)) as hands,
@@ -73,7 +73,7 @@ async def test_refusals_have_their_http_status_and_nothing_ran(make: MakeToolbox
             answer = await http.post(path, json=body)
             assert (answer.status_code, path) == (status, path), answer.text
             assert answer.json()["error"]["message"].endswith((".", "characters."))
-        too_long = await http.post("/mcpapi/tool/unruly.echo", content=b" " * (MOST_BODY_BYTES + 1))
+        too_long = await http.post("/mcpapi/tool/faulty.echo", content=b" " * (MOST_BODY_BYTES + 1))
         assert too_long.status_code == 400
         assert (await http.get("/mcpapi/nothing")).status_code == 404
         assert (await http.get("/mcpapi/session")).status_code == 405
@@ -82,11 +82,11 @@ async def test_refusals_have_their_http_status_and_nothing_ran(make: MakeToolbox
 
 async def test_an_open_breaker_is_503_and_says_when(make: MakeToolbox) -> None:
     async with make(breaker=BreakerRule(least=2, open_s=60)) as hands, over_http(hands) as tools:
-        await tools.open("s", ["unruly"])
+        await tools.open("s", ["faulty"])
         for number in range(2):
-            await tools.call("s", f"c{number}", "unruly", "fail", {})
+            await tools.call("s", f"c{number}", "faulty", "fail", {})
         with pytest.raises(UnavailableError) as parked:
-            await tools.call("s", "c", "unruly", "echo", {"text": "x"})
+            await tools.call("s", "c", "faulty", "echo", {"text": "x"})
         assert 50 < parked.value.retry_after_s <= 60
 
 
@@ -112,12 +112,12 @@ async def test_a_caller_that_leaves_finds_its_answer(make: MakeToolbox, tmp_path
     notes = tmp_path / "notes"
     arguments = {"path": str(notes), "seconds": 1.0}
     async with make() as hands, over_http(hands) as tools:
-        await tools.open("s", ["unruly"])
+        await tools.open("s", ["faulty"])
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await tools.call("s", "c", "unruly", "note", arguments)
+                await tools.call("s", "c", "faulty", "note", arguments)
         await aeventually(lambda: notes.exists() or hands.toolbox.running_calls == 0)
-        answer = await tools.call("s", "c", "unruly", "note", arguments)
+        answer = await tools.call("s", "c", "faulty", "note", arguments)
         assert answer.status == "ok"
         assert notes.read_text().splitlines() == ["begun", "ended"]
 
@@ -135,18 +135,18 @@ async def test_a_toolbox_that_is_not_there(make: MakeToolbox) -> None:
 
 async def test_sixty_four_episodes_at_once(make: MakeToolbox) -> None:
     async with (
-        make({"unruly": unruly(), "pool": unruly(session="process", pool=2)}) as hands,
+        make({"faulty": faulty(), "pool": faulty(session="process", pool=2)}) as hands,
         over_http(hands) as tools,
     ):
 
         async def episode(number: int) -> None:
             session = f"e{number}"
-            servers = ["unruly", "pool"] if number % 16 == 0 else ["unruly"]
+            servers = ["faulty", "pool"] if number % 16 == 0 else ["faulty"]
             await tools.open(session, servers, wait_s=60)
             for turn in range(4):
                 wanted = [(f"{session}/t{turn}.{call}", f"{number} {turn} {call}") for call in range(2)]
                 answers = await asyncio.gather(
-                    *(tools.call(session, call, "unruly", "echo", {"text": text}) for call, text in wanted)
+                    *(tools.call(session, call, "faulty", "echo", {"text": text}) for call, text in wanted)
                 )
                 assert [answer.content for answer in answers] == [text for _, text in wanted]
             if "pool" in servers:

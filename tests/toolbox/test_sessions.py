@@ -11,12 +11,12 @@ import pytest
 from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.api_messages import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
-from tests.toolbox.conftest import MakeToolbox, unruly
+from tests.toolbox.conftest import MakeToolbox, faulty
 from tests.waiting import aeventually
 
 
 async def test_opening_again_is_answered_and_other_servers_are_refused(make: MakeToolbox) -> None:
-    async with make({"a": unruly(), "b": unruly()}) as hands:
+    async with make({"a": faulty(), "b": faulty()}) as hands:
         opened = await asyncio.gather(*(hands.open("s", "b", "a") for _ in range(4)))
         assert sorted(opened) == [False, False, False, True]
         assert not await hands.open("s", "a", "b")
@@ -32,7 +32,7 @@ async def test_opening_again_is_answered_and_other_servers_are_refused(make: Mak
 
 
 async def test_a_call_needs_its_session_and_a_reserved_server(make: MakeToolbox) -> None:
-    async with make({"a": unruly(), "b": unruly()}) as hands:
+    async with make({"a": faulty(), "b": faulty()}) as hands:
         await hands.open("s", "a")
         await hands.open("t", "b")
         with pytest.raises(SessionError, match="is not open"):
@@ -55,7 +55,7 @@ async def test_keyed_sessions_share_a_process_and_no_state(make: MakeToolbox) ->
 
 
 async def test_process_sessions_have_a_process_each_and_leave_no_state(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="process", pool=2)}) as hands:
+    async with make({"faulty": faulty(session="process", pool=2)}) as hands:
         pids: list[str] = []
         for batch in range(2):
             sessions = [f"{batch}{name}" for name in "ab"]
@@ -71,7 +71,7 @@ async def test_process_sessions_have_a_process_each_and_leave_no_state(make: Mak
 
 
 async def test_a_process_that_was_never_called_is_used_again(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="process", pool=1)}) as hands:
+    async with make({"faulty": faulty(session="process", pool=1)}) as hands:
         for number in range(5):
             await hands.open(f"s{number}")
             await hands.toolbox.close(f"s{number}")
@@ -79,7 +79,7 @@ async def test_a_process_that_was_never_called_is_used_again(make: MakeToolbox) 
 
 
 async def test_a_full_pool_makes_wait_then_refuses(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="process", pool=1)}) as hands:
+    async with make({"faulty": faulty(session="process", pool=1)}) as hands:
         await hands.open("first")
         with pytest.raises(QuotaError, match="in use"):
             await hands.open("second", wait_s=0.05)
@@ -91,7 +91,7 @@ async def test_a_full_pool_makes_wait_then_refuses(make: MakeToolbox) -> None:
 
 
 async def test_a_session_that_is_closed_while_it_waits_to_be_opened(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="process", pool=1)}) as hands:
+    async with make({"faulty": faulty(session="process", pool=1)}) as hands:
         await hands.open("first")
         waiting = asyncio.create_task(hands.open("second"))
         await aeventually(lambda: hands.toolbox.open_sessions == 2)
@@ -103,12 +103,12 @@ async def test_a_session_that_is_closed_while_it_waits_to_be_opened(make: MakeTo
 
 
 async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="process", pool=2)}) as hands:
+    async with make({"faulty": faulty(session="process", pool=2)}) as hands:
         await hands.open("s")
         await aeventually(lambda: hands.server().starts == 2)
         for process in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):  # one that an earlier test ended a moment ago
-                if "unruly" in " ".join(process.cmdline()):
+                if "faulty" in " ".join(process.cmdline()):
                     process.kill()
         await aeventually(lambda: hands.server().starts >= 3, what="the idle one is replaced")
         answers = await asyncio.gather(*(hands.call("s", f"c{number}", "count") for number in range(4)))
@@ -118,7 +118,7 @@ async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeTool
 
 async def test_all_servers_or_none(make: MakeToolbox) -> None:
     """Two that want the same servers in other orders never wait for each other."""
-    pools = {name: unruly(session="process", pool=1) for name in ("a", "b")}
+    pools = {name: faulty(session="process", pool=1) for name in ("a", "b")}
     async with make(pools) as hands:
 
         async def episode(number: int) -> None:
@@ -133,7 +133,7 @@ async def test_all_servers_or_none(make: MakeToolbox) -> None:
 
 
 async def test_a_process_that_dies_takes_only_its_session(make: MakeToolbox) -> None:
-    async with make({"unruly": unruly(session="process", pool=2, crash_means="policy")}) as hands:
+    async with make({"faulty": faulty(session="process", pool=2, crash_means="policy")}) as hands:
         await hands.open("a")
         await hands.open("b")
         await hands.call("b", "b1", "count")
@@ -161,10 +161,10 @@ async def test_a_server_that_does_not_start_says_why_and_the_others_serve(make: 
         "absent": ToolServer(command="/no/such/program", session="keyed"),
         "broken": ToolServer(command=("sh", "-c", "echo cannot load library >&2; exit 7"), session="process"),
         "secret": ToolServer(command="sh", env={"KEY": "env:NOT_SET_ANYWHERE"}),
-        "unruly": unruly(),
+        "faulty": faulty(),
     }
     async with make(servers) as hands:
-        await hands.open("s", "unruly")
+        await hands.open("s", "faulty")
 
         def whys() -> dict[str, str] | None:
             found = {server.id: server.why for server in hands.toolbox.servers() if server.why}
@@ -175,7 +175,7 @@ async def test_a_server_that_does_not_start_says_why_and_the_others_serve(make: 
         assert "exited with 7" in found["broken"]
         assert "cannot load library" in found["broken"]
         assert "NOT_SET_ANYWHERE" in found["secret"]
-        assert "unruly" not in found
+        assert "faulty" not in found
         for name in ("absent", "broken", "secret"):
             with pytest.raises(UnavailableError, match="does not serve"):
                 await hands.open("t", name, wait_s=0.0)

@@ -20,7 +20,7 @@ from agentrl.store.database import Database
 from agentrl.toolbox.api_messages import UnavailableError
 from agentrl.toolbox.client import Tools
 from tests.store.server import NAME
-from tests.toolbox.conftest import UNRULY
+from tests.toolbox.conftest import FAULTY
 from tests.unit.counterpart import Counterpart, Process
 from tests.waiting import aeventually
 
@@ -36,9 +36,9 @@ class Unit:
         config = {
             "name": NAME,
             "model": {"build": "tiny"},
-            "environments": {"shop": {"dataset": "train.jsonl", "tools": ["unruly", "broken"]}},
+            "environments": {"shop": {"dataset": "train.jsonl", "tools": ["faulty", "broken"]}},
             "tools": {
-                "unruly": {"command": [sys.executable, str(UNRULY)], "session": "keyed"},
+                "faulty": {"command": [sys.executable, str(FAULTY)], "session": "keyed"},
                 "broken": {"command": ["sh", "-c", "echo no library >&2; exit 7"], "session": "shared"},
             },
         }
@@ -65,7 +65,7 @@ class Unit:
         found = []
         for child in psutil.Process(self.process.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # the one that cannot start is tried again and again
-                found += [child] if str(UNRULY) in child.cmdline() else []
+                found += [child] if str(FAULTY) in child.cmdline() else []
         return found
 
 
@@ -90,11 +90,11 @@ async def service(db: Database, **expected: Any) -> dict[str, Any]:
 async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) -> None:
     await unit.ready()
     told = await service(db, state="serving", unavailable=["broken"])
-    assert (told["_id"], told["unit"], told["names"]) == ("toolbox-0.4", "toolbox-0", ["unruly", "broken"])
+    assert (told["_id"], told["unit"], told["names"]) == ("toolbox-0.4", "toolbox-0", ["faulty", "broken"])
     await aeventually(lambda: "no library" in unit.counterpart.report.status)
     async with Tools(told["url"], http_token(unit.directory)) as tools:
-        await tools.open("s", ["unruly"])
-        answer = await tools.call("s", "c", "unruly", "environment", {})
+        await tools.open("s", ["faulty"])
+        answer = await tools.call("s", "c", "faulty", "environment", {})
         seen = json.loads(answer.content)
         assert (seen["AGENTRL_RUN"], seen["AGENTRL_INCARNATION"]) == ("run-uuid", "toolbox-0.4")
         assert not {"AGENTRL_TOKEN", "AGENTRL_COORDINATOR", "AGENTRL_STATE_DIR"} & set(seen)
@@ -104,8 +104,8 @@ async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) 
         unit.counterpart.tell(messages.Drain(grace_s=60))
         await service(db, state="draining")
         with pytest.raises(UnavailableError):
-            await tools.open("late", ["unruly"])
-        assert (await tools.call("s", "d", "unruly", "echo", {"text": "still"})).content == "still"
+            await tools.open("late", ["faulty"])
+        assert (await tools.call("s", "d", "faulty", "echo", {"text": "still"})).content == "still"
         await tools.close("s")
     assert await unit.process.code() == 0, unit.process.text()
     assert not server.is_running()
