@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
     # Textual draws on stderr, so that stdout may lead elsewhere.
     elif not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            "The console needs a terminal.", hint="`agentrl status --watch --json` tells a program the same."
+            "The console needs a terminal.", hint="`agentrl status --follow --json` gives programs the same."
         )
     colour = not (args.no_color or os.environ.get("NO_COLOR"))
     if colour:

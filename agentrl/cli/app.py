@@ -41,6 +41,7 @@ from agentrl.errors import AgentrlError, ExitCode
 from agentrl.formatting.sentences import ended
 
 app = typer.Typer(
+    cls=options.Group,
     name="agentrl",
     help="Train language-model agents, and operate the run: start, watch, scale, drain, tune and stop its units.",
     rich_markup_mode=None,
@@ -87,6 +88,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         _be_ready_for_any_text()
         _check_text(arguments)
+        if instruction := os.environ.get(completion.VARIABLE):
+            return completion.complete(app, instruction)
         # Not `app()`: it has ends of its own for closed pipes and Ctrl-C.
         with typer.main.get_command(app).make_context("agentrl", list(arguments)) as context:
             code = context.command.invoke(context)

@@ -1,23 +1,38 @@
-"""The verb completion, and the hidden verb that the scripts ask for candidates.
+"""Completion in shells: typer's own, with candidates from the table of commands and from the run.
 
-Invariants: the scripts are static and small, and know no verb; candidates come from the same tree of verbs that parses
-the command line, and from the run if it answers at once; a completion never prints an error.
+Invariants:
+- A completion prints candidates and nothing else: a run that does not answer at once has none.
+- Ordinary commands do no work for completion; candidates are attached only while a shell completes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from collections.abc import Iterable
+import inspect
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentrl.cli.options import Cli, verb
 from agentrl.errors import AgentrlError, ExitCode
 
-_PATIENCE_S = 0.5
+if TYPE_CHECKING:
+    from agentrl.client import Client
+
+VARIABLE = "_AGENTRL_COMPLETE"
+"""Names the shell while it completes; the scripts of typer set it."""
+_ANSWER_WITHIN_S = 0.5
+_LISTS = {
+    "task": ("list_tasks", "-admitted_at"),
+    "tasks": ("list_tasks", "-admitted_at"),
+    "record": ("list_records", "-finished_at"),
+    "step": ("list_steps", "-leased_at"),
+    "checkpoint": ("list_checkpoints", "-step"),
+}
+"""Parameters whose candidates are the newest rows of a list, by the command and the order of that list."""
 
 
 class Shell(enum.StrEnum):
@@ -27,221 +42,138 @@ class Shell(enum.StrEnum):
     POWERSHELL = "powershell"
 
 
-_SCRIPTS = {
-    Shell.BASH: """\
-# Put this into ~/.bashrc:  eval "$(agentrl completion bash)"
-_agentrl() {
-    mapfile -t COMPREPLY < <(agentrl _complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-}
-complete -o default -F _agentrl agentrl
-""",
-    Shell.ZSH: """\
-#compdef agentrl
-# Put this into ~/.zshrc, after compinit:  eval "$(agentrl completion zsh)"
-_agentrl() {
-    local -a candidates
-    candidates=("${(@f)$(agentrl _complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ -n "${candidates[1]}" ]]; then
-        compadd -- "${candidates[@]}"
-    else
-        _files
-    fi
-}
-compdef _agentrl agentrl
-""",
-    Shell.FISH: """\
-# Put this into ~/.config/fish/config.fish:  agentrl completion fish | source
-function __agentrl_complete
-    set -l words (commandline -opc) (commandline -ct)
-    agentrl _complete -- $words[2..-1] 2>/dev/null
-end
-complete -c agentrl -a '(__agentrl_complete)'
-""",
-    Shell.POWERSHELL: """\
-# Put this into $PROFILE:  agentrl completion powershell | Out-String | Invoke-Expression
-Register-ArgumentCompleter -Native -CommandName agentrl -ScriptBlock {
-    param($wordToComplete, $commandAst, $cursorPosition)
-    $words = @($commandAst.CommandElements | Select-Object -Skip 1 | ForEach-Object { $_.ToString() })
-    if ($wordToComplete -eq '') { $words += '' }
-    agentrl _complete -- @words 2>$null | ForEach-Object {
-        [System.Management.Automation.CompletionResult]::new($_, $_, 'ParameterValue', $_)
-    }
-}
-""",
+_INSTALL = {
+    Shell.BASH: '# In ~/.bashrc:  eval "$(agentrl completion bash)"',
+    Shell.ZSH: '# In ~/.zshrc, after compinit:  eval "$(agentrl completion zsh)"',
+    Shell.FISH: "# In ~/.config/fish/config.fish:  agentrl completion fish | source",
+    Shell.POWERSHELL: "# In $PROFILE:  agentrl completion powershell | Out-String | Invoke-Expression",
 }
 
 
 def register(app: typer.Typer) -> None:
     verb(app, "completion")(completion)
 
-    async def complete(
-        cli: Cli, words: Annotated[list[str] | None, typer.Argument(metavar="[WORDS]...", show_default=False)] = None
-    ) -> ExitCode:
-        """Print the candidates for the last of these words, one a line."""
-        *before, last = words or [""]
-        found = await _candidates(cli, typer.main.get_command(app), before, last)
-        if cli.json:
-            from agentrl.cli import output
-
-            output.emit(found)
-        else:
-            for candidate in found:
-                print(candidate)
-        return ExitCode.OK
-
-    verb(app, "_complete", hidden=True, context_settings={"ignore_unknown_options": True})(complete)
-
 
 def completion(
     cli: Cli, shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh, fish or powershell.")]
 ) -> ExitCode:
     """Print the completion script of a shell."""
-    if cli.json:
-        from agentrl.cli import output
+    from typer._completion_shared import get_completion_script
 
-        output.emit({"shell": shell.value, "script": _SCRIPTS[shell]})
+    from agentrl.cli import output
+
+    script = get_completion_script(prog_name="agentrl", complete_var=VARIABLE, shell=shell.value)
+    if cli.json:
+        output.emit({"shell": shell.value, "script": script})
     else:
-        print(_SCRIPTS[shell], end="")
+        print(f"{_INSTALL[shell]}\n{script}")
     return ExitCode.OK
 
 
-@dataclasses.dataclass(slots=True)
-class _Typed:
-    """What the words before the one in question make."""
+def complete(app: typer.Typer, instruction: str) -> int:
+    """Answer a shell: print the candidates for the word at its cursor."""
+    from typer._click.shell_completion import add_completion_class
+    from typer._completion_classes import FishComplete, ZshComplete, completion_init
+    from typer.completion import shell_complete
 
-    command: Any
-    """The verb, as far as it is there."""
-    path: list[str] = dataclasses.field(default_factory=list)
-    behind: list[str] = dataclasses.field(default_factory=list)
-    """Its arguments."""
-    given: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The values of options."""
-    wanting: Any = None
-    """The option whose value comes next."""
-
-    @classmethod
-    def of(cls, command: Any, words: Iterable[str]) -> _Typed:
-        typed = cls(command)
-        for word in words:
-            typed._take(word)
-        return typed
-
-    def _take(self, word: str) -> None:
-        if self.wanting is not None:
-            # bash makes three words of --run=shop.
-            if word != "=":
-                self.given[self.wanting.name] = word
-                self.wanting = None
-        elif word.startswith("-"):
-            name, equals, value = word.partition("=")
-            option = self.option(name)
-            if option is None or option.is_flag:
-                return
-            if equals:
-                self.given[option.name] = value
-            else:
-                self.wanting = option
-        elif below := getattr(self.command, "commands", {}).get(word):
-            self.command, self.behind = below, []
-            self.path.append(word)
-        else:
-            self.behind.append(word)
-
-    def option(self, name: str) -> Any:
-        return next((one for one in self.command.params if name in one.opts and hasattr(one, "is_flag")), None)
-
-    def aimed(self, cli: Cli) -> Cli:
-        """The run that these words name is the one that is asked."""
-        # Before the verb and behind it these options have the same names for people, and not for the parser.
-        run, key = (self.given.get(f"shared_{name}") or self.given.get(name) for name in ("run", "key"))
-        return dataclasses.replace(cli, run=run or cli.run, key=Path(key) if key else cli.key)
+    completion_init()
+    for base in (FishComplete, ZshComplete):
+        add_completion_class(type(base.__name__, (_WholeOption, base), {}), base.name)
+    _rejoin_options_of_bash()
+    _attach_candidates(app)
+    return shell_complete(typer.main.get_command(app), {}, "agentrl", VARIABLE, instruction)
 
 
-async def _candidates(cli: Cli, command: Any, before: list[str], last: str) -> list[str]:
-    """What may stand in the place of `last`, behind the words before it."""
-    typed = _Typed.of(command, before)
-    cli, command = typed.aimed(cli), typed.command
-    if typed.wanting is not None:
-        return _starting(await _values(cli, typed.wanting.name), "" if last == "=" else last)
-    name, equals, _ = last.partition("=")
-    if equals and (option := typed.option(name)) is not None:
-        return _starting([f"{name}={value}" for value in await _values(cli, option.name)], last)
-    if last.startswith("-"):
-        named = [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
-        return _starting([*named, "--help"], last)
-    below = getattr(command, "commands", None)
-    if below is not None:
-        return _starting([name for name, one in below.items() if not one.hidden], last)
-    return _starting(await _arguments(cli, command, typed.path, len(typed.behind)), last)
+class _WholeOption:
+    """Completes `--run=d` to `--run=demo`: zsh and fish replace the whole word, typer gives the value alone."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[Any]:
+        found: list[Any] = super().get_completions(args, incomplete)  # type: ignore[misc]
+        name, equals, _ = incomplete.partition("=")
+        for item in found if equals and name.startswith("--") else ():
+            item.value = f"{name}={item.value}"
+        return found
 
 
-def _starting(found: list[str], last: str) -> list[str]:
-    return sorted({name for name in found if name.startswith(last) and "\n" not in name})
+def _rejoin_options_of_bash() -> None:
+    """Bash splits `--run=demo` into three words, and typer takes the `=` for the value."""
+    words = os.environ.get("COMP_WORDS", "").split("\n")
+    at = int(os.environ.get("COMP_CWORD", 0))
+    signs = [place for place in range(1, at) if words[place] == "=" and words[place - 1].startswith("--")]
+    os.environ["COMP_WORDS"] = "\n".join(word for place, word in enumerate(words) if place not in signs)
+    os.environ["COMP_CWORD"] = str(at - len(signs))
 
 
-async def _arguments(cli: Cli, command: Any, path: list[str], place: int) -> list[str]:
-    arguments = [one for one in command.params if not hasattr(one, "is_flag")]
-    if not arguments:
-        return []
-    argument = arguments[min(place, len(arguments) - 1)]
-    if place >= len(arguments) and argument.nargs != -1:
-        return []
-    special = {("keys", "revoke"): "key", ("daemon",): "daemon"}
-    return await _values(cli, special.get(tuple(path), argument.name))
+def _attach_candidates(app: typer.Typer) -> None:
+    """Give each parameter the candidates that belong to its name."""
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        _attach_candidates(group.typer_instance)
+    callbacks = [command.callback for command in app.registered_commands]
+    if app.registered_callback is not None:
+        callbacks.append(app.registered_callback.callback)
+    for callback in callbacks:
+        assert callback is not None
+        for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
+            if name in _SOURCES:
+                parameter.annotation.__metadata__[0].autocompletion = _SOURCES[name]
+
+
+def _candidates(name: str) -> Callable[[typer.Context, str], list[str]]:
+    def candidates(context: typer.Context, incomplete: str) -> list[str]:
+        import asyncio
+
+        try:
+            found = asyncio.run(_values(_aimed(context), name))
+        except (AgentrlError, OSError):
+            return []
+        return sorted({each for each in found if "\n" not in each})
+
+    return candidates
+
+
+def _aimed(context: typer.Context) -> Cli:
+    """The options of the line so far: they say which run is meant."""
+    given: dict[str, Any] = {"run": None, "key": None}
+    at: Any = context
+    while at is not None:
+        for name in given:
+            given[name] = given[name] or at.params.get(f"shared_{name}") or at.params.get(name)
+        at = at.parent
+    return Cli(run=given["run"], key=Path(given["key"]) if given["key"] else None)
 
 
 async def _values(cli: Cli, name: str) -> list[str]:
-    """Values of an argument or option by what it means."""
-    from agentrl.cli import events, keys, programs
+    if name == "program":
+        from agentrl.cli.programs import DAEMONS
 
-    fixed: dict[str, Iterable[str]] = {
-        "daemon": programs.DAEMONS,
-        "kind": events.Kind,
-        "permission": keys.Permission,
-        "shell": Shell,
-    }
-    if name in fixed:
-        return [str(value) for value in fixed[name]]
-    if name in ("shared_run", "run"):
+        return list(DAEMONS)
+    if name in ("run", "shared_run", "run_name"):
         from agentrl.config import paths
 
         return [run.name for run in paths.list_runs()]
-    try:
-        return await _from_run(cli, name)
-    except (AgentrlError, OSError):
-        return []
+    async with cli.connect(timeout_s=_ANSWER_WITHIN_S) as client:
+        return await _from_run(client, name)
 
 
-_LISTS = {
-    "task": ("list_tasks", "-admitted_at"),
-    "tasks": ("list_tasks", "-admitted_at"),
-    "record": ("list_records", "-finished_at"),
-    "step": ("list_steps", "-leased_at"),
-    "checkpoint": ("list_checkpoints", "-step"),
-}
-"""Lists whose newest rows are candidates."""
-
-
-async def _from_run(cli: Cli, name: str) -> list[str]:
+async def _from_run(client: Client, name: str) -> list[str]:
     if name in _LISTS:
         command, newest_first = _LISTS[name]
-        async with cli.connect(timeout_s=_PATIENCE_S) as client:
-            page = await client.call(command, {"sort": newest_first, "limit": 50}, deadline_s=_PATIENCE_S)
+        page = await client.call(command, {"sort": newest_first, "limit": 50}, deadline_s=_ANSWER_WITHIN_S)
         return [str(row["id"]) for row in page.rows]
-    if name not in ("unit", "units", "target", "role", "knob", "alert", "host", "key"):
-        return []
-    async with cli.connect(timeout_s=_PATIENCE_S) as client:
-        if name == "knob":
-            return [row.name for row in await client.knobs()]
-        if name == "key":
-            return [row.name for row in await client.list_keys()]
-        from agentrl.cli.view import View
-
-        view = View.of_report(await client.status())
-    units, groups = [row.unit for row in view.units], [row.name for row in view.groups]
+    if name == "knob":
+        return [row.name for row in await client.knobs()]
+    if name == "key_name":
+        return [row.name for row in await client.list_keys()]
+    report = await client.status()
+    units, groups = [row.unit for row in report.units], [row.name for row in report.groups]
     return {
-        "alert": [row.id for row in view.firing],
-        "host": [row.host for row in view.hosts],
+        "alert": [row.id for row in report.alerts],
+        "host": [row.host for row in report.hosts],
         "role": groups,
         "target": [*units, *groups],
     }.get(name, units)
+
+
+_NAMES = ("unit", "units", "target", "role", "knob", "alert", "host", "key_name", "program", "run_name")
+_SOURCES = {name: _candidates(name) for name in (*_LISTS, *_NAMES, "run", "shared_run")}

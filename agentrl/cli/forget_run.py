@@ -22,7 +22,7 @@ _FORGOTTEN = ".forgotten"
 
 async def forget(
     cli: Cli,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` lists them.")],
+    run_name: Annotated[str, typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` lists them.")],
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> ExitCode:
@@ -33,6 +33,7 @@ async def forget(
     from agentrl.config import paths
     from agentrl.protocol.effects import Effect, tier_of
 
+    name = run_name
     finish_removals(paths.home())
     state_dir = state_of(name)
     run = next((run for run in paths.list_runs() if run.name == name), None)

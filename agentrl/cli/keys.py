@@ -166,9 +166,9 @@ async def list_keys(cli: Cli) -> ExitCode:
     return ExitCode.OK
 
 
-async def revoke(cli: Cli, name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")]) -> ExitCode:
+async def revoke(cli: Cli, key_name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")]) -> ExitCode:
     """Refuse a key from now on; its holder is cut off at once."""
     from agentrl.cli.execute import act
     from agentrl.protocol.commands import RevokeKey
 
-    return await act(cli, "revoke_key", RevokeKey(name=name))
+    return await act(cli, "revoke_key", RevokeKey(name=key_name))

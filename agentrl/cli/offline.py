@@ -41,11 +41,11 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
         yield found
 
 
-async def standing(cli: Cli, nobody: NoCoordinatorError) -> NoCoordinatorError:
+async def explain_no_coordinator(cli: Cli, error: NoCoordinatorError) -> NoCoordinatorError:
     """Of a run that was taken down: since when it is down, and how it is read or brought up again."""
     found = None if cli.remote else Remains.find(cli.named)
     if found is None or left_up(found.state_dir) or keepers_of(found.state_dir):
-        return nobody
+        return error
     down_at = 0.0
     with contextlib.suppress(AgentrlError):
         happened = await found.events(("operation",), limit=_LAST_OPERATIONS)

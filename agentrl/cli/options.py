@@ -26,7 +26,7 @@ from agentrl.formatting.amounts import seconds as seconds
 if TYPE_CHECKING:
     from agentrl.client import Client
 
-Verb = TypeVar("Verb", bound=Callable[..., "ExitCode | Awaitable[ExitCode]"])
+Function = TypeVar("Function", bound=Callable[..., "ExitCode | Awaitable[ExitCode]"])
 
 Run = Annotated[
     str | None,
@@ -145,14 +145,37 @@ def root_options(
     return cli
 
 
-class _Verb(TyperCommand):
-    """Its help says ranges as people do. One that has no upper end needs no words, and a mistake tells it."""
+class Verb(TyperCommand):
+    """A command whose help gives ranges in words, and no upper bound that is missing."""
 
     def get_help(self, ctx: Any) -> str:
-        said = super().get_help(ctx)
-        for programmers, people in _RANGES:
-            said = programmers.sub(people, said)
-        return said
+        text = super().get_help(ctx)
+        for pattern, words in _RANGES:
+            text = pattern.sub(words, text)
+        return text
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        return _without_help(super().shell_complete(ctx, incomplete))
+
+
+class Group(TyperGroup):
+    """A command with commands of its own; `default` is the one that runs if none is named."""
+
+    default = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = any(not arg.startswith("-") or arg in ("-h", "--help") for arg in args)
+        return super().parse_args(ctx, args if named or not self.default else [self.default, *args])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        return _without_help(super().shell_complete(ctx, incomplete))
+
+
+def _without_help(found: list[Any]) -> list[Any]:
+    """To render help texts, typer imports rich, which takes longer than the rest of a completion."""
+    for item in found:
+        item.help = None
+    return found
 
 
 _RANGES = [
@@ -163,7 +186,7 @@ _RANGES = [
 
 def verb(
     app: typer.Typer, name: str, *, acts: bool = False, reads: bool = False, numbers: bool = False, **settings: Any
-) -> Callable[[Verb], Verb]:
+) -> Callable[[Function], Function]:
     """Register a function as a verb.
 
     `acts` adds the options of commands that change something. `reads` is for what is read from the store, which is
@@ -174,7 +197,7 @@ def verb(
     if numbers:
         context_settings = {**context_settings, "ignore_unknown_options": True}
 
-    def register(function: Verb) -> Verb:
+    def register(function: Function) -> Function:
         signature = inspect.signature(function, eval_str=True)
         _cli, *own = signature.parameters.values()
 
@@ -197,7 +220,7 @@ def verb(
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # typer must see the signature above, not the function's own
-        app.command(name, cls=_Verb, context_settings=context_settings, **settings)(run)
+        app.command(name, cls=Verb, context_settings=context_settings, **settings)(run)
         return function
 
     return register
@@ -228,13 +251,8 @@ def _finish(outcome: Awaitable[ExitCode]) -> ExitCode:
 
 
 def group(app: typer.Typer, name: str, help: str, *, default: str = "") -> typer.Typer:
-    """A verb that has verbs of its own (`alerts list`); `default` is the one that is meant where none is named."""
-
-    class Group(TyperGroup):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            named = any(not arg.startswith("-") or arg in ("-h", "--help") for arg in args)
-            return super().parse_args(ctx, args if named or not default else [default, *args])
-
-    sub = typer.Typer(cls=Group, help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
+    """Register a command that has commands of its own, such as `alerts list`."""
+    kind = type("Group", (Group,), {"default": default}) if default else Group
+    sub = typer.Typer(cls=kind, help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
     app.add_typer(sub, name=name)
     return sub

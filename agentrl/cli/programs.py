@@ -90,7 +90,7 @@ def doctor(cli: Cli, file: RunFile = None) -> ExitCode:
 
 def daemon(
     cli: Cli,
-    role: Annotated[str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(DAEMONS)}.")],
+    program: Annotated[str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(DAEMONS)}.")],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -99,13 +99,13 @@ def daemon(
     ] = None,
 ) -> ExitCode:
     """Run a daemon in the foreground, as systemd and Slurm want it."""
-    if role not in DAEMONS:
+    if program not in DAEMONS:
         import difflib
 
-        near = difflib.get_close_matches(role, DAEMONS, n=1)
+        near = difflib.get_close_matches(program, DAEMONS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DAEMONS)}."
-        raise UsageError(f"There is no daemon {role!r}.", hint=hint)
-    command = [sys.executable, "-m", f"daemons.{role}", *(arguments or ())]
+        raise UsageError(f"There is no daemon {program!r}.", hint=hint)
+    command = [sys.executable, "-m", f"daemons.{program}", *(arguments or ())]
     sys.stdout.flush()
     sys.stderr.flush()
     # The daemon takes this process over, so that signals of its supervisor reach it.

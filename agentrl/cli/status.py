@@ -1,10 +1,9 @@
-"""The verb status: the run at this moment, or repainted as it changes."""
+"""The command `status`: the run at this moment, and with `--follow` each change after it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,16 +11,11 @@ from agentrl.cli.options import Cli, verb
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from rich.console import Console, RenderableType
-
-    from agentrl.cli.view import View
     from agentrl.client import Client
+    from agentrl.protocol.commands import StatusReport
+    from agentrl.protocol.rows import AnyRow
 
 _HEALTHY = ("running", "completed")
-_REPAINT_EVERY_S = 0.25
-_LIST_EVERY_S = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -30,145 +24,72 @@ def register(app: typer.Typer) -> None:
 
 async def status(
     cli: Cli,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repaint as things change, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Then print each change, until Ctrl-C; `agentrl tui` is the live screen."),
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit 12 unless the run is healthy.")] = False,
 ) -> ExitCode:
     """Show the run: its state, alerts, groups, units and hosts."""
-    if watch and check:
-        raise UsageError("--check looks once, --watch goes on.", hint="Give one of them.")
+    from agentrl.cli import output
+
+    if follow and check:
+        raise UsageError("--check looks once, --follow goes on.", hint="Give one of them.")
     try:
-        return await (_watch(cli) if watch else _once(cli, check=check))
-    except NoCoordinatorError as nobody:
+        async with cli.connect() as client:
+            report = None if follow and cli.json else await client.status()
+            if cli.json and report is not None:
+                output.emit(report)
+            elif report is not None:
+                from agentrl.cli.status_screen import screen
+
+                output.show(screen(report, output.console(cli.color).width, cli.aimed), cli.color)
+            if follow:
+                await follow_changes(cli, client)
+    except NoCoordinatorError as error:
         from agentrl.cli import offline
 
-        raise await offline.standing(cli, nobody) from nobody
+        raise await offline.explain_no_coordinator(cli, error) from error
+    return ExitCode.OK if not check or (report is not None and healthy(report)) else ExitCode.UNHEALTHY
 
 
-async def _once(cli: Cli, *, check: bool) -> ExitCode:
+def healthy(report: StatusReport) -> bool:
+    """Whether the run works as desired: nothing is degraded, and no alert pages."""
+    from agentrl.formatting.row_text import by_gravity
+
+    firing = by_gravity(list(report.alerts))
+    return report.run.state in _HEALTHY and not any(alert.severity == "page" for alert in firing)
+
+
+async def follow_changes(cli: Cli, client: Client, *, until_the_run_ends: bool = False) -> None:
+    """Print each change of the feed: with `--json` every row, otherwise changes of state and incidents in words."""
     from agentrl.cli import output
+    from agentrl.protocol.rows import RunRow
 
-    async with cli.connect() as client:
-        report = await client.status()
-    if cli.json:
-        output.emit(report)
-    if not cli.json or check:
-        from agentrl.cli.view import View
-
-        view = View.of_report(report)
-        if not cli.json:
-            _paint(cli, view)
-        if check:
-            return ExitCode.OK if healthy(view) else ExitCode.UNHEALTHY
-    return ExitCode.OK
-
-
-def healthy(view: View) -> bool:
-    """Whether the run is as it should be: nothing degraded, and no alert that wants somebody now."""
-    run = view.run
-    return run is not None and run.state in _HEALTHY and not any(alert.severity == "page" for alert in view.firing)
-
-
-def _paint(cli: Cli, view: View) -> None:
-    from agentrl.cli import output
-    from agentrl.cli.screen import screen
-
-    output.show(screen(view, output.console(cli.color).width, cli.aimed), cli.color)
-
-
-async def _watch(cli: Cli) -> ExitCode:
-    from agentrl.cli import output
-
-    async with cli.connect() as client:
-        if cli.json:
-            async for key, row in client.follow():
-                output.emit_line({"key": key, "row": row})
-            return ExitCode.OK
-        console = output.console(cli.color)
-        alive = console.is_terminal and not console.is_dumb_terminal
-        with _Repainted(cli, console) if alive else _Listed(cli) as painter:
-            async for view in _pictures(client):
-                painter.changed(view)
-    return ExitCode.OK
-
-
-async def _pictures(client: Client) -> AsyncIterator[View]:
-    """The view after each change. A picture that is whole stays until the next one is."""
-    from agentrl.cli.view import View
-    from agentrl.client import CAUGHT_UP, RESET
-
-    view, whole = View(), False
+    seen: dict[str, str] = {}
     async for key, row in client.follow():
-        if key == RESET:
-            view, whole = View(), False
-        view.put(key, row)
-        whole = whole or key == CAUGHT_UP
-        if whole:
-            yield view
+        if cli.json:
+            output.emit_line({"key": key, "row": row})
+        elif (sentence := _change(row)) and seen.get(key) != (state := str(getattr(row, "state", sentence))):
+            seen[key] = state
+            output.say(sentence)
+            sys.stdout.flush()
+        if until_the_run_ends and isinstance(row, RunRow) and row.state in ("completed", "stopped"):
+            return
 
 
-class _Repainted:
-    """Repaints at most a few times a second, however fast rows come; ages go on between rows."""
+def _change(row: AnyRow | None) -> str:
+    """A state of the run, of a unit or an alert, or an incident, in words; empty for other rows."""
+    from agentrl.protocol.rows import AlertRow, IncidentRow, RunRow, UnitRow
 
-    def __init__(self, cli: Cli, console: Console) -> None:
-        from rich.live import Live
-
-        self._cli = cli
-        self._view: View | None = None
-        self._console = console
-        self._live = Live(
-            console=console, screen=True, refresh_per_second=1 / _REPAINT_EVERY_S, get_renderable=self._render
-        )
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def changed(self, view: View) -> None:
-        self._view = view
-
-    def _render(self) -> RenderableType:
-        from agentrl.cli.screen import fitted, screen
-
-        if self._view is None:
+    match row:
+        case RunRow():
+            return f"the run {row.name} is {row.state}{f': {row.reason}' if row.reason else ''}"
+        case UnitRow():
+            return f"{row.unit} is {row.state}{f': {row.reason}' if row.reason else ''}"
+        case AlertRow():
+            return f"alert {row.id} ({row.state}): {row.sentence}"
+        case IncidentRow():
+            return f"{row.what}{f'; {row.done}' if row.done and row.done not in row.what else ''}"
+        case _:
             return ""
-        return fitted(self._console, screen(self._view, self._console.width, self._cli.aimed))
-
-
-class _Listed:
-    """One picture after the other, at most one a second: for a pipe, a file, a terminal that cannot go back."""
-
-    def __init__(self, cli: Cli) -> None:
-        self._cli = cli
-        self._view: View | None = None
-        self._painted_at = float("-inf")
-        self._next: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._next is not None:
-            self._next.cancel()
-
-    def changed(self, view: View) -> None:
-        import asyncio
-
-        self._view = view
-        if self._next is None:
-            loop = asyncio.get_running_loop()
-            self._next = loop.call_at(max(loop.time(), self._painted_at + _LIST_EVERY_S), self._paint)
-
-    def _paint(self) -> None:
-        import asyncio
-        import time
-
-        from agentrl.cli import output
-
-        assert self._view is not None
-        self._next, self._painted_at = None, asyncio.get_running_loop().time()
-        output.say(f"---- {output.moment(time.time())}")
-        _paint(self._cli, self._view)
-        sys.stdout.flush()

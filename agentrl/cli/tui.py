@@ -52,7 +52,9 @@ def tui(
     if writable and read_only:
         raise UsageError("--writable and --read-only contradict each other.")
     if cli.json and not serve:
-        raise UsageError("The console has no --json.", hint="`agentrl status --watch --json` tells a program the same.")
+        raise UsageError(
+            "The console has no --json.", hint="`agentrl status --follow --json` tells a program the same."
+        )
     run = cli.run or os.environ.get(RUN_VARIABLE)
     aim = ["--key", str(cli.key)] if cli.key is not None else ["--run", run] if run else []
     if replay:

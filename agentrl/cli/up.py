@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import typer
 
 from agentrl.cli.options import Cli, verb
 from agentrl.cli.run_file import RunFile, Sets, check_datasets, load, nothing_to_bring_up
+from agentrl.cli.status import follow_changes
 from agentrl.errors import (
     AgentrlError,
     ConfigError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agentrl.config.load import Loaded
     from agentrl.protocol.commands import Accepted, Apply
     from agentrl.protocol.effects import Effect
-    from agentrl.protocol.rows import AnyRow, OperationRow, UnitRow
+    from agentrl.protocol.rows import OperationRow, UnitRow
 
 _BRINGS_IT_UP = "`agentrl up` brings it up again."
 _NOT_UP_SHOWN = 10
@@ -293,7 +293,7 @@ async def _apply(cli: Cli, begun: Beginning, args: Apply, *, follow: bool, termi
                 report_accepted(cli, accepted)
                 code = ExitCode.OK
             if follow and code in (ExitCode.OK, ExitCode.UNHEALTHY):
-                await _follow(cli, client)
+                await follow_changes(cli, client, until_the_run_ends=True)
     return code
 
 
@@ -400,37 +400,3 @@ def _tell_who_is_not_up(cli: Cli, run: str, units: list[UnitRow]) -> None:
     elif units:
         checks = f"`agentrl config check --run {run}`" if not cli.remote else "`agentrl config check RUN.yaml`"
         output.note(cli.aimed(f"{checks} looks for its program, `agentrl status` shows how it goes on."))
-
-
-async def _follow(cli: Cli, client: Client) -> None:
-    """Show changes of state until the run ends."""
-    from agentrl.cli import output
-    from agentrl.protocol.rows import RunRow
-
-    seen: dict[str, str] = {}
-    async for key, row in client.follow():
-        if cli.json:
-            output.emit_line({"key": key, "row": row})
-        elif (told := _told(row)) and seen.get(key) != (state := str(getattr(row, "state", told))):
-            seen[key] = state
-            output.say(told)
-            sys.stdout.flush()
-        if isinstance(row, RunRow) and row.state in ("completed", "stopped"):
-            return
-
-
-def _told(row: AnyRow | None) -> str:
-    """What came to a person's notice: a state of the run, of a unit or an alert, or an incident."""
-    from agentrl.protocol.rows import AlertRow, IncidentRow, RunRow, UnitRow
-
-    match row:
-        case RunRow():
-            return f"the run {row.name} is {row.state}{f': {row.reason}' if row.reason else ''}"
-        case UnitRow():
-            return f"{row.unit} is {row.state}{f': {row.reason}' if row.reason else ''}"
-        case AlertRow():
-            return f"alert {row.id} ({row.state}): {row.sentence}"
-        case IncidentRow():
-            return f"{row.what}{f'; {row.done}' if row.done and row.done not in row.what else ''}"
-        case _:
-            return ""

@@ -25,7 +25,7 @@ _COUNTED = ("Task", "Record", "Step", "Checkpoint", "Publication")
 
 async def wipe(
     cli: Cli,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` lists them.")],
+    run_name: Annotated[str, typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` lists them.")],
     yes_really: Annotated[
         str, typer.Option("--yes-really", metavar="NAME", help="Do not ask: the name once more.", show_default=False)
     ] = "",
@@ -42,6 +42,7 @@ async def wipe(
     from agentrl.config import paths
     from agentrl.protocol.effects import Effect, tier_of
 
+    name = run_name
     finish_removals(paths.home())
     state_dir = state_of(name)
     run = paths.read_run(state_dir)

@@ -333,7 +333,7 @@ COMMANDS: dict[str, CommandSpec] = {
     spec.name: spec
     for spec in (
         _query("status", Status, StatusReport, "status", "Everything about the run at this moment."),
-        _query("snapshot", Snapshot, None, "status --watch", "All rows, closed by the feed's sequence number."),
+        _query("snapshot", Snapshot, None, "status --follow", "All rows, closed by the feed's sequence number."),
         _query("why", Why, WhyReport, "why", "Who waits for whom, and who is the culprit."),
         _query("show_operation", ShowOperation, OperationRow, "events", "One operation."),
         _query("events", Events, Happenings, "events", "Operations, incidents, audit, knob changes and alerts."),

@@ -1,81 +1,121 @@
-"""Completion: scripts that their shells accept, and candidates that fit."""
+"""Completion: in bash, zsh and fish as a person uses them, and the candidates that fit."""
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import subprocess
+import time
 
 import pytest
 
 from agentrl.protocol import rows
-from tests.cli.conftest import Shell
+from tests.cli.conftest import PROGRAM, Shell
 from tests.cli.scripted import Scripted
+from tests.waiting import PATIENCE_S
 
-CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
+IN_BASH = """
+{script}
+COMP_WORDS=({words}) COMP_CWORD={at}
+_agentrl_completion agentrl
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+IN_ZSH = """\
+autoload -Uz compinit && compinit -u -D && eval "$(agentrl completion zsh)" && print -n READ''Y
+"""
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_the_script_is_valid(shell: Shell, name: str) -> None:
-    script = shell("completion", name).out
-    assert "agentrl _complete" in script
-    subprocess.run(CHECKS[name], input=script, text=True, check=True, timeout=60)
+@pytest.fixture
+def with_program(shell: Shell) -> Shell:
+    """The same place with a program `agentrl` on its path."""
+    bin = shell.home.parent / "bin"
+    bin.mkdir()
+    program = bin / "agentrl"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(PROGRAM)} "$@"\n')
+    program.chmod(0o755)
+    shell.env["PATH"] = f"{bin}:{shell.env['PATH']}"
+    return shell
 
 
-def test_powershell_has_one_too(shell: Shell) -> None:
+def in_bash(shell: Shell, *words: str) -> list[str]:
+    script = shell("completion", "bash").out
+    line = " ".join(f"'{word}'" for word in ("agentrl", *words))
+    return _run(shell, ["bash", "-c", IN_BASH.format(script=script, words=line, at=len(words))])
+
+
+def in_fish(shell: Shell, *words: str) -> list[str]:
+    line = " ".join(("agentrl", *words))
+    return _run(shell, ["fish", "-c", f"agentrl completion fish | source; complete -C '{line}'"])
+
+
+def _run(shell: Shell, command: list[str]) -> list[str]:
+    env = {**shell.env, "HOME": str(shell.home.parent)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert not done.stderr
+    return sorted(done.stdout.split())
+
+
+def in_zsh(shell: Shell, *words: str) -> list[str]:
+    """Completes a line in an interactive zsh. The one candidate, as zsh writes it into the line."""
+    child, terminal = pty.fork()
+    if child == 0:
+        env = {**shell.env, "HOME": str(shell.home.parent), "PS1": "", "TERM": "dumb"}
+        os.execvpe("zsh", ["zsh", "-f", "-i"], env)
+    try:
+        os.write(terminal, IN_ZSH.encode())
+        _until(terminal, r"READY")
+        line = " ".join(("agentrl", *words))
+        os.write(terminal, f"{line}\t".encode())
+        # After a single candidate, zsh appends a space.
+        shown = _until(terminal, rf"{re.escape(line)}\S+ ")
+        return [re.findall(rf"{re.escape(line)}\S+ ", shown)[-1].split()[-1]]
+    finally:
+        os.close(terminal)
+        os.waitpid(child, 0)
+
+
+def _until(terminal: int, pattern: str) -> str:
+    shown, deadline = "", time.monotonic() + 2 * PATIENCE_S
+    while not re.search(pattern, shown):
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 1.0)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+    return shown
+
+
+@pytest.mark.parametrize("complete", [in_bash, in_fish, in_zsh])
+def test_a_shell_completes_commands_and_names_of_the_run(
+    with_program: Shell, coordinator: Scripted, complete: object
+) -> None:
+    coordinator.rows["unit/web-0"] = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY)
+    assert complete(with_program, "alerts", "s") == ["silence"]  # type: ignore[operator]
+    assert complete(with_program, "logs", "w") == ["web-0"]  # type: ignore[operator]
+    assert complete(with_program, "status", "--run", "d") == ["demo"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("complete", [in_fish, in_zsh])
+def test_a_value_behind_an_equals_sign_keeps_its_option(
+    with_program: Shell, coordinator: Scripted, complete: object
+) -> None:
+    assert complete(with_program, "logs", "--run=d") == ["--run=demo"]  # type: ignore[operator]
+
+
+def test_powershell_has_a_script_too(shell: Shell) -> None:
     assert "Register-ArgumentCompleter" in shell("completion", "powershell").out
 
 
-def test_bash_completes_a_verb(shell: Shell, tmp_path: object) -> None:
-    script = shell("completion", "bash").out
-    command = f"""
-agentrl() {{ {" ".join(_program())} "$@"; }}
-{script}
-COMP_WORDS=(agentrl alerts s) COMP_CWORD=2
-_agentrl
-echo "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(
-        ["bash", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "silence\n"
-
-
-def test_fish_completes_a_verb(shell: Shell) -> None:
-    script = shell("completion", "fish").out
-    command = f"function agentrl; {' '.join(_program())} $argv; end\n{script}\ncomplete -C 'agentrl alerts s'"
-    done = subprocess.run(
-        ["fish", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "silence\n"
-
-
-def test_zsh_completes_a_verb(shell: Shell) -> None:
-    """`compadd` works only inside zsh's own completion, so it is replaced by what it would have been told."""
-    script = shell("completion", "zsh").out
-    command = f"""
-compdef() {{ true }}
-compadd() {{ shift; print -r -- "$@" }}
-agentrl() {{ {" ".join(_program())} "$@" }}
-{script}
-words=(agentrl alerts s) CURRENT=3
-_agentrl
-"""
-    done = subprocess.run(
-        ["zsh", "-f", "-c", command], env=shell.env, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "silence\n"
-
-
-def _program() -> list[str]:
-    from tests.cli.conftest import PROGRAM
-
-    return PROGRAM
-
-
 def completed(shell: Shell, *words: str) -> list[str]:
-    return shell("_complete", "--", *words).out.splitlines()
+    """What typer's script for bash gets, which splits words at `=`."""
+    words = tuple(part for word in words for part in re.split("(?<=.)(=)", word) if part or not word)
+    env = {"_AGENTRL_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(("agentrl", *words))}
+    said = shell(**env, COMP_CWORD=str(len(words)))
+    assert not said.err
+    return sorted(said.out.split())
 
 
-def test_candidates_come_from_the_verbs(shell: Shell) -> None:
+def test_candidates_come_from_the_commands(shell: Shell) -> None:
     assert completed(shell, "sta") == ["stacks", "staleness", "status"]
     assert completed(shell, "keys", "") == ["list", "new", "revoke"]
     assert completed(shell, "scale", "--no") == ["--no-color", "--no-wait"]
@@ -83,7 +123,6 @@ def test_candidates_come_from_the_verbs(shell: Shell) -> None:
     assert completed(shell, "completion", "f") == ["fish"]
     assert completed(shell, "daemon", "h") == ["host"]
     assert completed(shell, "restart", "") == [], "nothing is up, and nothing is said about it"
-    assert "_complete" not in completed(shell, "")
 
 
 def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> None:
@@ -93,7 +132,7 @@ def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> No
     assert completed(shell, "restart", "web") == ["web", "web-0", "web-1"]
     assert completed(shell, "scale", "") == ["web"]
     assert completed(shell, "logs", "web-0", "") == []
-    assert completed(shell, "status", "--run", "d") == ["demo"]
+    assert completed(shell, "runs", "forget", "") == ["demo"]
 
 
 @pytest.mark.parametrize(
@@ -103,27 +142,26 @@ def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> No
         ("--run=shop", "logs", "sam"),
         ("logs", "--run", "shop", "sam"),
         ("logs", "--run=shop", "sam"),
-        ("logs", "--run", "=", "shop", "sam"),  # as bash has it
         ("--json", "logs", "--run", "shop", "--follow", "sam"),
     ],
 )
-def test_the_run_that_the_line_names_is_the_one_that_is_asked(
+def test_the_run_named_on_the_line_gives_the_candidates(
     shell: Shell, coordinator: Scripted, words: tuple[str, ...]
 ) -> None:
-    """Another one is up as well, so that without it nothing could be said."""
+    """Another run is up as well, so without the name there are no candidates."""
     with Scripted(shell.home, name="shop") as shop:
         shop.rows["unit/sampler-0"] = rows.UnitRow("sampler-0", "sampler", "sampler", rows.UnitState.READY)
         coordinator.rows["unit/sample-7"] = rows.UnitRow("sample-7", "sample", "sidecar", rows.UnitState.READY)
         assert completed(shell, *words) == ["sampler-0"]
 
 
-def test_behind_a_run_there_are_its_groups_verbs_and_options(shell: Shell, coordinator: Scripted) -> None:
+def test_after_a_run_there_are_its_groups_commands_and_options(shell: Shell, coordinator: Scripted) -> None:
     with Scripted(shell.home, name="shop") as shop:
         shop.rows["group/sampler"] = rows.GroupRow("sampler", "sampler", 2)
         assert completed(shell, "--run", "shop", "scale", "") == ["sampler"]
         assert completed(shell, "--run", "shop", "keys", "re") == ["revoke"]
         assert completed(shell, "scale", "--run", "shop", "--no") == ["--no-color", "--no-wait"]
-        assert completed(shell, "logs", "--run=s") == ["--run=shop"]
-        assert completed(shell, "logs", "--run", "=") == ["demo", "shop"]
+        assert completed(shell, "logs", "--run=s") == ["shop"]
+        assert completed(shell, "logs", "--run=") == ["demo", "shop"]
         assert completed(shell, "--run", "") == ["demo", "shop"]
         assert completed(shell, "--run", "gone", "scale", "") == []

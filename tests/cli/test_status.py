@@ -1,21 +1,23 @@
-"""The verb status, against the real sockets of a scripted run."""
+"""The command status, against the real sockets of a scripted run."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from agentrl.cli.screen import fitted, screen
-from agentrl.cli.view import View
+from agentrl.cli.status_screen import screen
 from agentrl.errors import ExitCode
 from agentrl.formatting.row_text import story
 from agentrl.protocol import rows
+from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.messages import HostFacts
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
@@ -42,23 +44,31 @@ def alert(**fields: object) -> rows.AlertRow:
     return rows.AlertRow(**base | fields)  # type: ignore[arg-type]
 
 
-def painted(view: View, width: int) -> str:
+def painted(report: StatusReport, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(screen(view, width))
+    console.print(screen(report, width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def view_of(*found: rows.AnyRow) -> View:
-    view = View()
-    for number, row in enumerate(found):
-        view.put(str(number), row)
-    return view
+def report_of(*found: rows.AnyRow) -> StatusReport:
+    def all_of(kind: type[Any]) -> tuple[Any, ...]:
+        return tuple(row for row in found if isinstance(row, kind))
+
+    runs = all_of(rows.RunRow) or (rows.RunRow("demo", "u", "running"),)
+    return StatusReport(
+        run=runs[0],
+        groups=all_of(rows.GroupRow),
+        units=all_of(rows.UnitRow),
+        hosts=all_of(rows.HostRow),
+        alerts=all_of(rows.AlertRow),
+        operations=all_of(rows.OperationRow),
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_picture_fits_and_tells_what_matters(width: int) -> None:
     picture = painted(
-        view_of(
+        report_of(
             rows.RunRow("demo", "u", "degraded", reason="web-1 is fatal", started_at=time.time() - 3600),
             rows.GroupRow("web", "sidecar", 2, ready=1, other={"fatal": 1}),
             unit("web-0", status="serving", pid=4242, cpu_percent=12.0, rss_bytes=512 << 20, incarnation=3, restarts=2),
@@ -83,14 +93,14 @@ def test_the_picture_fits_and_tells_what_matters(width: int) -> None:
 
 
 def test_a_narrow_terminal_shows_less_and_splits_no_word() -> None:
-    view = view_of(
+    report = report_of(
         rows.RunRow("demo", "u", "running", started_at=time.time()),
         unit("worker-0", status="generalises", pid=1, cpu_percent=12.0, rss_bytes=512 << 20, incarnation=3, restarts=2),
         unit("worker-1", status="generalises", pid=1, cpu_percent=99.0, rss_bytes=512 << 20, incarnation=3),
         rows.HostRow("far-away", "up", memory_used_bytes=1 << 30, facts=HostFacts(memory_bytes=24 << 30), units=2),
     )
     for width in (44, 50, 60, 72):
-        picture = painted(view, width)
+        picture = painted(report, width)
         assert max(len(line) for line in picture.splitlines()) <= width
         assert picture.count("generalises") == 2
         assert "1 GiB of 24 GiB" in picture
@@ -99,7 +109,7 @@ def test_a_narrow_terminal_shows_less_and_splits_no_word() -> None:
 
 def test_hostile_text_neither_styles_nor_controls() -> None:
     picture = painted(
-        view_of(
+        report_of(
             rows.RunRow("demo", "u", HOSTILE, reason=HOSTILE),
             unit(status=HOSTILE, phase=HOSTILE, host=HOSTILE, waits=(rows.Wait(HOSTILE),)),
             alert(sentence=HOSTILE, suggest=HOSTILE, acknowledged_by=HOSTILE),
@@ -120,15 +130,18 @@ def test_what_comes_next_stands_first() -> None:
     assert story(row, now).startswith("restart in 4 s · died twice")
 
 
-def test_a_silenced_or_resolved_alert() -> None:
-    view = view_of(alert(silenced_until_at=time.time() + 60), alert(id="old", state=rows.AlertState.RESOLVED))
-    assert [row.id for row in view.firing] == ["unit-fatal:web-1"]
-    assert "silenced until" in painted(view, 200)
+def test_status_shows_silenced_alerts_and_no_resolved_ones() -> None:
+    shown = painted(
+        report_of(alert(silenced_until_at=time.time() + 60), alert(id="old", state=rows.AlertState.RESOLVED)), 200
+    )
+    assert "unit-fatal:web-1: web-1 gave up" in shown
+    assert "silenced until" in shown
+    assert "old" not in shown
 
 
 def test_units_are_in_the_order_of_their_numbers() -> None:
-    view = view_of(*(unit(f"web-{slot}") for slot in (10, 9, 2)))
-    assert [row.unit for row in view.units] == ["web-2", "web-9", "web-10"]
+    shown = painted(report_of(*(unit(f"web-{slot}") for slot in (10, 9, 2))), 200)
+    assert re.findall(r"^web-\d+", shown, re.MULTILINE) == ["web-2", "web-9", "web-10"]
 
 
 def test_status_prints_a_table_and_json(shell: Shell, coordinator: Scripted) -> None:
@@ -149,19 +162,6 @@ def test_check_is_for_scripts(shell: Shell, coordinator: Scripted) -> None:
     assert shell("status", "--check", "--json", expect=ExitCode.UNHEALTHY).json["run"]["state"] == "degraded"
 
 
-def test_a_picture_that_is_too_high_says_how_much_is_missing() -> None:
-    console = Console(file=io.StringIO(), width=80, height=12, markup=False, highlight=False)
-    view = view_of(rows.RunRow("demo", "u", "running"), *(unit(f"web-{slot}") for slot in range(30)))
-    console.print(fitted(console, screen(view, 80)))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) == 12
-    assert lines[0].startswith("demo running")
-    shown = sum(line.startswith("web-") for line in lines)
-    assert lines[-1].startswith(f"... {30 - shown} more lines")
-    few = view_of(rows.RunRow("demo", "u", "running"), unit())
-    assert "more lines" not in painted(few, 80)
-
-
 def test_what_is_suggested_reaches_the_run_that_is_looked_at(shell: Shell, coordinator: Scripted) -> None:
     coordinator.rows["alert/x"] = alert()
     coordinator.answers["alerts"] = lambda args: [alert()]
@@ -170,33 +170,26 @@ def test_what_is_suggested_reaches_the_run_that_is_looked_at(shell: Shell, coord
         assert "agentrl logs --run demo web-1 --previous" in shell(*verb, "--run", "demo").out
 
 
-@pytest.mark.parametrize("dumb", [False, True])
-def test_watch_prints_a_picture_per_change_where_nothing_can_be_repainted(
-    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said], dumb: bool
+def test_follow_prints_the_table_and_then_each_change_of_state(
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
-    if dumb:
-        shell.env |= {"TERM": "dumb", "FORCE_COLOR": "1"}  # a terminal, as far as anybody can tell
     coordinator.rows["unit/web-0"] = unit()
-    process = shell.start("status", "--watch", "--no-color")
+    process = shell.start("status", "--follow")
     assert process.stdout is not None
-
-    def shows(state: str) -> bool:
-        """In this picture or a later one: where the feed is late, that is a change, too."""
-        assert process.stdout is not None
-        return any(line.startswith("web-0") and state in line for line in iter(process.stdout.readline, ""))
-
-    assert shows("ready")
-    coordinator.publish("unit/web-0", unit(state=rows.UnitState.FATAL))
-    assert shows("fatal")
+    lines = iter(process.stdout.readline, "")
+    assert any(line.startswith("web-0 ") and "ready" in line for line in lines)
+    assert any(line == "web-0 is ready\n" for line in lines)
+    coordinator.publish("unit/web-0", unit(state=rows.UnitState.FATAL, reason=HOSTILE))
+    assert any(line.startswith("web-0 is fatal: [red]red") for line in lines)
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
     assert "\x1b" not in said.out
 
 
-def test_watch_gives_every_change_as_a_line(
+def test_follow_gives_every_change_as_a_json_line(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
-    process = shell.start("status", "--watch", "--json")
+    process = shell.start("status", "--follow", "--json")
     assert process.stdout is not None
     seen: list[dict[str, object]] = []
     while not any(line["key"] == "~caught-up" for line in seen):
@@ -213,7 +206,7 @@ def test_watch_gives_every_change_as_a_line(
 
 def test_a_finished_job_is_completed() -> None:
     picture = painted(
-        view_of(
+        report_of(
             rows.GroupRow("job", "sidecar", 1, other={"completed": 1}),
             unit("job-0", group="job", state=rows.UnitState.STOPPED, done=True, reason="done"),
         ),
@@ -226,6 +219,6 @@ def test_a_finished_job_is_completed() -> None:
 
 def test_a_run_that_is_stopped_names_the_next_step() -> None:
     """As an `up` that was broken off leaves it."""
-    said = painted(view_of(rows.RunRow("demo", "u", "stopped", desired="down")), 80)
+    said = painted(report_of(rows.RunRow("demo", "u", "stopped", desired="down")), 80)
     assert "`agentrl up` brings it up" in said
-    assert "agentrl up" not in painted(view_of(rows.RunRow("demo", "u", "running")), 80)
+    assert "agentrl up" not in painted(report_of(rows.RunRow("demo", "u", "running")), 80)

@@ -376,7 +376,7 @@ def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_
     assert code == ExitCode.REFUSED
     assert "--yes" in document["error"]["hint"]
     watching = subprocess.Popen(
-        [PYTHON, "-m", "agentrl", "status", "--watch", "--json", "--key", file],
+        [PYTHON, "-m", "agentrl", "status", "--follow", "--json", "--key", file],
         env={**a_run.environ, "AGENTRL_HOME": str(tmp_path / "far")},
         stdout=subprocess.PIPE,
         text=True,

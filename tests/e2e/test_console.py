@@ -137,7 +137,7 @@ def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, termi
 def test_without_a_terminal_it_names_what_to_use_instead(run: Run) -> None:
     done = run.raw("tui")
     assert done.returncode == ExitCode.USAGE
-    assert "status --watch --json" in done.stderr
+    assert "status --follow --json" in done.stderr
     code, document = run.cli("tui", check=False)
     assert code == ExitCode.USAGE
     assert "--json" in document["error"]["message"]

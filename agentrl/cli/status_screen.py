@@ -1,7 +1,8 @@
-"""The picture that `status` paints: alerts on top, then groups, units and hosts.
+"""What `status` prints: the run, its alerts, groups, units and hosts.
 
-Invariant: it fits 80 columns, and fewer with less in it; more columns show more, none of it matters for knowing whether
-all is well.
+Invariants:
+- It fits 80 columns; a narrower terminal shows fewer columns.
+- What only a wide terminal shows is not needed to know whether the run works.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
-from agentrl.cli.view import View
 from agentrl.formatting.amounts import counted
-from agentrl.formatting.row_text import stands_since, story, up_for
+from agentrl.formatting.row_text import by_gravity, slot_order, stands_since, story, up_for
+from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
 
 _WIDE = 120
@@ -39,40 +40,29 @@ _STYLE = {
 }
 
 
-def screen(view: View, width: int, aimed: Callable[[str], str] = str) -> RenderableType:
-    """The whole picture for a terminal of that width; `aimed` makes suggested commands reach this run."""
+def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) -> RenderableType:
+    """The report for a terminal of that width; `aimed` adds the run to the suggested commands."""
     now = time.time()
-    parts: list[RenderableType] = []
-    if view.run is not None:
-        parts.append(_head(view.run, now, aimed))
-    if view.silent:
-        parts.append(output.cell("The coordinator is not heard; this is what it last said.", "bold yellow"))
-    if view.pulse is not None and view.pulse.sentence:
-        parts.append(output.cell(view.pulse.sentence, "cyan"))
-    parts += [headline(row, aimed) for row in view.firing]
+    parts: list[RenderableType] = [_head(report.run, now, aimed)]
+    if report.pulse is not None and report.pulse.sentence:
+        parts.append(output.cell(report.pulse.sentence, "cyan"))
+    parts += [headline(row, aimed) for row in by_gravity(list(report.alerts))]
     parts += [
         output.cell(
             f"in progress: {row.summary or row.command}, {output.since(row.accepted_at, now)} ({row.who})", "cyan"
         )
-        for row in view.operations
+        for row in sorted(report.operations, key=lambda row: row.accepted_at)
+        if not row.state.ended
     ]
-    if view.groups:
-        parts += [Text(), _groups(view.groups, down=view.run is not None and view.run.desired == "down")]
-    if view.units:
-        parts += [Text(), _units(view.units, now, width)]
-    if view.hosts:
-        parts += [Text(), _hosts(view.hosts, now, width)]
+    if report.groups:
+        groups = sorted(report.groups, key=lambda row: row.name)
+        parts += [Text(), _groups(groups, down=report.run.desired == "down")]
+    if report.units:
+        units = sorted(report.units, key=lambda row: (row.group, slot_order(row.unit)))
+        parts += [Text(), _units(units, now, width)]
+    if report.hosts:
+        parts += [Text(), _hosts(sorted(report.hosts, key=lambda row: row.host), now, width)]
     return Group(*parts)
-
-
-def fitted(console: Console, picture: RenderableType) -> RenderableType:
-    """What there is room for, and how much is left out."""
-    lines = console.render_lines(picture, pad=False)
-    if len(lines) <= console.height:
-        return picture
-    shown = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines[: console.height - 1]]
-    left = len(lines) - len(shown)
-    return Group(*shown, Text(f"... {counted(left, 'more lines')}; `agentrl status` shows all", style="dim"))
 
 
 def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:
@@ -89,7 +79,7 @@ def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:
         if trouble:
             text.append("\n").append(output.sanitise(trouble), style="bold red")
     if run.state == "stopped":
-        # Its coordinator lives on: an `up` was broken off, or a `down` ends in a moment.
+        # The coordinator still runs after an `up` was interrupted, or until a `down` ends.
         text.append("\n").append(aimed("`agentrl up` brings it up, `agentrl down` ends what is left of it."))
     return text
 
