@@ -24,6 +24,7 @@ BENCHMARKS = {
     "router": "tests.benchmarks.router_throughput",
     "console": "tests.benchmarks.console_keys",
     "peers": "tests.benchmarks.many_peers",
+    "scale": "tests.benchmarks.many_units",
     "storage": "tests.benchmarks.storage",
     "records": "tests.benchmarks.claims",
     "overhead": "tests.benchmarks.overhead",

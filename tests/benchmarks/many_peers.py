@@ -37,7 +37,7 @@ def measure() -> Outcome:
     outcome = Outcome(f"{PEERS:,} registered units in {PROCESSES} processes, each beats once a second")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    floor, _ = _of_bare_router()
+    floor, _ = of_bare_router()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, stage(Path(folder)) as real:
         began = time.monotonic()
         spawns = real.register(PEERS, {"heartbeat_s": HEARTBEAT_S})
@@ -57,7 +57,8 @@ def measure() -> Outcome:
     return outcome
 
 
-def _of_bare_router() -> tuple[float, Counter[str]]:
+def of_bare_router(peers: int = PEERS) -> tuple[float, Counter[str]]:
+    """What a ROUTER costs that reads the beats of so many peers."""
     welcome = messages.Welcome(epoch="e", run="r", run_name="bench", now_ct=0.0)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         address = f"ipc://{folder}/bare"
@@ -65,7 +66,7 @@ def _of_bare_router() -> tuple[float, Counter[str]]:
         command = [sys.executable, str(Path(__file__).with_name("bare_router.py")), address, *answers]
         router = subprocess.Popen(command)
         try:
-            with _crowd(address, [b"hello"] * PEERS) as members:
+            with _crowd(address, [b"hello"] * peers) as members:
                 return _share_of_a_core(psutil.Process(router.pid), members)
         finally:
             router.kill()

@@ -1,0 +1,181 @@
+"""One thousand units on a hundred simulated hosts: what they cost the coordinator at rest, and what one event costs.
+
+Every unit beats every two seconds, every host measures its units every two seconds, and every tenth unit reports
+metrics once a second. The floor is a bare ROUTER that reads the same messages and understands none.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import zmq
+
+from agentrl.config.run import RunConfig
+from agentrl.host import proc
+from agentrl.protocol import feed
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.wire import decode_feed
+from tests.benchmarks.crowd import of_bare_router
+from tests.benchmarks.figures import Outcome
+from tests.benchmarks.stage import PATIENCE_S, Stage, stage
+from tests.waiting import eventually
+
+UNITS = int(os.environ.get("BENCH_UNITS", "1000"))
+HOSTS = int(os.environ.get("BENCH_HOSTS", "100"))
+STATS_S = 2.0
+FOR_S = 20.0
+DEATHS, WITHIN_S = 300, 15.0
+EVENTS_PER_DEATH = 5
+"""Exited, GroupEmpty, Spawned, the hello of the next incarnation, and its first row."""
+MEMORY_WINDOW_S = 12.0
+WARM_UP_S = float(os.environ.get("BENCH_WARM_UP_S", "80"))
+"""Six windows of memory are kept; with fast measurements they are full after this time."""
+
+
+def measure() -> Outcome:
+    outcome = Outcome(f"{UNITS:,} units on {HOSTS} simulated hosts")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        stage(Path(folder)) as real,
+        _fleet(real.address, real.run.uuid) as fleet,
+    ):
+        accepted_s = _bring_up(real)
+        fleet.tell(f"stats {STATS_S / 10}")
+        time.sleep(WARM_UP_S)
+        fleet.tell(f"stats {STATS_S}")
+        time.sleep(5.0)
+        rest, seen = _share_of_a_core(real.psutil, fleet, FOR_S)
+        fleet.tell(f"die {DEATHS} {WITHIN_S}")
+        busy, deaths = _share_of_a_core(real.psutil, fleet, WITHIN_S + 2)
+        eventually(lambda: _all_ready(real), within_s=60, what="every unit is ready again")
+        snapshot_s = _snapshot_s(real)
+        fleet.tell("change")
+        refresh_s = _seconds_until_all_rows_were_sent(real)
+    # As many peers that beat once a second as there are messages in a second.
+    floor, _ = of_bare_router(round(seen["messages"] / FOR_S))
+    outcome.at_most("the coordinator's share of a core at rest", rest, "%", 30.0)
+    outcome.faster("the coordinator's share of a core at rest", rest, "%", "bare ROUTER", floor)
+    event_ms = 1e3 * (busy - rest) / 100 * (WITHIN_S + 2) / (DEATHS * EVENTS_PER_DEATH)
+    outcome.at_most("processor time of one event", event_ms, "ms", 1.0)
+    outcome.at_most("every row changes, until all were sent", refresh_s, "s", 10.0)
+    outcome.plain("a snapshot of all rows", snapshot_s, "s")
+    outcome.plain("from `up` to all units ready", accepted_s, "s")
+    outcome.notes.append(f"at rest {seen['messages'] / FOR_S:.0f} messages/s; spawned {deaths.get('Spawn', 0)} again")
+    return outcome
+
+
+def _bring_up(real: Stage) -> float:
+    sidecar = {
+        "command": ["true"],
+        "count": UNITS,
+        "speaks": True,
+        "start_deadline_s": PATIENCE_S,
+        "hosts": [f"host-{number:03d}" for number in range(HOSTS)],
+    }
+    config = RunConfig.model_validate(
+        {
+            "name": real.name,
+            "dir": real.run.run_dir,
+            "sidecars": {"peer": sidecar},
+            "alerts": {"memory_window_s": MEMORY_WINDOW_S},
+        }
+    )
+    began = time.monotonic()
+    real.client.apply(config.model_dump(mode="json"))
+    eventually(lambda: _all_ready(real), within_s=PATIENCE_S, every_s=0.5, what="every unit is ready")
+    return time.monotonic() - began
+
+
+def _all_ready(real: Stage) -> bool:
+    rows = real.units()
+    return len(rows) == UNITS and all(row.state is UnitState.READY for row in rows)
+
+
+def _snapshot_s(real: Stage) -> float:
+    began = time.monotonic()
+    real.client.snapshot((), deadline_s=PATIENCE_S)
+    return time.monotonic() - began
+
+
+def _seconds_until_all_rows_were_sent(real: Stage) -> float:
+    address = msgspec.json.decode((real.state_dir / "coordinator.json").read_bytes())["feed"]
+    missing = {f"unit/{row.unit}" for row in real.units()}
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.subscribe(b"")
+        subscriber.connect(address)
+        began = time.monotonic()
+        while missing and time.monotonic() - began < 120:
+            if subscriber.poll(1000):
+                message = decode_feed(subscriber.recv())
+                if isinstance(message, feed.FeedRow):
+                    missing.discard(message.key)
+    return time.monotonic() - began
+
+
+class _Process:
+    """The fleet, driven by lines."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def tell(self, command: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def report(self) -> dict[str, float]:
+        found: dict[str, float] = msgspec.json.decode(self.tell("report"))
+        return found
+
+
+@contextmanager
+def _fleet(address: str, run: str) -> Iterator[_Process]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.simulated_fleet"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    own = proc.read_stat(os.getpid())
+    assert own is not None
+    settings: dict[str, Any] = {
+        "address": address,
+        "run": run,
+        "hosts": HOSTS,
+        "stats_every_s": STATS_S,
+        "pid": os.getpid(),
+        "ticks": own.start_ticks,
+    }
+    fleet = _Process(process)
+    try:
+        assert fleet.tell(msgspec.json.encode(settings).decode()) == "ready"
+        yield fleet
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _share_of_a_core(process: psutil.Process, fleet: _Process, for_s: float) -> tuple[float, dict[str, float]]:
+    fleet.report()
+    before, began = process.cpu_times(), time.monotonic()
+    time.sleep(for_s)
+    after, took = process.cpu_times(), time.monotonic() - began
+    return 100 * (after.user - before.user + after.system - before.system) / took, fleet.report()
