@@ -1,6 +1,6 @@
 """One thousand units on a hundred simulated hosts: what they cost the coordinator at rest, and what one event costs.
 
-Every unit beats every two seconds, every host measures its units every two seconds, and every tenth unit reports
+A tenth of the units wait for GPUs that no host has. Every other unit beats every two seconds, every host measures its units every two seconds, and every tenth unit reports
 metrics once a second. The floor is a bare ROUTER that reads the same messages and understands none.
 """
 
@@ -33,6 +33,8 @@ from tests.waiting import eventually
 
 UNITS = int(os.environ.get("BENCH_UNITS", "1000"))
 HOSTS = int(os.environ.get("BENCH_HOSTS", "100"))
+WAITING = UNITS // 10
+"""Units among them that wait for GPUs which no host has, so that `up` is not done either."""
 STATS_S = 2.0
 FOR_S = 20.0
 DEATHS, WITHIN_S = 300, 15.0
@@ -78,18 +80,14 @@ def measure() -> Outcome:
 
 
 def _bring_up(real: Stage) -> float:
-    sidecar = {
-        "command": ["true"],
-        "count": UNITS,
-        "speaks": True,
-        "start_deadline_s": PATIENCE_S,
-        "hosts": [f"host-{number:03d}" for number in range(HOSTS)],
-    }
+    hosts = [f"host-{number:03d}" for number in range(HOSTS)]
+    peer = {"command": ["true"], "speaks": True, "start_deadline_s": PATIENCE_S, "hosts": hosts}
+    waiting = peer | {"count": WAITING, "resources": {"gpus": 8}}
     config = RunConfig.model_validate(
         {
             "name": real.name,
             "dir": real.run.run_dir,
-            "sidecars": {"peer": sidecar},
+            "sidecars": {"peer": peer | {"count": UNITS - WAITING}, "waiting": waiting},
             "alerts": {"memory_window_s": MEMORY_WINDOW_S},
         }
     )
@@ -101,7 +99,7 @@ def _bring_up(real: Stage) -> float:
 
 def _all_ready(real: Stage) -> bool:
     rows = real.units()
-    return len(rows) == UNITS and all(row.state is UnitState.READY for row in rows)
+    return sum(row.state is UnitState.READY for row in rows) == UNITS - WAITING
 
 
 def _snapshot_s(real: Stage) -> float:
@@ -112,7 +110,7 @@ def _snapshot_s(real: Stage) -> float:
 
 def _seconds_until_all_rows_were_sent(real: Stage) -> float:
     address = msgspec.json.decode((real.state_dir / "coordinator.json").read_bytes())["feed"]
-    missing = {f"unit/{row.unit}" for row in real.units()}
+    missing = {f"unit/{row.unit}" for row in real.units() if row.state is UnitState.READY}
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.subscribe(b"")
         subscriber.connect(address)
