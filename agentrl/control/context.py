@@ -95,7 +95,7 @@ class Context:
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
         if host is not None:
-            full_in_s = self.disks.full_in_s(name, self.clock.now())
+            full_in_s = self.disks.full_in_s(name)
             self.feed.set(f"host/{name}", self.observed.host_row(host, full_in_s))
 
     def show_pulse(self) -> None:

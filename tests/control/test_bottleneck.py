@@ -210,7 +210,7 @@ def forecast(free: Callable[[float], float], seconds: float) -> float | None:
     disks = DiskForecast(600.0)
     for at in range(0, int(seconds), 5):
         disks.add("a", int(free(at)), float(at))
-    return disks.full_in_s("a", seconds)
+    return disks.full_in_s("a")
 
 
 def test_a_disk_that_fills_up_is_foretold() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from agentrl.config.paths import RunFile
 from agentrl.control.commands.collect_stacks import called
 from agentrl.control.state.observed_state import PROGRESS_NEWS, ObservedState, RunLife
-from agentrl.control.state.unit_metrics import MemoryStory
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -124,10 +123,10 @@ def test_progress_that_only_heartbeats_tell_is_shown_now_and_then() -> None:
     stats, told = UnitStats("web-0", 1), []
     for at in range(3 * PROGRESS_NEWS):
         observed.leases.beat("web-0", float(at), progress=at)
-        told.append(observed.measured(slot, stats, MemoryStory()))
+        told.append(observed.measured(slot, stats))
     assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_NEWS, 2 * PROGRESS_NEWS]
-    assert observed.measured(slot, stats, MemoryStory()), "what moved since is told once more"
-    assert not any(observed.measured(slot, stats, MemoryStory()) for _ in range(2 * PROGRESS_NEWS)), "it stands"
+    assert observed.measured(slot, stats), "what moved since is told once more"
+    assert not any(observed.measured(slot, stats) for _ in range(2 * PROGRESS_NEWS)), "it stands"
 
 
 def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agentrl.control.alerts import data_rules
 from agentrl.control.alerts.learning_rules import OUT_OF_BAND, nothing_trained
 from agentrl.control.alerts.lifecycle import Finding, Rule, World
-from agentrl.control.state.unit_metrics import Trend
+from agentrl.control.state.trends import Trend
 from agentrl.formatting.amounts import age, counted, size
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState

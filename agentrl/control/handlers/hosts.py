@@ -139,7 +139,8 @@ class HostHandler:
             if slot is None or slot.incarnation != each.incarnation:
                 continue
             context.metrics.memory(each.unit, each.incarnation, each.rss_bytes, now)
-            if context.observed.measured(slot, each, context.metrics.memory_story(each.unit)):
+            if context.observed.measured(slot, each):
+                context.observed.facts(slot).memory = context.metrics.memory_story(each.unit)
                 context.show_unit(each.unit, urgent=False)
         context.show_host(host)
 

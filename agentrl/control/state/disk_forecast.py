@@ -6,7 +6,7 @@ ended; of what is more than a week away nothing is said.
 
 from __future__ import annotations
 
-from agentrl.control.state.unit_metrics import LEAST_SAMPLES, Series, trend
+from agentrl.control.state.trends import Series, TrendSeries
 
 FIT = 0.8
 RECENT = 0.5
@@ -20,29 +20,34 @@ class DiskForecast:
     def __init__(self, window_s: float = 1800.0) -> None:
         self._window_s = window_s
         self._hosts: dict[str, Series] = {}
+        self._full_in_s: dict[str, float | None] = {}
+        """By host; only a new sample changes it."""
 
     def watch(self, window_s: float) -> None:
-        """Another pace begins from nothing."""
+        """A new window discards all samples."""
         if window_s != self._window_s:
             self._window_s = window_s
             self._hosts.clear()
+            self._full_in_s.clear()
 
     def add(self, host: str, free_bytes: int, now: float) -> None:
         if free_bytes > 0:
             series = self._hosts.setdefault(host, Series(2 * SAMPLES, self._window_s / SAMPLES))
-            series.add(now, float(free_bytes))
+            if series.add(now, float(free_bytes)):
+                self._full_in_s[host] = self._forecast(series, now)
 
-    def full_in_s(self, host: str, now: float) -> float | None:
-        """None: it does not fill up, or too little is known."""
-        series = self._hosts.get(host)
-        if series is None:
+    def full_in_s(self, host: str) -> float | None:
+        """None if the disk does not fill up, or too little is known."""
+        return self._full_in_s.get(host)
+
+    def _forecast(self, series: Series, now: float) -> float | None:
+        recent = TrendSeries(2 * SAMPLES, 0.0, now - 2 * self._window_s)
+        for time, value in zip(series.times, series.values, strict=True):
+            recent.add(time, value)
+        found = recent.trend(self._window_s)
+        if found is None or found.slope_per_h >= 0 or found.fit < FIT:
             return None
-        times, values = series.since(now - 2 * self._window_s)
-        if len(times) < LEAST_SAMPLES or times[-1] - times[0] < self._window_s:
-            return None
-        found = trend(times, values)
-        falls = found.slope_per_h < 0 and found.fit >= FIT
-        if not falls or found.recent_slope_per_h > RECENT * found.slope_per_h:
+        if found.recent_slope_per_h > RECENT * found.slope_per_h:
             return None
         left_s = 3600 * found.last / -found.slope_per_h
         return left_s if left_s <= FARTHEST_S else None

@@ -82,10 +82,9 @@ class ObservedState:
                 return facts.report
         return messages.UnitReport()
 
-    def measured(self, slot: Slot, stats: messages.UnitStats, memory: MemoryStory) -> bool:
-        """Take in measurements; True if they are news."""
+    def measured(self, slot: Slot, stats: messages.UnitStats) -> bool:
+        """Take in measurements. Returns True if they differ enough to be shown."""
         facts = self.facts(slot)
-        facts.memory = memory
         facts.quiet += 1
         lease = self.leases.get(slot.unit)
         progress = lease.progress if lease is not None else facts.progress

@@ -8,57 +8,18 @@ not stopped).
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from agentrl.control.state.trends import Series, Trend, TrendSeries
 
 MOST_METRICS = 500
 """Kept per unit; what a unit reports beyond that is dropped."""
 HISTORY_LENGTH = 600
-LEAST_SAMPLES = 9
-"""Of fewer no trend is claimed."""
+SAMPLES = 60
+"""Of memory in one window."""
 POINTS = 24
 """Of memory over time, as rows show it."""
-
-
-class Series:
-    """A bounded ring of (time, value) with a least distance between two samples."""
-
-    __slots__ = ("_length", "_min_gap_s", "times", "values")
-
-    def __init__(self, length: int, min_gap_s: float) -> None:
-        self.times = array("d")
-        self.values = array("d")
-        self._length = length
-        self._min_gap_s = min_gap_s
-
-    def add(self, now: float, value: float) -> None:
-        if self.times and now - self.times[-1] < self._min_gap_s:
-            return
-        self.times.append(now)
-        self.values.append(value)
-        # Cut an eighth at a time: moving the rest for every sample would cost more.
-        if len(self.times) > self._length + self._length // 8:
-            del self.times[: -self._length]
-            del self.values[: -self._length]
-
-    def since(self, begin: float) -> tuple[list[float], list[float]]:
-        first = next((place for place, time in enumerate(self.times) if time >= begin), len(self.times))
-        return list(self.times[first:]), list(self.values[first:])
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """A straight line through a series."""
-
-    slope_per_h: float
-    window_s: float
-    first: float
-    last: float
-    fit: float
-    """How much of the variation the line explains, 0 to 1."""
-    recent_slope_per_h: float
-    """The same for the last third alone: a warm-up has levelled off by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +29,9 @@ class MemoryWatch:
     window_s: float = 3600.0
     """What a trend is claimed from, at least."""
 
-    @property
-    def every_s(self) -> float:
-        return self.window_s / 60
-
-    @property
-    def length(self) -> int:
-        return 360
-
-    @property
-    def skip_s(self) -> float:
-        """The first minutes of a life are not looked at: everything grows then."""
-        return self.window_s / 6
+    def series(self, began: float) -> TrendSeries:
+        """Skips the first minutes of a life: everything grows then."""
+        return TrendSeries(6 * SAMPLES, self.window_s / SAMPLES, began + self.window_s / 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +53,7 @@ class _Unit:
         self.updated = now
         self.values: dict[str, float] = {}
         self.history: dict[str, Series] = {}
-        self.memory = Series(watch.length, watch.every_s)
+        self.memory = watch.series(now)
 
 
 class Metrics:
@@ -140,7 +92,7 @@ class Metrics:
         if watch != self.watch:
             self.watch = watch
             for unit in self._units.values():
-                unit.memory = Series(watch.length, watch.every_s)
+                unit.memory = watch.series(unit.began)
 
     def memory(self, unit: str, incarnation: int, rss_bytes: int, now: float) -> None:
         """What the host agent measured."""
@@ -172,12 +124,7 @@ class Metrics:
     def memory_trend(self, unit: str) -> Trend | None:
         """How memory has moved since the warm-up; None while there is too little evidence."""
         known = self._units.get(unit)
-        if known is None:
-            return None
-        times, values = known.memory.since(known.began + self.watch.skip_s)
-        if len(times) < LEAST_SAMPLES or times[-1] - times[0] < self.watch.window_s:
-            return None
-        return trend(times, values)
+        return None if known is None else known.memory.trend(self.watch.window_s)
 
     def memory_story(self, unit: str) -> MemoryStory:
         """For the row of a unit."""
@@ -198,23 +145,3 @@ class Metrics:
         if known is None or incarnation > known.incarnation:
             known = self._units[unit] = _Unit(incarnation, now, self.watch)
         return known if incarnation == known.incarnation else None  # late news of a former life
-
-
-def trend(times: list[float], values: list[float]) -> Trend:
-    """Least squares over a whole series and over its last third."""
-    slope, fit = _line(times, values)
-    begin = times[0] + (times[-1] - times[0]) * 2 / 3
-    late = [place for place, time in enumerate(times) if time >= begin]
-    recent, _ = _line([times[place] for place in late], [values[place] for place in late])
-    return Trend(slope * 3600, times[-1] - times[0], values[0], values[-1], fit, recent * 3600)
-
-
-def _line(times: list[float], values: list[float]) -> tuple[float, float]:
-    count = len(times)
-    mean_t, mean_v = sum(times) / count, sum(values) / count
-    spread_t = sum((t - mean_t) ** 2 for t in times)
-    spread_v = sum((v - mean_v) ** 2 for v in values)
-    if spread_t == 0 or spread_v == 0:
-        return 0.0, 0.0
-    both = sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True))
-    return both / spread_t, both * both / (spread_t * spread_v)

@@ -1,7 +1,8 @@
 """One thousand units on a hundred simulated hosts: what they cost the coordinator at rest, and what one event costs.
 
-A tenth of the units wait for GPUs that no host has. Every other unit beats every two seconds, every host measures its units every two seconds, and every tenth unit reports
-metrics once a second. The floor is a bare ROUTER that reads the same messages and understands none.
+A tenth of the units wait for GPUs that no host has. Every other unit beats every two seconds, every host measures its
+units every two seconds, and every tenth unit reports metrics once a second. The floor is a bare ROUTER that reads the
+same number of messages and understands none.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from agentrl.host import proc
 from agentrl.protocol import feed
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.wire import decode_feed
-from tests.benchmarks.crowd import of_bare_router
-from tests.benchmarks.figures import Outcome
-from tests.benchmarks.stage import PATIENCE_S, Stage, stage
+from tests.benchmarks.coordinator_with_fake_units import PATIENCE_S, Stage, stage
+from tests.benchmarks.many_peers import of_bare_router
+from tests.benchmarks.report import Outcome
 from tests.waiting import eventually
 
 UNITS = int(os.environ.get("BENCH_UNITS", "1000"))
