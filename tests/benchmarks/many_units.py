@@ -23,7 +23,7 @@ import psutil
 import zmq
 
 from agentrl.config.run import RunConfig
-from agentrl.host import proc
+from agentrl.host import procfs
 from agentrl.protocol import feed
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.wire import decode_feed
@@ -150,7 +150,7 @@ def _fleet(address: str, run: str) -> Iterator[_Process]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    own = proc.read_stat(os.getpid())
+    own = procfs.read_stat(os.getpid())
     assert own is not None
     settings: dict[str, Any] = {
         "address": address,
