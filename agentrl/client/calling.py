@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.protocol.commands import Accepted
+from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 
 
@@ -19,7 +20,7 @@ class Calling(ABC):
         *,
         id: str | None = None,
         deadline_s: float | None = None,
-        dry_run: bool = False,
+        consent: Consent | None = None,
     ) -> Any: ...
 
     async def _act(self, name: str, args: Args, request_id: str | None, deadline_s: float | None) -> Accepted:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -23,10 +23,13 @@ from agentrl.client.discovery import Target, find, refuse_if_dead
 from agentrl.client.feed_subscription import FeedTail
 from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
-from agentrl.protocol.commands import COMMANDS, Accepted, ShowOperation, Snapshot
+from agentrl.protocol.commands import COMMANDS, ShowOperation, Snapshot
+from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
 from agentrl.protocol.rows import AnyRow, OperationRow, short
+
+T = TypeVar("T")
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -116,27 +119,28 @@ class Client(CommandMethods):
         *,
         id: str | None = None,
         deadline_s: float | None = None,
-        dry_run: bool = False,
+        consent: Consent | None = None,
     ) -> Any:
-        """The decoded answer to a command of the table. With the same `id` it is carried out only once."""
+        """The decoded answer to a command of the table. With the same `id` it is carried out only once.
+
+        Raises EffectChangedError, and nothing is done, if the effect is not the one that `consent` was given for.
+        """
         spec = COMMANDS.get(name)
         if spec is None:
             raise UnknownNameError(f"There is no command {name!r}.")
         if spec.result is None:
             raise UnknownNameError(f"The answer to {name!r} is a stream of rows.", hint="Use client.snapshot().")
-        end, _ = await self._ask(name, _checked(spec.args, args), id, deadline_s, dry_run)
-        if not isinstance(end, Reply):
-            raise ProtocolError(f"The coordinator answered {name!r} with rows.")
-        return wire.decode_as(spec.result, end.result)
+        request = Request(id or uuid.uuid4().hex, name, wire.raw(_checked(spec.args, args)), consent=consent)
+        return await self._reply(request, spec.result, deadline_s)
 
-    async def preview(self, name: str, args: Args | Mapping[str, Any] | None = None) -> Accepted:
-        """What a command would do now; nothing is changed."""
-        accepted: Accepted = await self.call(name, args, dry_run=True)
-        return accepted
+    async def preview(self, name: str, args: Args | Mapping[str, Any] | None = None) -> Consent:
+        """What a command would do now; nothing is changed. Send it with the call as `consent`."""
+        args = _checked(COMMANDS[name].args, args)
+        return await self._reply(Request(uuid.uuid4().hex, name, wire.raw(args), dry_run=True), Consent)
 
     async def snapshot(self, kinds: Iterable[str] = (), *, deadline_s: float | None = None) -> View:
         """All rows of the given kinds (`unit`, `group`, `op`, ...: the first part of a key), or simply all."""
-        end, rows = await self._ask("snapshot", Snapshot(tuple(kinds)), None, deadline_s, False)
+        end, rows = await self._ask(Request(uuid.uuid4().hex, "snapshot", wire.raw(Snapshot(tuple(kinds)))), deadline_s)
         if not isinstance(end, SnapshotEnd):
             raise ProtocolError("The coordinator answered a snapshot without closing it.")
         return View(end.epoch, end.seq, {key: wire.decode_row(value) for key, value in rows.items()})
@@ -240,20 +244,20 @@ class Client(CommandMethods):
         give_up = time.monotonic() + PATIENCE_S if deadline is None else deadline
         while True:
             left = give_up - time.monotonic()
+            request = Request(uuid.uuid4().hex, "show_operation", wire.raw(ShowOperation(operation_id)))
             try:
-                end, _ = await self._ask(
-                    "show_operation", ShowOperation(operation_id), None, max(0.1, min(ANSWER_S, left)), False
-                )
+                return await self._reply(request, OperationRow, max(0.1, min(ANSWER_S, left)))
             except (NoCoordinatorError, WaitTimeoutError):
                 if time.monotonic() >= give_up:
                     raise
-                continue
-            if not isinstance(end, Reply):
-                raise ProtocolError("The coordinator answered a question for an operation with rows.")
-            return wire.decode_as(OperationRow, end.result)
 
-    async def _ask(self, name: str, args: Args, id: str | None, deadline_s: float | None, dry_run: bool) -> Answer:
-        request = Request(id or uuid.uuid4().hex, name, wire.raw(args), dry_run=dry_run)
+    async def _reply(self, request: Request, kind: type[T], deadline_s: float | None = None) -> T:
+        end, _ = await self._ask(request, deadline_s)
+        if not isinstance(end, Reply):
+            raise ProtocolError(f"The coordinator answered {request.name!r} with rows.")
+        return wire.decode_as(kind, end.result)
+
+    async def _ask(self, request: Request, deadline_s: float | None) -> Answer:
         return await self._opened.request(request, ANSWER_S if deadline_s is None else deadline_s)
 
     @property

@@ -27,6 +27,7 @@ from agentrl.errors import (
 )
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.effects import EffectChangedError
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -221,7 +222,7 @@ class Session:
             case ErrorReply():
                 pending = self._pending.get(message.id)
                 if pending and not pending.answer.done():
-                    pending.answer.set_exception(error_for(message.code, message.message, message.hint))
+                    pending.answer.set_exception(_error_of(message))
             case _:
                 _log.debug("%s sent %s, which is not for clients", self.target.what, type(message).__name__)
 
@@ -248,6 +249,12 @@ class Session:
             f"(agentrl {__version__}) does not know: {broken.message}",
             hint="Use the same version of agentrl on both sides.",
         )
+
+
+def _error_of(reply: ErrorReply) -> AgentrlError:
+    if reply.consent is not None:
+        return EffectChangedError(reply.message, hint=reply.hint, consent=reply.consent)
+    return error_for(reply.code, reply.message, reply.hint)
 
 
 def who_am_i() -> str:

@@ -20,9 +20,11 @@ from agentrl.control.alerts.alert_service import Alerting
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
 from agentrl.control.commands.active_config import Settings
-from agentrl.control.commands.acts import Act, Acts, KnobActs
 from agentrl.control.commands.collect_stacks import Stacks
-from agentrl.control.commands.key_commands import KeyActs
+from agentrl.control.commands.desired_state import DesiredState
+from agentrl.control.commands.key_commands import KeyCommands
+from agentrl.control.commands.prepared import Prepare, preparing
+from agentrl.control.commands.tuning import Tuning
 from agentrl.control.context import Context
 from agentrl.control.executor import Executor
 from agentrl.control.feed_recorder import FeedRecorder
@@ -30,7 +32,7 @@ from agentrl.control.handlers.client_queries import Queries
 from agentrl.control.handlers.client_requests import ClientHandler
 from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostHandler
 from agentrl.control.handlers.outside import Outside
-from agentrl.control.handlers.served_commands import Serving
+from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_agent_watch import HostAgentWatch
 from agentrl.control.instruction_handler import InstructionHandler
@@ -142,11 +144,11 @@ class Coordinator:
         self._instructions = InstructionHandler(
             context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
         )
-        serving = Serving(context, asks)
-        knob_acts = KnobActs(context, self._settings, asks, Outside(context, serving).told)
-        acts = {**self._acts(knob_acts, Stacks(context, asks)), **serving.table}
-        previews = dict.fromkeys(knob_acts.table, knob_acts.asked_preview)
-        self._clients = ClientHandler(context, self._queries.handlers, acts, previews, serving)
+        served = ServedCommands(context, asks)
+        tuning = Tuning(context, self._settings, asks, Outside(context, served).told)
+        commands = {**self._commands(Stacks(context, asks)), **tuning.table, **served.table}
+        owners = {**dict.fromkeys(tuning.table, tuning.ask_owner), **dict.fromkeys(served.table, served.prepare)}
+        self._clients = ClientHandler(context, self._queries.handlers, commands, owners, served)
         router = MessageRouter(context, units, hosts, self._clients)
         address = addresses.hub_address(run.uuid)
         self._hub = Hub(address, gate=self._gate, on_message=router.on_message, on_gone=router.on_gone)
@@ -159,16 +161,15 @@ class Coordinator:
         self._settings.on_config += [self._alerting.configure, self._listening.configure, self._recorder.configure]
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
 
-    def _acts(self, knob_acts: KnobActs, stacks: Stacks) -> dict[str, Act]:
+    def _commands(self, stacks: Stacks) -> dict[str, Prepare]:
         alerting = self._alerting
         return {
-            **Acts(self._context, self._settings).table,
-            **knob_acts.table,
-            **KeyActs(self._context, self._rebind).table,
-            "acknowledge": Act(alerting.preview_acknowledge, alerting.acknowledge),
-            "silence": Act(alerting.preview_silence, alerting.silence),
-            "test_alert": Act(alerting.preview_test, alerting.test),
-            "stacks": Act(stacks.preview, stacks.collect),
+            **DesiredState(self._context, self._settings).table,
+            **KeyCommands(self._context, self._rebind).table,
+            "acknowledge": preparing(alerting.preview_acknowledge, alerting.acknowledge),
+            "silence": preparing(alerting.preview_silence, alerting.silence),
+            "test_alert": preparing(alerting.preview_test, alerting.test),
+            "stacks": stacks.prepare,
         }
 
     def _rebind(self) -> None:

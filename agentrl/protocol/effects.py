@@ -1,7 +1,9 @@
-"""How dangerous an effect is. Danger belongs to effects, not to verbs: scaling up is nothing, scaling down may be.
+"""What a command would change, how dangerous that is, and the consent to it.
 
-Invariant: a tier is a pure function of the previewed effect; it is computed when a person is asked and once more when
-the command is executed, so that a consent given for one effect is never used for a worse one.
+Danger belongs to effects, not to verbs: scaling up is harmless, scaling down may not be.
+
+Invariants: a tier is a pure function of the effect; a consent is used only for an effect of the same or a lower tier,
+computed from the same revisions, and only until it expires.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import enum
 
 import msgspec
+
+from agentrl.errors import ConflictError
 
 
 class Tier(enum.IntEnum):
@@ -23,7 +27,7 @@ class Tier(enum.IntEnum):
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a command would do now; the answer to a dry run."""
+    """What a command would change if it were executed now."""
 
     starts: tuple[str, ...] = ()
     drains: tuple[str, ...] = ()
@@ -69,6 +73,26 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
         ]
         parts += [*self.changes, *self.loses]
         return "; ".join([*(parts or ["changes nothing"]), *self.notes])
+
+
+class Consent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to a preview. A caller who accepts the effect sends the consent back with the command."""
+
+    effect: Effect
+    tier: Tier
+    expires_ct: float
+    """The coordinator refuses the consent after this time on its clock."""
+    revisions: dict[str, str] = {}
+    """What the effect was computed from: for each row of the feed (`run`, `group/web`, `unit/web-3`, `knob/bound`) the
+    operation or revision that last changed it."""
+
+
+class EffectChangedError(ConflictError):
+    """The command would not do what the caller consented to; nothing was done. `consent` has the new effect."""
+
+    def __init__(self, message: str, *, hint: str = "", consent: Consent) -> None:
+        super().__init__(message, hint=hint)
+        self.consent = consent
 
 
 def tier_of(effect: Effect) -> Tier:

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-
 from agentrl.control.commands.acts import Act
+
 from agentrl.control.handlers.client_requests import UNFORESEEN, ClientHandler
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.state.operations import Operation, Operations

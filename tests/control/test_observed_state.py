@@ -6,7 +6,7 @@ And what of measurements is news.
 from __future__ import annotations
 
 from agentrl.config.paths import RunFile
-from agentrl.control.commands.collect_stacks import called
+from agentrl.control.commands.collect_stacks import file_name
 from agentrl.control.state.observed_state import PROGRESS_NEWS, ObservedState, RunLife
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
@@ -194,5 +194,5 @@ def test_until_when_a_start_is_waited_for_is_not_said_to_be_the_last_word_where_
 
 def test_the_file_of_stacks_is_called_after_who_was_asked_for() -> None:
     asked = ("web-0", "api-0.7", "web-0", "db", "judge-0", "judge-1")
-    names = [called(asked[:count]) for count in (0, 1, 3, 6)]
+    names = [file_name(asked[:count]) for count in (0, 1, 3, 6)]
     assert names == ["all", "web-0", "web-0+api-0.7", "web-0+api-0.7+db+2-more"]

@@ -1,6 +1,7 @@
-"""The stacks of everything, or of those that are asked for, in one file.
+"""The command `stacks`: writes the stacks of all units, or of the named ones, into one file.
 
-Invariant: whoever does not answer is named in the file with the reason; the file is complete when its name is told.
+Invariants: the file names each host that does not answer, with the reason; the operation names the file only after it
+is complete.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.control.commands import previews
+from agentrl.control.commands.prepared import Prepared
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.persistence.atomic_file import replace_file
@@ -23,7 +25,7 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState
 
 _NAMED = 3
-"""Units that the name of the file has; the file names all."""
+"""How many units the name of the file contains; the content names all."""
 
 
 class Stacks:
@@ -32,24 +34,27 @@ class Stacks:
         self._asks = asks
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def preview(self, args: commands.CollectStacks) -> Effect:
-        named = self._named(args)
-        return Effect(changes=(f"the stacks of {', '.join(named) or 'all units'} go into one file",))
+    def prepare(self, args: commands.CollectStacks) -> Prepared:
+        units = self._units(args)
+        effect = Effect(changes=(f"the stacks of {', '.join(units) or 'all units'} go into one file",))
 
-    def _named(self, args: commands.CollectStacks) -> tuple[str, ...]:
-        """Units, the units of a group, or one life (`web-0.7`). UnknownNameError, ConflictError."""
+        def execute(operation: Operation) -> None:
+            operation.by_itself = True
+            collecting = self._collect(operation, units, file_name(args.units))
+            task = asyncio.create_task(collecting, name="stacks")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return Prepared(effect, execute)
+
+    def _units(self, args: commands.CollectStacks) -> tuple[str, ...]:
+        """From units, groups and incarnations (`web-0.7`) to units. Raises UnknownNameError or ConflictError."""
         state, found = self._context.state, dict[str, None]()
         for name in args.units:
             unit, _, life = name.rpartition(".")
             lives = (previews.present(state, unit, int(life)).unit,) if unit and life.isdecimal() else ()
             found |= dict.fromkeys(lives or previews.targets(state, name))
         return tuple(found)
-
-    def collect(self, operation: Operation, args: commands.CollectStacks) -> None:
-        operation.by_itself = True
-        task = asyncio.create_task(self._collect(operation, self._named(args), called(args.units)), name="stacks")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _collect(self, operation: Operation, units: tuple[str, ...], name: str) -> None:
         operations, clock = self._context.operations, self._context.clock
@@ -75,9 +80,9 @@ class Stacks:
         return "\n".join(f"==== unit {name} on {host} ====\n{text}" for name, text in sorted(report.stacks.items()))
 
 
-def called(asked: Sequence[str]) -> str:
-    """What the file is called after: who was asked for, as far as a name has room for them."""
-    first, more = tuple(dict.fromkeys(asked)), ""
+def file_name(units: Sequence[str]) -> str:
+    """The name of the file: the units that were named, as far as there is room."""
+    first, more = tuple(dict.fromkeys(units)), ""
     if len(first) > _NAMED:
         first, more = first[:_NAMED], f"+{len(first) - _NAMED}-more"
     return f"{'+'.join(first) or 'all'}{more}"

@@ -14,6 +14,7 @@ from agentrl.formatting.amounts import utc
 from agentrl.formatting.names import nearest
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
+from agentrl.protocol.specs import split_unit
 from agentrl.supervision.plans import Plan, new_units
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
@@ -22,6 +23,18 @@ from agentrl.supervision.unit_slots import GroupState, Slot, State
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000
 """More units in one group than this are a slip of the finger."""
+
+
+def revisions_of(state: State, effect: Effect) -> dict[str, str]:
+    """For the run, and for each unit in the effect and its group: the operation that last changed what is wanted."""
+    found = {"run": state.run.desired_by}
+    for unit in (*effect.starts, *effect.drains, *effect.kills):
+        group, slot = split_unit(unit)[0], state.slots.get(unit)
+        if group in state.groups:
+            found[f"group/{group}"] = state.groups[group].counted_by
+        if slot is not None:
+            found[f"unit/{unit}"] = slot.desired_by
+    return found
 
 
 def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False, only_read: bool = False) -> Effect:

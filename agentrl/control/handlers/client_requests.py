@@ -1,7 +1,8 @@
-"""What clients ask and want.
+"""Answers the requests of clients.
 
-Invariants: permission is looked up for every message; a command is refused before anything changes, or durable before
-it is answered; an id is executed once; a request always gets one answer.
+Invariants: the permission is looked up for every message; a command is refused before anything changes, or is durable
+before it is answered; an id is executed once; a command with a consent is executed only if its effect, computed again,
+is not worse and comes from the same revisions; every request gets one answer.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import msgspec
 
 from agentrl import __version__
 from agentrl.control.commands import previews
-from agentrl.control.commands.acts import Act
+from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.handlers.client_queries import Handler
-from agentrl.control.handlers.served_commands import Serving
+from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError
-from agentrl.protocol import commands, messages
-from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec
-from agentrl.protocol.effects import Effect
+from agentrl.formatting.sentences import ended
+from agentrl.protocol import messages
+from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec, Snapshot
+from agentrl.protocol.effects import Consent, Effect, EffectChangedError
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     ErrorReply,
@@ -42,9 +44,12 @@ from agentrl.transport.hub import Peer
 log = logging.getLogger(__name__)
 
 UNFORESEEN = "The coordinator failed on this; its log says why."
-"""What is said at the boundary of a request, where the log has the whole story."""
+"""The answer at the boundary of a request; the log has the traceback."""
 
-AskedPreview = Callable[[str, Any], Awaitable[Effect]]
+CONSENT_VALID_S = 60.0
+
+AskOwner = Callable[[CommandSpec, messages.Request, Any, str], Awaitable[Prepared]]
+"""Prepares a command with the help of the unit that owns what the command changes."""
 
 
 class ClientHandler:
@@ -52,22 +57,22 @@ class ClientHandler:
         self,
         context: Context,
         queries: dict[str, Handler],
-        acts: dict[str, Act],
-        asked_previews: Mapping[str, AskedPreview],
-        serving: Serving,
+        commands: dict[str, Prepare],
+        owners: Mapping[str, AskOwner],
+        served: ServedCommands,
     ) -> None:
         self._context = context
         self._queries = queries
-        self._acts = acts
-        self._asked_previews = asked_previews
-        """Previews for which somebody else has to be asked first."""
-        self._serving = serving
+        self._commands = commands
+        self._owners = owners
+        """The commands of which only a unit knows the whole effect."""
+        self._served = served
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._serving.close()
+        self._served.close()
 
     def hello(self, peer: Peer, hello: messages.ClientHello) -> None:
         context, run = self._context, self._context.run
@@ -115,12 +120,10 @@ class ClientHandler:
             args = self._args(spec, request)
             if spec.name == "snapshot":
                 self._snapshot(peer, request.id, args)
-            elif spec.served_by and spec.mutates:
-                self._later(peer, request.id, self._have_served(known, request, spec, args))
-            elif spec.served_by:
-                self._later(peer, request.id, self._serving.ask(spec, request, known.name))
             elif spec.mutates:
-                self._mutate(peer, known, request, spec, args)
+                self._change(peer, known, request, spec, args)
+            elif spec.served_by:
+                self._later(peer, request.id, self._served.ask(spec, request, known.name))
             else:
                 self._answer(peer, request.id, self._queries[spec.name](args))
         except AgentrlError as failed:
@@ -182,9 +185,10 @@ class ClientHandler:
         task.add_done_callback(self._tasks.discard)
 
     def _fail(self, peer: Peer, id: str, failed: AgentrlError) -> None:
-        self._context.peers.send(peer, ErrorReply(id, int(failed.exit_code), failed.message, failed.hint))
+        consent = failed.consent if isinstance(failed, EffectChangedError) else None
+        self._context.peers.send(peer, ErrorReply(id, int(failed.exit_code), failed.message, failed.hint, consent))
 
-    def _snapshot(self, peer: Peer, id: str, args: commands.Snapshot) -> None:
+    def _snapshot(self, peer: Peer, id: str, args: Snapshot) -> None:
         rows, seq = self._context.feed.snapshot(args.kinds)
         for key, value in rows:
             self._context.peers.send(peer, SnapshotRow(id, key, value))
@@ -192,51 +196,48 @@ class ClientHandler:
 
     # ---- commands ----
 
-    def _mutate(self, peer: Peer, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> None:
+    def _change(self, peer: Peer, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> None:
         previews.refuse_change_while_reading(self._context.state, spec.name)
-        if request.dry_run and spec.name in self._asked_previews:
-            self._later(peer, request.id, self._asked(request.id, spec, args))
+        ask = self._owners.get(spec.name)
+        # Without a consent there is nothing to compare, so the owner of a knob need not be asked.
+        if ask and (spec.served_by or request.dry_run or request.consent) and not self._accepted_before(request):
+            asking = ask(spec, request, args, known.name)
+            self._later(peer, request.id, self._decide_later(known, request, spec, asking))
             return
-        again = self._accepted_before(request, spec)
-        if again is not None:
-            self._answer(peer, request.id, again)
-            return
-        effect = self._acts[spec.name].preview(args)
-        accepted = Accepted(request.id, effect, spec.tier(effect))
+        answer = self._decide(known, request, spec, lambda: self._commands[spec.name](args))
+        if isinstance(answer, Accepted) and not answer.duplicate:
+            self._context.executor.then(lambda: self._answer(peer, request.id, answer))
+        else:
+            self._answer(peer, request.id, answer)
+
+    async def _decide_later(
+        self, known: Known, request: messages.Request, spec: CommandSpec, asking: Awaitable[Prepared]
+    ) -> Accepted | Consent:
+        prepared = await asking
+        return self._decide(known, request, spec, lambda: prepared)
+
+    def _decide(
+        self, known: Known, request: messages.Request, spec: CommandSpec, prepare: Callable[[], Prepared]
+    ) -> Accepted | Consent:
+        """The preview of a command, or its acceptance. Raises what it is refused with."""
+        if before := self._accepted_before(request):
+            return Accepted(before.id, before.effect, spec.tier(before.effect), duplicate=True)
+        prepared = prepare()
+        effect, now = prepared.effect, self._context.clock.now()
+        preview = Consent(effect, spec.tier(effect), now + CONSENT_VALID_S, prepared.revisions)
         if request.dry_run:
-            self._answer(peer, request.id, accepted)
-            return
-        operation = self._accept(known, request, spec, effect, note=getattr(args, "note", ""))
-        self.begin(operation, args)
-        self._context.executor.then(lambda: self._answer(peer, request.id, accepted))
+            return preview
+        if request.consent is not None:
+            _compare(spec, request.consent, preview, now)
+        operation = self._accept(known, request, spec, effect)
+        self._begin(operation, prepared.execute)
+        return Accepted(operation.id, effect, preview.tier)
 
-    def _accepted_before(self, request: messages.Request, spec: CommandSpec) -> Accepted | None:
-        before = None if request.dry_run else self._context.operations.get(request.id)
-        if before is None:
-            return None
-        return Accepted(before.id, before.effect, spec.tier(before.effect), duplicate=True)
+    def _accepted_before(self, request: messages.Request) -> Operation | None:
+        return None if request.dry_run else self._context.operations.get(request.id)
 
-    async def _have_served(self, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> Accepted:
-        """Accept a command that a unit carries out, once that unit has said what it would do."""
-        if again := self._accepted_before(request, spec):
-            return again
-        effect = await self._serving.preview(spec, request, known.name)
-        # Asking took time: the same id may have come a second time.
-        if again := self._accepted_before(request, spec):
-            return again
-        if not request.dry_run:
-            operation = self._accept(known, request, spec, effect, note=getattr(args, "note", ""))
-            self.begin(operation, args)
-        return Accepted(request.id, effect, spec.tier(effect))
-
-    async def _asked(self, id: str, spec: CommandSpec, args: Any) -> Accepted:
-        effect: Effect = await self._asked_previews[spec.name](spec.name, args)
-        return Accepted(id, effect, spec.tier(effect))
-
-    def _accept(
-        self, known: Known, request: messages.Request, spec: CommandSpec, effect: Effect, *, note: str
-    ) -> Operation:
-        """Durable, or refused with nothing changed."""
+    def _accept(self, known: Known, request: messages.Request, spec: CommandSpec, effect: Effect) -> Operation:
+        """The operation, durable; or an error, and nothing is changed."""
         context, now = self._context, self._context.clock.now()
         operation = Operation(
             id=request.id,
@@ -259,14 +260,14 @@ class ClientHandler:
                 hint="Free some space; running units are not affected.",
             )
         context.operations.add(operation)
+        note = getattr(decode_as(spec.args, request.args), "note", "")
         context.audit(operation.who, spec.name, operation.summary, operation=operation.id, note=note)
         return operation
 
-    def begin(self, operation: Operation, args: Any) -> None:
-        """Carry out an accepted command. Also for those that a former coordinator accepted and did not begin."""
+    def _begin(self, operation: Operation, execute: Callable[[Operation], Goals | None]) -> None:
         context = self._context
         try:
-            goals = self._acts[operation.command].execute(operation, args)
+            goals = execute(operation)
         except Exception as failed:
             why = str(failed) if isinstance(failed, AgentrlError) else UNFORESEEN
             context.operations.finish(operation, OperationState.FAILED, context.clock.now(), why)
@@ -274,16 +275,38 @@ class ClientHandler:
         context.operations.begin(operation, goals or {})
 
     def begin_again(self) -> None:
-        """After a restart: what was accepted and not begun is begun now; what a unit carries out is asked for again."""
+        """After a restart: begin what was accepted and not begun, and send again what a unit serves."""
         for operation in self._context.operations.live():
             spec = COMMANDS.get(operation.command)
             if operation.state is not OperationState.ACCEPTED and not (spec and spec.served_by):
                 continue
             try:
-                self.begin(operation, decode_as(COMMANDS[operation.command].args, msgspec.Raw(operation.args)))
+                self._begin(operation, self._execute_again)
             except Exception:
-                # Whatever it is: the coordinator comes up, and the operation says that it failed.
+                # Whatever it is, the coordinator comes up; the operation has failed and says why.
                 log.exception("%s (%s) cannot be begun again", operation.command, operation.id)
+
+    def _execute_again(self, operation: Operation) -> Goals | None:
+        args = decode_as(COMMANDS[operation.command].args, msgspec.Raw(operation.args))
+        return self._commands[operation.command](args).execute(operation)
+
+
+def _compare(spec: CommandSpec, given: Consent, preview: Consent, now: float) -> None:
+    """Refuse a command that would do worse than its caller accepted, or another thing."""
+    changed = [row for row, revision in preview.revisions.items() if given.revisions.get(row, revision) != revision]
+    if preview.tier > given.tier:
+        why = f"would be {preview.tier.name.lower()} now, and the consent is for {given.tier.name.lower()}"
+    elif changed:
+        why = f"would act on a changed {', '.join(changed[:3])}"
+    elif now > given.expires_ct:
+        why = f"came {now - given.expires_ct:.0f} s after the consent had expired"
+    else:
+        return
+    raise EffectChangedError(
+        f"`agentrl {spec.cli}` {why}; nothing was done. The effect would be: {ended(preview.effect.sentence())}",
+        hint="Repeat the command if you want this effect.",
+        consent=preview,
+    )
 
 
 def summary_of(spec: CommandSpec, effect: Effect) -> str:

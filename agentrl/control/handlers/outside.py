@@ -12,7 +12,7 @@ import msgspec
 
 from agentrl.config.policy_rules import freshness_rule
 from agentrl.control.context import Context
-from agentrl.control.handlers.served_commands import Serving
+from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
 from agentrl.formatting.amounts import counted
 from agentrl.policies.freshness import STRATEGIES, Strategy
@@ -30,7 +30,7 @@ _ASKS = "staleness"
 
 
 class Outside:
-    def __init__(self, context: Context, serving: Serving) -> None:
+    def __init__(self, context: Context, serving: ServedCommands) -> None:
         self._context = context
         self._serving = serving
 

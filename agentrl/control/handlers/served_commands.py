@@ -1,8 +1,8 @@
-"""Commands that units serve: who is asked, and what is said when nobody can be.
+"""Forwards commands to the units that serve them, such as queries of records to the steward.
 
-Invariants: nothing is asked of a unit that is not ready, and then the refusal says at once what it is instead; every
-question has a deadline; what was accepted is carried out until it is done, refused or past its deadline, also over
-deaths of the unit and of the coordinator, because it is done once per id.
+Invariants: a unit that is not ready gets no request, and the refusal says in which state it is; every request has a
+deadline; an accepted command is sent again until it is done, refused or past its deadline, also after the unit or the
+coordinator died, because the unit executes an id once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.control.commands.acts import Act
+from agentrl.control.commands.prepared import Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
@@ -29,37 +29,37 @@ from agentrl.supervision.unit_slots import Slot
 log = logging.getLogger(__name__)
 
 WITHIN_S = 10.0
-"""How long a unit has, if the caller does not say otherwise."""
+"""How long a unit may take if the request has no deadline."""
 AT_MOST_S = 600.0
-OURS = 0.9
-"""The share of a caller's time that the unit gets, so that its refusal comes before the caller gives up."""
+UNIT_SHARE = 0.9
+"""The share of the caller's time that the unit gets, so that its refusal arrives before the caller gives up."""
 ASK_AGAIN_S = 0.5
 
 
-class Serving:
+class ServedCommands:
     def __init__(self, context: Context, asks: PendingRequests) -> None:
         self._context = context
         self._asks = asks
         self._tasks: set[asyncio.Task[None]] = set()
-        mutations = [spec.name for spec in COMMANDS.values() if spec.served_by and spec.mutates]
-        self.table: dict[str, Act] = dict.fromkeys(mutations, Act(lambda args: Effect(), self.carry_out))
-        """Their effect is known only to the unit: `preview` asks it."""
+        served = [spec.name for spec in COMMANDS.values() if spec.served_by and spec.mutates]
+        self.table: dict[str, Prepare] = dict.fromkeys(served, lambda args: Prepared(Effect(), self.carry_out))
+        """Only the unit knows the effect: `prepare` asks it."""
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
 
     async def ask(self, spec: CommandSpec, request: messages.Request, who: str) -> msgspec.Raw:
-        """What the unit answers. Raises what it refuses with; UnavailableError if there is none."""
+        """The answer of the unit. Raises what it refuses with; UnavailableError if no unit is ready."""
         slot = self._ready(spec)
         return await self._asks.served(slot.unit, slot.incarnation, request, who, within_s=self._time_for(request))
 
-    async def preview(self, spec: CommandSpec, request: messages.Request, who: str) -> Effect:
-        """What the command would do now, in the words of the unit; raises what it would be refused with."""
-        dry = msgspec.structs.replace(request, dry_run=True)
-        return decode_as(Effect, await self.ask(spec, dry, who))
+    async def prepare(self, spec: CommandSpec, request: messages.Request, args: Any, who: str) -> Prepared:
+        """As `table`, with the effect that the unit computes. Raises what the unit refuses with."""
+        preview = msgspec.structs.replace(request, dry_run=True)
+        return Prepared(decode_as(Effect, await self.ask(spec, preview, who)), self.carry_out)
 
-    def carry_out(self, operation: Operation, args: Any) -> None:
+    def carry_out(self, operation: Operation) -> None:
         operation.by_itself = True
         task = asyncio.create_task(self._until_done(operation), name=f"serving {operation.id}")
         self._tasks.add(task)
@@ -67,12 +67,12 @@ class Serving:
 
     async def _until_done(self, operation: Operation) -> None:
         try:
-            done = await self._insist(operation)
+            done = await self._ask_until_done(operation)
         except AgentrlError as refused:
             self._finish(operation, OperationState.FAILED, str(refused))
             return
         except Exception as broken:
-            # The boundary of an operation: it ends, and the coordinator goes on.
+            # The boundary of an operation: it fails, and the coordinator goes on.
             log.exception("%s (%s) failed", operation.command, operation.id)
             self._finish(operation, OperationState.FAILED, f"The coordinator failed on this ({broken!r}).")
             return
@@ -80,8 +80,8 @@ class Serving:
             operation.result, operation.lines = done.result, list(done.lines)
             self._finish(operation, OperationState.SUCCEEDED)
 
-    async def _insist(self, operation: Operation) -> Done | None:
-        """None if the operation ended meanwhile: its deadline passed, or it was cancelled."""
+    async def _ask_until_done(self, operation: Operation) -> Done | None:
+        """None if the operation ended before: its deadline passed, or it was cancelled."""
         spec, args = COMMANDS[operation.command], msgspec.Raw(operation.args)
         while not operation.state.ended:
             request = messages.Request(operation.id, spec.name, args, deadline_ct=operation.deadline)
@@ -98,7 +98,7 @@ class Serving:
     def _time_for(self, request: messages.Request) -> float:
         if request.deadline_ct is None:
             return WITHIN_S
-        return min(max(0.0, request.deadline_ct - self._context.clock.now()) * OURS, AT_MOST_S)
+        return min(max(0.0, request.deadline_ct - self._context.clock.now()) * UNIT_SHARE, AT_MOST_S)
 
     def _ready(self, spec: CommandSpec) -> Slot:
         slots = [slot for slot in self._context.state.of_group(spec.served_by) if slot.wanted or not slot.tree_gone]
@@ -107,11 +107,13 @@ class Serving:
                 return slot
         verb = f"`agentrl {spec.cli}` is served by the {spec.served_by}"
         if not self._context.state.slots:
-            raise UnavailableError(f"{verb}, and no unit is here yet.", hint="`agentrl status` shows how it goes on.")
+            raise UnavailableError(f"{verb}, and the run has no unit yet.", hint="`agentrl status` shows the progress.")
         if not slots:
-            raise UnavailableError(f"{verb}, and this run has none.", hint="A run file with `environments:` makes one.")
+            raise UnavailableError(
+                f"{verb}, and this run has none.", hint="A run file with `environments:` starts one."
+            )
         raise UnavailableError(
-            f"{verb}, and {'; '.join(map(self._condition, slots))}.", hint="`agentrl status` shows how it goes on."
+            f"{verb}, and {'; '.join(map(self._condition, slots))}.", hint="`agentrl status` shows the progress."
         )
 
     def _condition(self, slot: Slot) -> str:
@@ -120,4 +122,4 @@ class Serving:
         left = slot.timer - self._context.clock.now()
         until = f" for {left:.0f} s" if slot.state is UnitState.BACKOFF and left >= 1 else ""
         doing = self._context.observed.facts(slot).report.status if slot.state is UnitState.STARTING else ""
-        return f"{slot.unit} is {slot.state}{until}: {doing or slot.reason or 'it says nothing more'}"
+        return f"{slot.unit} is {slot.state}{until}: {doing or slot.reason or 'no reason is known'}"

@@ -100,6 +100,10 @@ class KnobRegistry:
     def value(self, name: str) -> KnobValue:
         return self._find(name).stored.value
 
+    def revision(self, name: str) -> int:
+        """How often the knob was changed."""
+        return self._find(name).stored.revision
+
     def declaration(self, name: str) -> Knob:
         return self._find(name).knob
 
@@ -180,8 +184,8 @@ class KnobRegistry:
             hint=f"Look at it with `agentrl tune {name}` and try again.",
         )
 
-    def check(self, name: str, value: KnobValue, *, seen_revision: int | None, note: str = "") -> None:
-        """Raise what `tune` would raise, and change nothing."""
+    def check(self, name: str, value: KnobValue, *, seen_revision: int | None, note: str | None = "") -> None:
+        """Raise what `tune` would raise, and change nothing. With None as note, a missing note is no fault."""
         self._admit(self._find(name), value, seen_revision, note)
 
     def tune(
@@ -269,14 +273,14 @@ class KnobRegistry:
             return None
         return self._write(entry, new, who, at, note, how, scientific=scientific)
 
-    def _admit(self, entry: _Entry, value: KnobValue, seen: int | None, note: str) -> tuple[KnobValue, bool]:
+    def _admit(self, entry: _Entry, value: KnobValue, seen: int | None, note: str | None) -> tuple[KnobValue, bool]:
         """The value in the knob's own type, and whether its change begins a new segment."""
         new = _checked(entry, value)
         self.compare(entry.knob.name, seen)
         if new == entry.stored.value:
             return new, False
         scientific = entry.knob.scientific or _previewed(entry, new).scientific
-        if scientific and not note.strip():
+        if scientific and note is not None and not note.strip():
             raise RefusedError(
                 f"{entry.knob.name} changes what the results mean, so a change of it wants a note.",
                 hint="Say why: `agentrl tune ... --note TEXT`.",

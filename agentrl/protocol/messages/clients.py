@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Message
 
 
@@ -11,9 +12,9 @@ class ClientHello(Message, tag="client_hello", frozen=True):
     major: int
     minor: int
     run: str = ""
-    """Empty: whatever run the coordinator has."""
+    """Empty: any run."""
     who: str = ""
-    """user@host, for the audit; where keys are used the key's name counts instead."""
+    """user@host, for the audit. Over tcp the name of the key is used instead."""
     version: str = ""
 
 
@@ -26,7 +27,9 @@ class Request(Message, tag="request", frozen=True):
     deadline_ct: float | None = None
     """Refused when it arrives later than this on the coordinator's clock."""
     dry_run: bool = False
-    """Only compute the effect."""
+    """Only preview the effect: the answer is a `Consent`."""
+    consent: Consent | None = None
+    """From a preview. The command is refused if its effect became worse than the one that the caller accepted."""
 
 
 class Reply(Message, tag="reply", frozen=True):
@@ -39,6 +42,8 @@ class ErrorReply(Message, tag="error", frozen=True):
     code: int
     message: str
     hint: str = ""
+    consent: Consent | None = None
+    """The effect that the command would have now, if it was refused because of the consent that came with it."""
 
 
 class SnapshotRow(Message, tag="row", frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 from agentrl.protocol.message_base import Message
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
 MAX_MESSAGE_BYTES = 4 << 20
 
 

@@ -1,0 +1,168 @@
+"""Commands that change the desired state of the run and its units.
+
+Invariants: preparing a command changes nothing and raises what the execution would raise; a command that is executed
+again after the coordinator died does nothing twice; every command names the state that its units have to reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from agentrl.config.show import changes
+from agentrl.control.commands import previews
+from agentrl.control.commands.active_config import Settings
+from agentrl.control.commands.group_specs import specs_of
+from agentrl.control.commands.prepared import Goals, Prepare, Prepared
+from agentrl.control.context import Context
+from agentrl.control.state.operations import Goal, Operation, Want
+from agentrl.errors import ConflictError
+from agentrl.protocol import commands
+from agentrl.protocol.effects import Effect
+from agentrl.supervision import events
+from agentrl.supervision.transitions import MAY_STAY
+from agentrl.supervision.unit_slots import Slot
+
+
+class DesiredState:
+    """Commands on units and on the run, by name in `table`."""
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        self._context = context
+        self._settings = settings
+        self.table: dict[str, Prepare] = {
+            "apply": self._apply,
+            "down": self._down,
+            "scale": self._scale,
+            "drain": self._drain,
+            "restart": self._restart,
+            "stop": self._stop,
+            "pause": lambda args: self._pause(args, paused=True),
+            "resume": lambda args: self._pause(args, paused=False),
+            "force_stopped": self._force_stopped,
+        }
+
+    def _prepared(
+        self, effect: Effect, event: Callable[[Operation], events.Event], goals: Goals | None = None
+    ) -> Prepared:
+        """For a command that is one event for the supervisor."""
+
+        def execute(operation: Operation) -> Goals | None:
+            self._context.happened(event(operation))
+            return goals
+
+        return Prepared(effect, execute, previews.revisions_of(self._context.state, effect))
+
+    # ---- up and down ----
+
+    def _apply(self, args: commands.Apply) -> Prepared:
+        context, run = self._context, self._context.state.run
+        if context.ending:
+            raise ConflictError(
+                f"The run {context.run.name} is going down.", hint="Try again in a moment: `agentrl up`."
+            )
+        if args.reading:
+            previews.refuse_reading(context.state, context.run.name)
+        config = self._settings.config_to_read() if args.reading else self._settings.config_of(args)
+        specs = specs_of(config, run_dir=context.run.run_dir, state_dir=self._settings.state_dir, reading=args.reading)
+        plan = context.supervisor.plan(specs, reading=args.reading)
+        changed = changes(context.config, config) if context.config is not None else []
+        only_read = run.up and run.reading and not args.reading
+        effect = previews.of_plan(plan, changed, reading=args.reading, only_read=only_read)
+        before = {unit: slot.incarnation for unit, slot in context.state.slots.items()}
+        goals = {unit: Goal(Want.UP, before.get(unit, 0)) for unit in (*plan.started, *plan.changed)}
+        goals |= {unit: Goal(Want.ENDED, before[unit]) for unit in plan.stopped}
+        goals |= {unit: Goal(Want.UP, shared=True) for unit in plan.kept}
+
+        def execute(operation: Operation) -> Goals:
+            if not args.reading:
+                self._settings.adopt(config, args, operation.who)
+            # A caller that waits for the end of the run would wait forever.
+            self._supersede("down", operation, "brought the run up again")
+            context.happened(events.Applied(specs=specs, by=operation.id, reading=args.reading))
+            return goals
+
+        return Prepared(effect, execute, previews.revisions_of(context.state, effect))
+
+    def _down(self, args: commands.Down) -> Prepared:
+        def event(operation: Operation) -> events.Event:
+            operation.by_itself = True
+            self._supersede("apply", operation, "took the run down")
+            return events.DownWanted(by=operation.id, at_once=args.now)
+
+        return self._prepared(previews.of_down(self._context.state, args), event)
+
+    def _supersede(self, command: str, operation: Operation, reason: str) -> None:
+        self._context.operations.supersede(command, operation, reason, self._context.clock.now())
+
+    # ---- units ----
+
+    def _scale(self, args: commands.Scale) -> Prepared:
+        context, slots = self._context, self._context.state.slots
+        idle = context.observed.idle(args.group)
+        effect, count = previews.of_scale(context.state, args, idle)
+        group = context.state.groups[args.group]
+        previews.refuse_unseen_count(group, args, count, context.operations.get(group.counted_by))
+        goals = {unit: _started(slots.get(unit)) for unit in effect.starts}
+        return self._prepared(
+            effect,
+            lambda operation: events.Scaled(group=args.group, count=count, by=operation.id, idle=idle),
+            goals | self._ended(effect.drains),
+        )
+
+    def _drain(self, args: commands.DrainUnits) -> Prepared:
+        effect = previews.of_drain(self._context.state, args)
+        if args.host:
+            return self._prepared(
+                effect,
+                lambda operation: events.HostDrained(host=args.host, by=operation.id, draining=not args.cancel),
+                self._ended(effect.drains),
+            )
+        if args.cancel:
+            return self._prepared(effect, lambda operation: events.DrainCancelled(unit=args.unit, by=operation.id))
+        return self._prepared(
+            effect,
+            lambda operation: events.StopWanted(
+                unit=args.unit, by=operation.id, because=f"drained by {operation.who}", patient=True
+            ),
+            self._ended((args.unit,)),
+        )
+
+    def _restart(self, args: commands.Restart) -> Prepared:
+        effect, units = previews.of_restart(self._context.state, args)
+        slots = self._context.state.slots
+        return self._prepared(
+            effect,
+            lambda operation: events.RestartWanted(units=units, by=operation.id, at_once=args.now),
+            {unit: Goal(Want.UP, slots[unit].incarnation) for unit in units},
+        )
+
+    def _stop(self, args: commands.Stop) -> Prepared:
+        return self._prepared(
+            previews.of_stop(self._context.state, args),
+            lambda operation: events.StopWanted(
+                unit=args.unit, by=operation.id, because=f"stopped by {operation.who}", now=args.now
+            ),
+            self._ended((args.unit,)),
+        )
+
+    def _pause(self, args: commands.Pause | commands.Resume, *, paused: bool) -> Prepared:
+        return self._prepared(
+            previews.of_pause(self._context.state, args.target, paused),
+            lambda operation: events.Paused(target=args.target, paused=paused, by=operation.id),
+        )
+
+    def _force_stopped(self, args: commands.ForceStopped) -> Prepared:
+        return self._prepared(
+            previews.of_force(self._context.state, args),
+            lambda operation: events.DeathVouched(unit=args.unit, incarnation=args.incarnation, by=operation.id),
+        )
+
+    def _ended(self, units: Iterable[str]) -> Goals:
+        return {unit: Goal(Want.ENDED, self._context.state.slots[unit].incarnation) for unit in units}
+
+
+def _started(slot: Slot | None) -> Goal:
+    """A unit that was scaled down a moment ago and still runs is up in its present incarnation."""
+    if slot is None:
+        return Goal(Want.UP)
+    return Goal(Want.UP, shared=True) if slot.state in MAY_STAY else Goal(Want.UP, slot.incarnation)

@@ -1,0 +1,32 @@
+"""A command that is ready to be executed: its effect is computed, and nothing is changed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from agentrl.control.state.operations import Goal, Operation
+from agentrl.protocol.effects import Effect
+
+Goals = dict[str, Goal]
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What a command would do now, and the function that does it."""
+
+    effect: Effect
+    execute: Callable[[Operation], Goals | None]
+    """Returns the goals by which the operation ends; None if it has none, or ends by itself."""
+    revisions: dict[str, str] = {}
+    """What the effect was computed from, as in `Consent.revisions`."""
+
+
+Prepare = Callable[[Any], Prepared]
+"""From the arguments of a command. Changes nothing, and raises everything that the execution would raise."""
+
+
+def preparing(preview: Callable[[Any], Effect], execute: Callable[[Operation, Any], Goals | None]) -> Prepare:
+    """For a command whose preview and execution share nothing."""
+    return lambda args: Prepared(preview(args), lambda operation: execute(operation, args))
