@@ -18,8 +18,8 @@ import msgspec
 from agentrl.client.run_processes import read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, OperationFailedError
-from agentrl.protocol.commands import Accepted, Apply
-from agentrl.protocol.effects import Effect, Tier
+from agentrl.protocol.commands import Apply
+from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model.effect_text import effect_sentence
@@ -118,12 +118,12 @@ class CliRunner:
         home = Path(own).resolve().parent
         return "" if file.resolve().parent == home else f"A page takes run files only from where its own is: {home}."
 
-    async def _plan(self, file: Path) -> Accepted:
+    async def _plan(self, file: Path) -> Consent:
         """What the file would do to the run now."""
         said = await agentrl("up", str(file), "--dry-run", "--json", *self._console.settings.aim)
         try:
             body = json.loads(said.out)
-            return Accepted("", msgspec.convert(body["effect"], Effect), Tier[str(body["tier"]).upper()])
+            return Consent(msgspec.convert(body["effect"], Effect), Tier[str(body["tier"]).upper()], 0.0)
         except (ValueError, KeyError, TypeError, msgspec.ValidationError):
             raise OperationFailedError(said.last) from None
 

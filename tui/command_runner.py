@@ -15,7 +15,7 @@ import msgspec
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.formatting.sentences import irrevocable
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
-from agentrl.protocol.effects import Effect, Tier
+from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, Action
@@ -88,30 +88,23 @@ class CommandRunner:
     async def _carry_out(self, intent: PendingCommand, seen_in: View | None) -> None:
         console = self._console
         self._check(intent, seen_in)
-        agreed, preview = await self._consented(intent)
-        if agreed is None:
-            console.say(f"{intent.what}: nothing was done.")
+        client = console.connection.client
+        consent = await client.preview(intent.command, intent.args)
+        while (agreed := await self._agreed(intent, consent)) is not None:
+            self._check(agreed, seen_in)
+            asked = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE
+            given = consent if asked else consent.to_tier()
+            try:
+                accepted: Accepted = await client.call(agreed.command, agreed.args, consent=given)
+            except EffectChangedError as changed:
+                intent, consent = agreed, changed.consent
+                continue
+            undo = None if accepted.tier is Tier.NONE else agreed.undo
+            exact = accepted.tier is Tier.REVERSIBLE
+            console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo, exact=exact)
+            console.paint_chrome()
             return
-        self._check(agreed, seen_in)
-        accepted: Accepted = await console.connection.client.call(agreed.command, agreed.args)
-        undo = None if preview.tier is Tier.NONE else agreed.undo
-        exact = preview.tier is Tier.REVERSIBLE
-        console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo, exact=exact)
-        console.paint_chrome()
-
-    async def _consented(self, intent: PendingCommand) -> tuple[PendingCommand | None, Accepted]:
-        """The intent as it may be sent, or None; and the effect that was agreed to."""
-        connection = self._console.connection
-        preview: Accepted = await connection.client.preview(intent.command, intent.args)
-        while True:
-            agreed = await self._agreed(intent, preview)
-            if agreed is None or not (preview.effect.scientific or preview.tier >= Tier.DISRUPTIVE):
-                return agreed, preview
-            # Somebody thought about it meanwhile, and agreed to nothing that is worse by now.
-            before, preview = preview, await connection.client.preview(agreed.command, agreed.args)
-            if preview.tier <= before.tier:
-                return agreed, preview
-            intent = agreed
+        console.say(f"{intent.what}: nothing was done.")
 
     def _check(self, intent: PendingCommand, seen_in: View | None = None) -> None:
         """Raises RefusedError where the console itself has to refuse."""
@@ -132,7 +125,7 @@ class CommandRunner:
                 hint="It is tried again by itself; look again then.",
             )
 
-    async def agreed(self, intent: PendingCommand, preview: Accepted) -> PendingCommand | None:
+    async def agreed(self, intent: PendingCommand, preview: Consent) -> PendingCommand | None:
         """For what somebody else carries out: the intent if it may be, or None. Raises where it is refused."""
         self._check(intent)
         found = await self._agreed(intent, preview)
@@ -140,7 +133,7 @@ class CommandRunner:
             self._check(found)
         return found
 
-    async def _agreed(self, intent: PendingCommand, preview: Accepted) -> PendingCommand | None:
+    async def _agreed(self, intent: PendingCommand, preview: Consent) -> PendingCommand | None:
         """The intent as it may be sent, or None."""
         if preview.effect.scientific and isinstance(intent.args, Tune) and not intent.args.note:
             noted = await self._noted(intent, preview)
@@ -159,7 +152,7 @@ class CommandRunner:
             return intent if await self._console.push_screen_wait(Form(question)) is not None else None
         return intent
 
-    async def _noted(self, intent: PendingCommand, preview: Accepted) -> PendingCommand | None:
+    async def _noted(self, intent: PendingCommand, preview: Consent) -> PendingCommand | None:
         lines = (
             *effect_lines(preview.effect, self._console.mirror, INNER),
             (Span("It begins a new segment on all curves. Why?", Tone.WARN),),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -93,15 +94,14 @@ _UNWANTED = OperationRow("", "down", "", "", OperationState.CANCELLED, 0.0)
 
 async def _stop(cli: Cli, client: Client, keepers: list[Living], *, now: bool) -> OperationRow | None:
     """Have everything stopped. None if the coordinator was gone before it could tell how it ended."""
-    args = Down(now=now)
-    if not await agreed(cli, client, "down", args):
+    send = await agreed(cli, client, "down", Down(now=now))
+    if send is None:
         return _UNWANTED
     if not cli.wait:
-        accepted: Accepted = await client.call("down", args)
-        report_accepted(cli, accepted)
+        report_accepted(cli, await send())
         return _UNWANTED
     with Progress(cli) as progress:
-        return await _Ending(cli, client, keepers, progress).run(args)
+        return await _Ending(cli, client, keepers, progress).run(send())
 
 
 class _Ending:
@@ -117,17 +117,17 @@ class _Ending:
         self._progress = progress
         self._pressed: asyncio.Queue[None] = asyncio.Queue()
 
-    async def run(self, args: Down) -> OperationRow | None:
+    async def run(self, sending: Awaitable[Accepted]) -> OperationRow | None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._pressed.put_nowait, None)
         try:
-            return await self._wait(await self._accepted(args))
+            return await self._wait(await self._accepted(sending))
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
-    async def _accepted(self, args: Down) -> str:
+    async def _accepted(self, sending: Awaitable[Accepted]) -> str:
         """The operation. One Ctrl-C meanwhile is answered afterwards; after two nobody waits for an answer."""
-        call: asyncio.Future[Accepted] = asyncio.ensure_future(self._client.call("down", args))
+        call: asyncio.Future[Accepted] = asyncio.ensure_future(sending)
         pressed = 0
         try:
             while not call.done():

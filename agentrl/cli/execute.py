@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from agentrl.cli import output
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from agentrl.client import Client
     from agentrl.protocol.commands import Accepted
     from agentrl.protocol.message_base import Args
+
+    Send = Callable[[], Awaitable[Accepted]]
 
 _EXIT = {
     OperationState.SUCCEEDED: ExitCode.OK,
@@ -42,10 +45,11 @@ async def act(cli: Cli, name: str, args: Args) -> ExitCode:
 
 
 async def act_with(cli: Cli, client: Client, name: str, args: Args) -> ExitCode:
-    """Preview, ask, send, wait and say what became of it."""
-    if not await agreed(cli, client, name, args):
+    """Preview, ask, send, wait and report how it ended."""
+    send = await agreed(cli, client, name, args)
+    if send is None:
         return ExitCode.OK
-    accepted: Accepted = await client.call(name, args)
+    accepted = await send()
     if not cli.wait:
         report_accepted(cli, accepted)
         return ExitCode.OK
@@ -53,20 +57,24 @@ async def act_with(cli: Cli, client: Client, name: str, args: Args) -> ExitCode:
     return report(cli, row, accepted.effect)
 
 
-async def agreed(cli: Cli, client: Client, name: str, args: Args) -> bool:
-    """True if the command is to be sent. A dry run is answered here."""
+async def agreed(cli: Cli, client: Client, name: str, args: Args) -> Send | None:
+    """The function that sends the command with the consent of its caller; None if there is no consent.
+
+    A dry run is answered here.
+    """
     if cli.yes and not cli.dry_run:
-        return True
+        return functools.partial(client.call, name, args)
     preview = await client.preview(name, args)
     if cli.dry_run:
         report_preview(cli, preview.effect, preview.tier)
-        return False
+        return None
     from agentrl.protocol.commands import COMMANDS
 
-    if consented(cli, preview.effect, preview.tier, COMMANDS[name].reverse):
-        return True
-    output.note("Nothing was done.")
-    return False
+    if not consented(cli, preview.effect, preview.tier, COMMANDS[name].reverse):
+        output.note("Nothing was done.")
+        return None
+    asked = preview.tier >= Tier.DISRUPTIVE and not cli.json and output.interactive()
+    return functools.partial(client.call, name, args, consent=preview if asked else preview.to_tier())
 
 
 def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:

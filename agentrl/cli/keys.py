@@ -75,13 +75,13 @@ async def new(
         where = _listening(client)
         key = ClientKey(name=name, public=pair.public, secret=pair.secret, **where)
         args = AddKey(name=name, public=pair.public, permission=Allowed(permission.value))
-        if not await agreed(cli, client, "add_key", args):
+        send = await agreed(cli, client, "add_key", args)
+        if send is None:
             return ExitCode.OK
         # The file comes first: a key that was admitted and then could not be written would be of no use to anybody.
         key.save(file)
         with _kept_unless_refused(file):
-            accepted = await client.call("add_key", args)
-            row = await finished(cli, client, accepted.operation)
+            row = await finished(cli, client, (await send()).operation)
             if row.state is not OperationState.SUCCEEDED:
                 raise OperationFailedError(f"The key was not admitted: {ended(row.reason or row.state)}")
     if cli.json:

@@ -304,11 +304,10 @@ async def _accepted(cli: Cli, client: Client, begun: Beginning, args: Apply) -> 
 
     sent = False
     try:
-        if await agreed(cli, client, "apply", args):
+        accepted: Accepted | None = None
+        if send := await agreed(cli, client, "apply", args):
             sent = True
-            accepted: Accepted | None = await client.call("apply", args)
-        else:
-            accepted = None
+            accepted = await send()
     except BaseException as failed:
         if not sent or _is_refusal(failed):
             output.note(await _taken_back(begun))

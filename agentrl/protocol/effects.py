@@ -86,6 +86,10 @@ class Consent(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the effect was computed from: for each row of the feed (`run`, `group/web`, `unit/web-3`, `knob/bound`) the
     operation or revision that last changed it."""
 
+    def to_tier(self) -> Consent:
+        """To any effect up to this tier: for a caller that showed the effect to no person."""
+        return msgspec.structs.replace(self, revisions={})
+
 
 class EffectChangedError(ConflictError):
     """The command would not do what the caller consented to; nothing was done. `consent` has the new effect."""

@@ -19,7 +19,7 @@ from agentrl.config import paths
 from agentrl.errors import AgentrlError
 from agentrl.protocol import feed, messages, rows, wire
 from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
-from agentrl.protocol.effects import Effect, Tier, tier_of
+from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier, tier_of
 from agentrl.protocol.message_base import Args
 from agentrl.transport import addresses
 from agentrl.transport.curve_keys import KeyPair
@@ -80,7 +80,7 @@ class Scripted:
             self._thread.join(PATIENCE_S)
 
     def sent(self, name: str) -> list[Args]:
-        """What was really asked for, previews left out."""
+        """Requests without previews, and without commands that were refused because their effect had changed."""
         return [args for command, args, preview in self.received if command == name and not preview]
 
     def hold(self, name: str) -> None:
@@ -171,7 +171,11 @@ class Scripted:
         try:
             return messages.Reply(request.id, wire.raw(self._answer(request, args)))
         except AgentrlError as error:
-            return messages.ErrorReply(request.id, int(error.exit_code), error.message, error.hint)
+            consent = None
+            if isinstance(error, EffectChangedError):
+                self.received.pop()
+                consent = error.consent
+            return messages.ErrorReply(request.id, int(error.exit_code), error.message, error.hint, consent)
 
     def _answer(self, request: messages.Request, args: Args) -> Any:
         if request.name in self.answers:
@@ -183,12 +187,16 @@ class Scripted:
         if not COMMANDS[request.name].mutates:
             return []
         effect = self.effects.get(request.name, Effect())
-        if not request.dry_run:
-            ended = self.ends_as.ended
-            row = rows.OperationRow(
-                request.id, request.name, request.name, "me", self.ends_as, time.time(), time.time() if ended else 0.0
-            )
-            self._publish(f"op/{request.id}", row)
+        preview = Consent(effect, tier_of(effect), 0.0)
+        if request.dry_run:
+            return preview
+        if request.consent and request.consent.tier < preview.tier:
+            raise EffectChangedError("It became worse.", consent=preview)
+        ended = self.ends_as.ended
+        row = rows.OperationRow(
+            request.id, request.name, request.name, "me", self.ends_as, time.time(), time.time() if ended else 0.0
+        )
+        self._publish(f"op/{request.id}", row)
         return Accepted(request.id, effect, tier_of(effect))
 
     def _report(self) -> StatusReport:

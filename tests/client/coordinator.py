@@ -10,7 +10,7 @@ from pathlib import Path
 from agentrl.control.state.feed_publisher import Feed
 from agentrl.errors import ExitCode
 from agentrl.protocol import commands, wire
-from agentrl.protocol.effects import Effect, Tier
+from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -144,7 +144,13 @@ class SmallCoordinator:
             self.before_answer(request)
         if self.mute or not self.alive:
             return
-        if spec.mutates:
+        if spec.mutates and request.dry_run:
+            preview = Consent(Effect(starts=("web-1",)), Tier.REVERSIBLE, 60.0, {"group/web": "op"})
+            self._send(peer, Reply(request.id, wire.raw(preview)))
+        elif spec.mutates and request.consent is not None and request.consent.tier < Tier.REVERSIBLE:
+            worse = Consent(Effect(starts=("web-1",)), Tier.REVERSIBLE, 60.0)
+            self._send(peer, ErrorReply(request.id, ExitCode.CONFLICT, "It became worse.", consent=worse))
+        elif spec.mutates:
             accepted = commands.Accepted(request.id, Effect(starts=("web-1",)), Tier.REVERSIBLE, duplicate)
             self._send(peer, Reply(request.id, wire.raw(accepted)))
         elif request.name == "snapshot":

@@ -24,8 +24,9 @@ from agentrl.errors import (
     WaitTimeoutError,
 )
 from agentrl.protocol import wire
-from agentrl.protocol.commands import Accepted, Scale, StatusReport, Tune
-from agentrl.protocol.messages import ErrorReply, Permission, Refused
+from agentrl.protocol.commands import Scale, StatusReport, Tune
+from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
+from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, ErrorReply, Permission, Refused
 from agentrl.protocol.rows import OperationState
 from agentrl.transport.curve_keys import ClientKey, new_keypair
 from tests.client.coordinator import SmallCoordinator
@@ -52,9 +53,24 @@ async def test_queries_and_commands_answer_in_their_own_types(coordinator: Small
 async def test_preview_changes_nothing(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         preview = await client.preview("scale", {"group": "web", "by": 1})
-        assert isinstance(preview, Accepted)
+    assert preview.effect == Effect(starts=("web-1",))
     assert coordinator.requests[-1].dry_run
     assert not coordinator.executed
+
+
+async def test_call_carries_the_consent(coordinator: SmallCoordinator) -> None:
+    async with dial(coordinator) as client:
+        preview = await client.preview("scale", {"group": "web", "by": 1})
+        await client.call("scale", {"group": "web", "by": 1}, consent=preview)
+    assert coordinator.requests[-1].consent == preview
+
+
+async def test_refusal_for_a_changed_effect_brings_the_new_effect(coordinator: SmallCoordinator) -> None:
+    given = Consent(Effect(), Tier.NONE, 60.0)
+    async with dial(coordinator) as client:
+        with pytest.raises(EffectChangedError, match="became worse") as caught:
+            await client.call("scale", {"group": "web", "by": 1}, consent=given)
+    assert caught.value.consent.effect == Effect(starts=("web-1",))
 
 
 async def test_same_id_is_carried_out_once(coordinator: SmallCoordinator) -> None:
@@ -185,7 +201,7 @@ async def test_other_major_version_names_both(coordinator: SmallCoordinator, mon
 
 async def test_answer_in_a_strange_tongue_names_our_version(coordinator: SmallCoordinator) -> None:
     coordinator._send = lambda peer, message: coordinator.hub.send(peer, b"\x81\xa4type\xa5alien")  # type: ignore[assignment]
-    with pytest.raises(VersionMismatchError, match=r"protocol 1\.0"):
+    with pytest.raises(VersionMismatchError, match=rf"protocol {PROTOCOL_MAJOR}\.{PROTOCOL_MINOR} "):
         async with dial(coordinator):
             raise AssertionError("welcomed")
 

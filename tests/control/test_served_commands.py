@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agentrl.control.handlers import served_commands as desk
-from agentrl.control.handlers.served_commands import Serving
+from agentrl.control.handlers import served_commands
+from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.observed_state import ObservedState
@@ -50,7 +50,7 @@ class Room:
             clock=SimpleNamespace(now=lambda: self.now),
             observed=self.observed,
         )
-        self.serving = Serving(cast(Any, context), self.asks)
+        self.serving = ServedCommands(cast(Any, context), self.asks)
         self.connect()
 
     def connect(self) -> None:
@@ -73,14 +73,14 @@ class Room:
         args = bytes(raw(RequeueTasks(("a/b/0/000001",))))
         operation = Operation("op-1", "requeue_tasks", args, "", "ann", OperationState.ACCEPTED, 100.0, 160.0)
         self.operations.add(operation)
-        self.serving.carry_out(operation, None)
+        self.serving.carry_out(operation)
         self.operations.begin(operation, {})
         return operation
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr(served_commands, "ASK_AGAIN_S", 0.001)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_nobody_is_asked_who_is_not_ready(change: dict[str, Any], says: st
 async def test_before_the_first_unit_is_known_nobody_says_that_the_run_has_no_steward() -> None:
     room = Room()
     room.serving._context.state.slots.clear()
-    with pytest.raises(UnavailableError, match="no unit is here yet") as caught:
+    with pytest.raises(UnavailableError, match="the run has no unit yet") as caught:
         await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
     assert "run file" not in caught.value.hint
 
