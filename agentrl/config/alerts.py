@@ -1,4 +1,4 @@
-"""Who is told what, and how: rules of one's own, sinks, and the ping that proves that alerting works.
+"""Configuration of alerts: the run's own rules, sinks, and the dead-man ping that shows that alerting works.
 
 Invariant: a rule has one threshold on one side, and its `clear` value lies on the good side of it.
 """
@@ -14,35 +14,18 @@ from agentrl.protocol.rows import Severity
 
 BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending"),
-    *(
-        "unit-memory-grows",
-        "host-silent",
-        "host-lost",
-        "host-disk-low",
-        "host-disk-fills",
-        "host-cannot-write",
-        "host-strays",
-    ),
-    *("journal-full", "not-listening", "not-recording", "no-progress"),
-    *("no-step", "engine-lags", "version-rejected", "canary-differs", "tool-server-left-alone", "tool-fails"),
-    *("held-out-trained", "warm-up-unused", "learning-nothing"),
-    *(
-        "learning-mismatch",
-        "learning-drift",
-        "learning-reference",
-        "learning-entropy",
-        "learning-gradient",
-        "learning-no-signal",
-    ),
-    *("learning-truncation", "learning-no-tools", "learning-tools-fail", "learning-length", "learning-not-finite"),
-    "learning-overfits",
-    "learning-invalid",
+    *("unit-memory-grows", "host-lost", "host-disk-low", "host-disk-fills", "host-cannot-write", "host-strays"),
+    *("journal-full", "not-listening", "not-recording", "no-progress", "no-step", "engine-lags", "version-rejected"),
+    *("canary-differs", "tool-server-left-alone", "tool-fails", "held-out-trained", "warm-up-unused"),
+    *("learning-nothing", "learning-mismatch", "learning-drift", "learning-reference", "learning-entropy"),
+    *("learning-gradient", "learning-no-signal", "learning-truncation", "learning-no-tools", "learning-tools-fail"),
+    *("learning-length", "learning-not-finite", "learning-overfits", "learning-invalid"),
 )
-"""What every run is watched for; `agentrl/control/alerts/` says how."""
+"""The rules of every run. Their conditions are in `agentrl/control/alerts/rule_table.py`."""
 
 
 class Rule(Section):
-    """An alert on a number that a unit reports or that is measured of it."""
+    """An alert on a number that a unit reports or that is measured for it."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,59}$")]
     """Name of the rule: small letters, digits and dashes."""

@@ -7,9 +7,9 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from agentrl.control.alerts.learning_rules import OUT_OF_BAND
-from agentrl.control.alerts.lifecycle import AlertEngine, World
-from agentrl.control.alerts.rules import default_rules
+from agentrl.control.alerts.lifecycle import AlertEngine
+from agentrl.control.alerts.rule_table import LEARNING_RULES, default_rules
+from agentrl.control.alerts.rules import RunSnapshot
 from agentrl.control.state.unit_metrics import Metrics
 from agentrl.engines.manifest import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
@@ -64,7 +64,7 @@ class Plant:
 
     def pass_time(self, seconds: float, looks: int = 3) -> list[str]:
         """Ids of what fires at the end of it."""
-        world = World(RunRow("r", "u", "running"), self.units, {}, self.chains, self.metrics)
+        world = RunSnapshot(RunRow("r", "u", "running"), self.units, {}, self.chains, self.metrics)
         for _ in range(looks):
             self.now += seconds / looks
             outcome = self.engine.evaluate(world, self.now, AT + self.now)
@@ -212,8 +212,8 @@ def test_groups_without_signal_are_counted_and_not_a_share_that_reads_like_a_cou
 
 
 def test_every_rule_about_learning_has_a_bad_series_here() -> None:
-    assert {rule.name for rule in OUT_OF_BAND} == set(BAD)
-    assert {metric.name for rule in OUT_OF_BAND for metric in (*rule.metrics, *rule.beside)} <= LEARNING.keys()
+    assert {rule.name for rule in LEARNING_RULES} == set(BAD)
+    assert {metric.name for rule in LEARNING_RULES for metric in (*rule.metrics, *rule.beside)} <= LEARNING.keys()
 
 
 def test_a_policy_that_learns_quickly_is_silent() -> None:
@@ -336,8 +336,8 @@ def test_prompts_of_two_splits_and_a_warm_up_that_came_too_late_are_told() -> No
     plant.report(**{WARMUP_UNUSED.name: 1.0})
     assert plant.pass_time(3) == ["held-out-trained:shop", "warm-up-unused:trainer-0"]
     told = {row.rule: row for row in plant.fired}
-    assert told["held-out-trained"].sentence.startswith("3 held-out prompts of shop are trained on")
+    assert told["held-out-trained"].sentence.startswith("3 held-out prompts of shop are trained on too")
     assert told["held-out-trained"].evidence[0] == example
-    assert "goes on from its checkpoint" in told["warm-up-unused"].sentence
+    assert "continues from its checkpoint" in told["warm-up-unused"].sentence
     plant.report(**{WARMUP_UNUSED.name: 0.0})
     assert plant.pass_time(60) == ["held-out-trained:shop"]

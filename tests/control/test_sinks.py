@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.secrets import SecretRef
-from agentrl.control.alerts.delivery import Dispatcher, Patience, SignOfLife, sinks_of
+from agentrl.control.alerts.delivery import DeadManPing, Dispatcher, RetryLimits, sinks_of
 from agentrl.control.alerts.lifecycle import Notification
 from agentrl.control.alerts.sinks import ExecSink, FileSink, MailSink, WebhookSink
 from agentrl.protocol.rows import AlertRow, AlertState, Severity
@@ -222,35 +222,35 @@ async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
             await task
 
 
-QUICK = Patience(tries=4, first_pause_s=0.01, queue=5)
+QUICK = RetryLimits(tries=4, first_pause_s=0.01, queue=5)
 
 
 async def test_a_failed_delivery_is_tried_again_and_its_trouble_is_visible_until_then() -> None:
     said: list[str] = []
     flaky = Flaky("flaky", failures=2)
-    dispatcher = Dispatcher([flaky], on_trouble=lambda name, why: said.append(why), patience=QUICK)
+    dispatcher = Dispatcher([flaky], on_failure=lambda name, why: said.append(why), limits=QUICK)
     async with running(dispatcher):
         dispatcher.offer(note("web-0"))
         dispatcher.offer(note("web-1"))
         await aeventually(lambda: dispatcher.idle)
     assert flaky.got == ["web-0", "web-1"]
     assert said == ["Not now.", "Not now.", ""]
-    assert dispatcher.trouble == {}
+    assert dispatcher.failures == {}
 
 
 async def test_what_never_arrives_is_given_up_and_said() -> None:
-    dispatcher = Dispatcher([Flaky("dead", failures=10**6)], patience=QUICK)
+    dispatcher = Dispatcher([Flaky("dead", failures=10**6)], limits=QUICK)
     async with running(dispatcher):
         dispatcher.offer(note())
         await aeventually(lambda: dispatcher.idle)
-    assert dispatcher.trouble == {"dead": "Not now. Given up for unit-fatal:web-0."}
+    assert dispatcher.failures == {"dead": "Not now. Given up for unit-fatal:web-0."}
 
 
 async def test_a_slow_sink_delays_no_other_and_loses_the_oldest_only() -> None:
     slow, quick = Flaky("slow"), Flaky("quick")
     slow.gate = asyncio.Event()
     said: list[str] = []
-    dispatcher = Dispatcher([slow, quick], on_trouble=lambda name, why: said.append(f"{name}: {why}"), patience=QUICK)
+    dispatcher = Dispatcher([slow, quick], on_failure=lambda name, why: said.append(f"{name}: {why}"), limits=QUICK)
     async with running(dispatcher):
         for number in range(9):
             dispatcher.offer(note(f"web-{number}"))
@@ -271,13 +271,13 @@ async def test_what_waits_goes_to_the_sinks_of_another_configuration_and_is_not_
     def told(notification: Notification) -> None:
         arrived.append(notification.alert.subject)
 
-    before = Dispatcher([slow, gone], on_arrived=told, patience=QUICK)
+    before = Dispatcher([slow, gone], on_delivered=told, limits=QUICK)
     async with running(before):
         for number in range(3):
             before.offer(note(f"web-{number}"))
         await aeventually(lambda: not before.idle)
     other, new = Flaky("slow"), Flaky("new")
-    after = Dispatcher([other, new], on_arrived=told, patience=QUICK, former=before)
+    after = Dispatcher([other, new], on_delivered=told, limits=QUICK, previous=before)
     async with running(after):
         after.offer(note("web-3"))
         await aeventually(lambda: after.idle)
@@ -290,15 +290,15 @@ async def test_it_has_arrived_when_all_sinks_are_through_and_one_took_it() -> No
     slow, dead = Flaky("slow"), Flaky("dead", failures=10**6)
     slow.gate = asyncio.Event()
     arrived: list[Notification] = []
-    dispatcher = Dispatcher([slow, dead], on_arrived=arrived.append, patience=QUICK)
+    dispatcher = Dispatcher([slow, dead], on_delivered=arrived.append, limits=QUICK)
     async with running(dispatcher):
         dispatcher.offer(note())
-        await aeventually(lambda: "Given up" in dispatcher.trouble.get("dead", ""))
+        await aeventually(lambda: "Given up" in dispatcher.failures.get("dead", ""))
         assert arrived == []
         slow.gate.set()
         await aeventually(lambda: dispatcher.idle)
         assert arrived == [note()]
-    nobody = Dispatcher([Flaky("dead", failures=10**6)], on_arrived=arrived.append, patience=QUICK)
+    nobody = Dispatcher([Flaky("dead", failures=10**6)], on_delivered=arrived.append, limits=QUICK)
     async with running(nobody):
         nobody.offer(note("web-1"))
         await aeventually(lambda: nobody.idle)
@@ -313,7 +313,7 @@ async def test_a_sink_that_breaks_does_not_stop_those_behind() -> None:
             return await super().deliver(notification)
 
     broken = Broken("broken")
-    dispatcher = Dispatcher([broken], patience=QUICK)
+    dispatcher = Dispatcher([broken], limits=QUICK)
     async with running(dispatcher):
         dispatcher.offer(note("web-0"))
         dispatcher.offer(note("web-1"))
@@ -322,7 +322,7 @@ async def test_a_sink_that_breaks_does_not_stop_those_behind() -> None:
 
 async def test_a_test_goes_through_every_sink_once(tmp_path: Path, http: HttpServer) -> None:
     http.statuses = [404]
-    dispatcher = Dispatcher([FileSink(tmp_path / "alerts"), WebhookSink(http.url)], patience=QUICK)
+    dispatcher = Dispatcher([FileSink(tmp_path / "alerts"), WebhookSink(http.url)], limits=QUICK)
     answers = await dispatcher.test(note(what="test"))
     assert answers == {"file": "", "webhook": "The answer from 127.0.0.1 was 404."}
 
@@ -343,8 +343,8 @@ def test_sinks_come_from_the_configuration(tmp_path: Path) -> None:
     assert sinks_of(Sinks(), tmp_path) == []
 
 
-def dead_man(tmp_path: Path, **declared: object) -> SignOfLife:
-    return SignOfLife(DeadMan.model_validate({"every_s": 0.4, **declared}), tmp_path, lambda: 1234.5)
+def dead_man(tmp_path: Path, **declared: object) -> DeadManPing:
+    return DeadManPing(DeadMan.model_validate({"every_s": 0.4, **declared}), tmp_path, lambda: 1234.5)
 
 
 async def test_the_dead_man_ping_goes_on_until_it_is_stopped(tmp_path: Path, http: HttpServer) -> None:

@@ -228,7 +228,7 @@ def test_when_it_is_well_again_those_who_were_told_are_told(run: Run) -> None:
 def test_a_test_goes_through_every_sink_and_names_the_one_that_fails(run: Run) -> None:
     done = run.cli("alerts", "test")["operation"]
     assert sorted(done["lines"]) == ["exec: delivered", "file: delivered"]
-    assert pages(run, "test", "test:alert")[0]["text"].startswith(f"[test] {run.name}: This is a test, sent by ")
+    assert pages(run, "test", "test:alert")[0]["text"].startswith(f"[test] {run.name}: This is a test alert from ")
     run.config["alerts"]["sinks"]["exec"]["command"] = ["sh", "-c", "echo no such pager >&2; exit 4"]
     run.up()
     code, document = run.cli("alerts", "test", check=False)

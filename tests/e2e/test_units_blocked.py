@@ -126,6 +126,6 @@ def _somebody_is_told_of_the_unit_that_cannot_be_placed(run: Run) -> None:
 
     alert = eventually(firing, what="the alert of a unit that is not started")
     assert alert["state"] == "firing"
-    assert "big-0 is wanted and not started: no host can take it" in str(alert["sentence"])
+    assert "big-0 should run but is not started: no host can take it" in str(alert["sentence"])
     assert "needs 512 GPU" in str(alert["sentence"])
     assert alert["suggest"] == "agentrl why"

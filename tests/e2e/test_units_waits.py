@@ -177,7 +177,7 @@ def test_what_cannot_be_placed_is_pending_with_its_reason(run: Run, unit: str, r
     def is_about_to_fire() -> bool:
         """It may have been seen coming before any host was there."""
         alert = run.rows()[f"alert/unit-pending:{unit}"]
-        assert alert.sentence == f"{unit} is wanted and not started: {expected}."
+        assert alert.sentence == f"{unit} should run but is not started: {expected}."
         assert alert.suggest == "agentrl why"
         return True
 

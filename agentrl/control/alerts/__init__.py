@@ -1,1 +1,1 @@
-"""Alerts: the rules that look, the life of what they find, and the ways in which people hear of it."""
+"""Alerts: the table of rules, the life cycle of alerts, and the delivery of notifications."""

@@ -1,7 +1,7 @@
-"""The alert engine at work: looks at the world once a second, shows, writes down and notifies.
+"""Runs the alert engine in the coordinator: evaluates the rules every second, publishes, journals and notifies.
 
-Invariants: what fired and what of it has arrived at people is in the journal, so that neither a restart nor another
-configuration repeats a notification or loses one; a sink that fails never holds the coordinator up, and says so.
+Invariants: the journal holds what fired and what was delivered, so neither a restart nor a new configuration repeats or
+loses a notification; a failing sink never delays the coordinator, and its failure is in the audit.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.run import RunConfig
-from agentrl.control.alerts.delivery import Dispatcher, SignOfLife, sinks_of
-from agentrl.control.alerts.lifecycle import AlertEngine, AlertTimes, Notification, Silence, Told, World
-from agentrl.control.alerts.metric_rules import metric_rules, metrics_read
-from agentrl.control.alerts.rules import default_rules
+from agentrl.control.alerts.delivery import DeadManPing, Dispatcher, sinks_of
+from agentrl.control.alerts.lifecycle import AlertEngine, AlertTimes, LastDelivery, Notification, Silence
+from agentrl.control.alerts.rule_table import default_rules
+from agentrl.control.alerts.rules import RunSnapshot, declared_rule, metrics_read
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context
 from agentrl.control.state.operations import Goal, Operation
@@ -29,8 +29,8 @@ from agentrl.protocol.wire import decode_as, decode_row, encode
 from agentrl.telemetry.learning import LEARNING
 from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
 
-LOOK_EVERY_S = 1.0
-HOLD_S = 15.0
+EVALUATE_EVERY_S = 1.0
+CLEAR_S = 15.0
 
 
 class Alerting:
@@ -44,27 +44,27 @@ class Alerting:
         self._delivery: asyncio.Task[None] | None = None
         self._ping: asyncio.Task[None] | None = None
         self._tests: set[asyncio.Task[None]] = set()
-        self._last_look = 0.0
+        self._evaluated_at = 0.0
 
-    # ---- set up ----
+    # ---- configuration ----
 
     def restore(self) -> None:
         journal = self._context.journal
         rows = [decode_row(body) for body in journal.all("alert").values()]
         silences = [decode_as(Silence, body) for body in journal.all("silence").values()]
-        told = [decode_as(Told, body) for body in journal.all("told").values()]
+        delivered = [decode_as(LastDelivery, body) for body in journal.all("told").values()]
         alerts, over = [r for r in rows if isinstance(r, AlertRow)], not self._context.state.run.up
-        self._engine.restore(alerts, silences, self._context.clock.now(), told, over=over)
+        self._engine.restore(alerts, silences, self._context.clock.now(), delivered, over=over)
         for row in self._engine.rows():
             self._context.feed.set(f"alert/{row.id}", row, urgent=True)
 
     def configure(self, config: RunConfig) -> None:
-        """New rules and sinks; what fires goes on firing, and what is on its way arrives."""
+        """Takes new rules and sinks. Active alerts stay active, and queued notifications are delivered."""
         built_in = default_rules(config.alerts.disable, memory_window_s=config.alerts.memory_window_s)
-        self._engine.set_rules([*built_in, *metric_rules(config.alerts.rules)])
+        self._engine.set_rules([*built_in, *map(declared_rule, config.alerts.rules)])
         times = config.supervision
         self._engine.times = AlertTimes(
-            hold_s=min(HOLD_S, 2 * times.suspect_after_s),
+            clear_s=min(CLEAR_S, 2 * times.suspect_after_s),
             settle_s=3 * times.host_silent_after_s,
             repeat_s=config.alerts.repeat_s,
         )
@@ -84,9 +84,9 @@ class Alerting:
         self._sinks = sinks
         self._dispatcher = Dispatcher(
             sinks_of(sinks, self._run_dir),
-            on_trouble=self._sink_failed,
-            on_arrived=self._arrived,
-            former=self._dispatcher,
+            on_failure=self._sink_failed,
+            on_delivered=self._delivered,
+            previous=self._dispatcher,
         )
         self._delivery = restarting_task("alert sinks", self._dispatcher.run)
 
@@ -98,21 +98,21 @@ class Alerting:
         self._dead_man, self._ping = dead_man, None
         if dead_man is not None:
             self._ping = restarting_task(
-                "dead-man ping", SignOfLife(dead_man, self._run_dir, self._context.clock.now).run
+                "dead-man ping", DeadManPing(dead_man, self._run_dir, self._context.clock.now).run
             )
 
     @property
     def _run_dir(self) -> Path:
         return Path(self._context.run.run_dir)
 
-    def _arrived(self, notification: Notification) -> None:
-        """The next coordinator has to know what need not be told again."""
+    def _delivered(self, notification: Notification) -> None:
+        """Journals the delivery, so that the next coordinator does not repeat it."""
         alert = notification.alert
-        told = Told(alert.id, alert.since_at, ended=notification.what == "resolved")
-        self._context.executor.put("told", alert.id, encode(told))
+        delivery = LastDelivery(alert.id, alert.since_at, ended=notification.what == "resolved")
+        self._context.executor.put("told", alert.id, encode(delivery))
 
     def _sink_failed(self, sink: str, sentence: str) -> None:
-        """People who rely on a sink have to hear elsewhere that it is broken."""
+        """Puts the failure into the audit, because people who rely on the sink would not see it."""
         if sentence:
             self._context.audit("coordinator", "alerts", f"the sink {sink} does not deliver: {sentence}")
 
@@ -121,15 +121,15 @@ class Alerting:
             if task is not None:
                 task.cancel()
 
-    # ---- the look ----
+    # ---- evaluation ----
 
     def tick(self, now: float) -> None:
-        if now - self._last_look < LOOK_EVERY_S or not self._context.state.run.desired_by:
+        if now - self._evaluated_at < EVALUATE_EVERY_S or not self._context.state.run.desired_by:
             return
-        self._last_look = now
+        self._evaluated_at = now
         rows = self._context.feed.rows
         run = self._context.feed.get("run")
-        world = World(
+        snapshot = RunSnapshot(
             run=run if isinstance(run, RunRow) else None,
             units={r.unit: r for r in rows(("unit",)).values() if isinstance(r, UnitRow)},
             hosts={r.host: r for r in rows(("host",)).values() if isinstance(r, HostRow)},
@@ -137,24 +137,24 @@ class Alerting:
             metrics=self._context.metrics,
             incidents={r.id: r for r in rows(("incident",)).values() if isinstance(r, IncidentRow)},
         )
-        outcome = self._engine.evaluate(world, now, now)
-        for row in outcome.changed:
-            self._show(row, moved=row.id in outcome.moved)
-        for id in outcome.gone:
+        changes = self._engine.evaluate(snapshot, now, now)
+        for row in changes.changed:
+            self._publish(row, moved=row.id in changes.moved)
+        for id in changes.gone:
             self._context.feed.remove(f"alert/{id}")
             self._context.executor.put("alert", id, None)
             self._context.executor.put("told", id, None)
-        for notification in outcome.notify:
+        for notification in changes.notify:
             self._dispatcher.offer(notification)
 
-    def _show(self, row: AlertRow, *, moved: bool) -> None:
+    def _publish(self, row: AlertRow, *, moved: bool) -> None:
         self._context.feed.set(f"alert/{row.id}", row, urgent=moved)
         if moved and row.state is not AlertState.PENDING:
             now = self._context.clock.now()
             self._context.executor.put("alert", row.id, encode(row))
             self._context.executor.event("alert", f"{row.id}@{row.since_at:.3f}:{row.state}", now, encode(row))
 
-    # ---- what people ask and do ----
+    # ---- commands and queries ----
 
     def rows(self, all: bool) -> list[AlertRow]:
         return self._engine.rows(all=all)
@@ -165,27 +165,29 @@ class Alerting:
 
     def acknowledge(self, operation: Operation, args: commands.Acknowledge) -> dict[str, Goal]:
         row = self._engine.acknowledge(args.id, operation.who)
-        self._show(row, moved=True)
+        self._publish(row, moved=True)
         return {}
 
     def preview_silence(self, args: commands.Silence) -> Effect:
         if not 0 <= args.for_s <= 30 * 86_400:
             raise UsageError(f"A silence lasts between 0 s (ends it) and 30 days, not {args.for_s:g} s.")
         self._engine.to_silence(args.id)
-        change = f"{args.id} is silent for {args.for_s:g} s" if args.for_s else f"{args.id} is heard again"
+        change = (
+            f"{args.id} sends no notifications for {args.for_s:g} s" if args.for_s else f"{args.id} is notified again"
+        )
         return Effect(changes=(change,))
 
     def silence(self, operation: Operation, args: commands.Silence) -> dict[str, Goal]:
         now = self._context.clock.now()
         for row in self._engine.silence(args.id, args.for_s, who=operation.who, why=args.why, at=now):
-            self._show(row, moved=True)
+            self._publish(row, moved=True)
         known = {silence.rule: silence for silence in self._engine.silences()}
         stored = known.get(args.id)
         self._context.executor.put("silence", args.id, encode(stored) if stored else None)
         return {}
 
     def preview_test(self, args: commands.SendTestAlert) -> Effect:
-        return Effect(changes=("a test goes through every sink",))
+        return Effect(changes=("a test notification is sent to every sink",))
 
     def test(self, operation: Operation, args: commands.SendTestAlert) -> None:
         operation.by_itself = True
@@ -201,7 +203,7 @@ class Alerting:
             subject="alert",
             severity=Severity.INFO,
             state=AlertState.FIRING,
-            sentence=f"This is a test, sent by {operation.who}.",
+            sentence=f"This is a test alert from {operation.who}.",
             since_at=now,
         )
         try:

@@ -1,8 +1,8 @@
-"""Getting notifications to their sinks, and the sign of life that shows that they would arrive.
+"""Delivers notifications to sinks, and sends the dead-man ping.
 
-Invariants: to offer a notification never waits; each sink has a queue and a task of its own, so a slow one delays no
-other; queues are bounded and what is dropped is said; a sink that fails is tried again with growing pauses, and its
-failure is itself visible until it works again; other sinks take over what waits for those of the same name.
+Invariants: `offer` never waits; each sink has its own queue and task, so a slow sink delays no other; a full queue
+drops its oldest notification and says so; a failed delivery is retried with growing pauses, and the failure stays
+visible until the sink works again; a new dispatcher takes over the queues of sinks of the same name.
 """
 
 from __future__ import annotations
@@ -33,100 +33,89 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How often and how long a delivery is tried."""
-
+class RetryLimits:
     tries: int = 6
     first_pause_s: float = 1.0
     queue: int = 200
 
 
 @dataclass(eq=False, slots=True)
-class Errand:
-    """One notification on its way to several sinks."""
+class Queued:
+    """A notification on its way to several sinks."""
 
     notification: Notification
     left: set[str]
-    """Sinks that have it still before them."""
-    arrived: bool = False
-    """At one sink at least."""
+    """Sinks that have not tried it yet."""
+    delivered: bool = False
+    """At least one sink took it."""
 
 
 class Dispatcher:
     """All sinks of a run. `run` does the work; everything else returns at once.
 
-    `on_arrived` is called when all sinks are through with a notification and one of them at least took it. What still
-    waits for a `former` dispatcher's sinks goes to those of the same name.
+    `on_delivered` is called when all sinks are done with a notification and at least one took it.
     """
 
     def __init__(
         self,
         sinks: Iterable[Sink],
         *,
-        on_trouble: Callable[[str, str], None] | None = None,
-        on_arrived: Callable[[Notification], None] | None = None,
-        patience: Patience | None = None,
-        former: Dispatcher | None = None,
+        on_failure: Callable[[str, str], None] = lambda sink, sentence: None,
+        on_delivered: Callable[[Notification], None] = lambda notification: None,
+        limits: RetryLimits | None = None,
+        previous: Dispatcher | None = None,
     ) -> None:
+        self.failures: dict[str, str] = {}
+        """By name of the sink: why its last delivery failed."""
         self._sinks = list(sinks)
-        self._patience = patience or Patience()
-        self._queues = {sink.name: deque[Errand]() for sink in self._sinks}
+        self._limits = limits or RetryLimits()
+        self._queues = {sink.name: deque[Queued]() for sink in self._sinks}
         self._wake = {sink.name: asyncio.Event() for sink in self._sinks}
         self._busy: set[str] = set()
-        self._trouble: dict[str, str] = {}
-        self._on_trouble = on_trouble
-        self._on_arrived = on_arrived
-        if former is not None:
-            self._take_over(former)
-
-    @property
-    def trouble(self) -> dict[str, str]:
-        """By name of the sink: why its last delivery failed. Empty if all is well."""
-        return dict(self._trouble)
-
-    @property
-    def idle(self) -> bool:
-        """Everything that was offered has been delivered or given up."""
-        return not any(self._queues.values())
-
-    def offer(self, notification: Notification) -> None:
-        """Send to every sink, soon."""
-        errand = Errand(notification, set(self._queues))
-        for name, queue in self._queues.items():
-            under_way = name in self._busy
-            if len(queue) - under_way >= self._patience.queue:
-                # The oldest goes: what is newest is what people need to know.
-                lost = queue[under_way]
-                del queue[under_way]
-                id = lost.notification.alert.id
-                self._say(name, f"Too many notifications wait for the sink {name}; one of {id} was dropped.")
-                self._through(lost, name, arrived=False)
-            queue.append(errand)
-            self._wake[name].set()
-
-    def _take_over(self, former: Dispatcher) -> None:
-        for name, queue in former._queues.items():
+        self._on_failure = on_failure
+        self._on_delivered = on_delivered
+        for name, queue in previous._queues.items() if previous is not None else ():
             if name in self._queues:
                 self._queues[name] = queue
                 self._wake[name].set()
             else:
-                for errand in queue:
-                    self._through(errand, name, arrived=False)
+                for queued in queue:
+                    self._done(queued, name, delivered=False)
 
-    def _through(self, errand: Errand, name: str, *, arrived: bool) -> None:
-        errand.left.discard(name)
-        errand.arrived |= arrived
-        if not errand.left and errand.arrived and self._on_arrived is not None:
-            self._on_arrived(errand.notification)
+    @property
+    def idle(self) -> bool:
+        """Whether every offered notification was delivered or given up."""
+        return not any(self._queues.values())
+
+    def offer(self, notification: Notification) -> None:
+        """Queues a notification for every sink."""
+        queued = Queued(notification, set(self._queues))
+        for name, queue in self._queues.items():
+            in_delivery = name in self._busy
+            if len(queue) - in_delivery >= self._limits.queue:
+                # The oldest is dropped, because people need the newest.
+                lost = queue[in_delivery]
+                del queue[in_delivery]
+                id = lost.notification.alert.id
+                self._failed(name, f"Too many notifications wait for the sink {name}; one of {id} was dropped.")
+                self._done(lost, name, delivered=False)
+            queue.append(queued)
+            self._wake[name].set()
+
+    def _done(self, queued: Queued, name: str, *, delivered: bool) -> None:
+        queued.left.discard(name)
+        queued.delivered |= delivered
+        if not queued.left and queued.delivered:
+            self._on_delivered(queued.notification)
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
+        """Delivers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for sink in self._sinks:
                 tasks.create_task(self._serve(sink), name=f"sink {sink.name}")
 
     async def test(self, notification: Notification) -> dict[str, str]:
-        """Send a notification through every sink, once and now; empty sentences are good news."""
+        """Sends a notification through every sink once. Returns by sink why it failed, or an empty sentence."""
         answers = await asyncio.gather(*(sink.deliver(notification) for sink in self._sinks))
         return {sink.name: answer for sink, answer in zip(self._sinks, answers, strict=True)}
 
@@ -138,38 +127,35 @@ class Dispatcher:
             while queue:
                 self._busy.add(sink.name)
                 try:
-                    # It stays in the queue until it is through: who takes this sink over finds it there.
-                    arrived = await self._deliver(sink, queue[0].notification)
+                    # It stays in the queue while it is delivered, so that a new dispatcher finds it there.
+                    delivered = await self._deliver(sink, queue[0].notification)
                 finally:
                     self._busy.discard(sink.name)
-                self._through(queue.popleft(), sink.name, arrived=arrived)
+                self._done(queue.popleft(), sink.name, delivered=delivered)
 
     async def _deliver(self, sink: Sink, notification: Notification) -> bool:
-        """False if it was given up."""
-        pause_s = self._patience.first_pause_s
-        for attempt in range(1, self._patience.tries + 1):
+        """Returns False if all tries failed."""
+        pause_s = self._limits.first_pause_s
+        for left in range(self._limits.tries - 1, -1, -1):
             why_not = await _try(sink, notification)
             if not why_not:
-                if self._trouble.pop(sink.name, None) is not None:
-                    self._say(sink.name, "")
+                if self.failures.pop(sink.name, None) is not None:
+                    self._on_failure(sink.name, "")
                 return True
-            last = attempt == self._patience.tries
-            self._say(sink.name, f"{why_not} Given up for {notification.alert.id}." if last else why_not)
-            if not last:
+            self._failed(sink.name, why_not if left else f"{why_not} Given up for {notification.alert.id}.")
+            if left:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
         return False
 
-    def _say(self, name: str, sentence: str) -> None:
-        if sentence:
-            self._trouble[name] = sentence
-            log.warning("sink %s: %s", name, sentence)
-        if self._on_trouble is not None:
-            self._on_trouble(name, sentence)
+    def _failed(self, name: str, sentence: str) -> None:
+        self.failures[name] = sentence
+        log.warning("sink %s: %s", name, sentence)
+        self._on_failure(name, sentence)
 
 
 async def _try(sink: Sink, notification: Notification) -> str:
-    """A sentence if it did not arrive, whatever the reason: one notification must not stop those behind it."""
+    """Returns a sentence if the delivery failed for any reason: a notification must not stop those behind it."""
     try:
         return await sink.deliver(notification)
     except Exception as unforeseen:
@@ -177,18 +163,18 @@ async def _try(sink: Sink, notification: Notification) -> str:
         return f"The sink {sink.name} failed: {unforeseen!r}."
 
 
-class SignOfLife:
-    """The dead-man ping: somebody outside notices when it stops."""
+class DeadManPing:
+    """A sign of life at regular times. A person or program outside notices when it stops."""
 
     def __init__(self, declared: DeadMan, run_dir: Path, clock: Callable[[], float]) -> None:
         self._declared = declared
         self._run_dir = run_dir
         self._clock = clock
-        self.trouble = ""
+        self.failure = ""
         """Why the last ping failed; empty if it did not."""
 
     async def ping(self) -> str:
-        """One sign of life; a sentence if it did not get through."""
+        """Sends one sign of life. Returns a sentence if it failed."""
         deadline_s = min(DEADLINE_S, self._declared.every_s)
         if self._declared.exec:
             return await run_command(self._declared.exec, b"", {}, deadline_s)
@@ -203,17 +189,17 @@ class SignOfLife:
         return ""
 
     async def run(self) -> None:
-        """Ping until cancelled."""
+        """Pings until cancelled."""
         while True:
             sentence = await self.ping()
-            if sentence and sentence != self.trouble:
+            if sentence and sentence != self.failure:
                 log.warning("dead-man ping: %s", sentence)
-            self.trouble = sentence
+            self.failure = sentence
             await asyncio.sleep(self._declared.every_s)
 
 
 def sinks_of(declared: Sinks, run_dir: Path) -> list[Sink]:
-    """The sinks that a run's configuration names."""
+    """The sinks that the run file declares."""
     sinks: list[Sink] = []
     if declared.file is not None:
         sinks.append(FileSink(run_dir / declared.file.path))
@@ -221,7 +207,6 @@ def sinks_of(declared: Sinks, run_dir: Path) -> list[Sink]:
         sinks.append(ExecSink(declared.exec.command))
     if declared.webhook is not None:
         sinks.append(WebhookSink(declared.webhook.url))
-    if declared.mail is not None:
-        mail = declared.mail
+    if (mail := declared.mail) is not None:
         sinks.append(MailSink(mail.to, mail.sender, mail.host, mail.port))
     return sinks

@@ -1,7 +1,7 @@
-"""Where notifications go: a file, a command, a webhook, mail.
+"""The sinks of notifications: a file, a command, a webhook, mail.
 
 Invariants: a sink never raises and never blocks the coordinator; each delivery has a deadline; a secret (the URL of a
-webhook) is resolved at the moment of use and stands in no sentence.
+webhook) is resolved when it is used and appears in no message.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ DEADLINE_S = 10.0
 
 
 class Sink(Protocol):
-    """One way to tell people."""
+    """One way to send notifications."""
 
     @property
     def name(self) -> str: ...
 
     async def deliver(self, notification: Notification) -> str:
-        """Empty if it arrived, otherwise a sentence that says why not."""
+        """Returns an empty text if it was delivered, otherwise why not."""
         ...
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """What every sink sends. `text` is what common chat webhooks show."""
+    """What every sink sends. Common chat webhooks show `text`."""
 
     text: str
     what: str
@@ -77,7 +77,7 @@ class FileSink:
     async def deliver(self, notification: Notification) -> str:
         line = payload(notification) + b"\n"
         try:
-            # One write of a local file: not worth a thread, and lines of two coordinators never mix.
+            # A single write to a local file needs no thread, and lines of two coordinators never mix.
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 written = os.write(handle, line)
@@ -90,7 +90,7 @@ class FileSink:
 
 @dataclass(frozen=True)
 class ExecSink:
-    """A command that finds the notification on its standard input and the main words in its environment."""
+    """A command that reads the notification from its standard input and its main fields from its environment."""
 
     command: Sequence[str]
     deadline_s: float = DEADLINE_S
@@ -126,7 +126,7 @@ class WebhookSink:
 
 @dataclass(frozen=True)
 class MailSink:
-    """Plain mail over SMTP to a relay that wants no login."""
+    """Mail over SMTP to a relay without login."""
 
     to: Sequence[str]
     sender: str
@@ -137,7 +137,7 @@ class MailSink:
 
     async def deliver(self, notification: Notification) -> str:
         try:
-            # The thread ends by its own time-outs; this deadline only frees the queue if the server trickles.
+            # The thread ends by its own timeouts; this deadline frees the queue if the server answers byte by byte.
             async with asyncio.timeout(self.deadline_s * 3):
                 await asyncio.to_thread(self._send, self._message(notification))
         except TimeoutError:
@@ -153,7 +153,7 @@ class MailSink:
     def _message(self, notification: Notification) -> EmailMessage:
         alert = notification.alert
         message = EmailMessage()
-        # A header is one line, whatever a unit wrote into its status.
+        # A header must be one line, but the status of a unit may have several.
         message["Subject"] = " ".join(headline(notification).split())[:200]
         message["From"] = self.sender
         message["To"] = ", ".join(self.to)
@@ -166,7 +166,7 @@ class MailSink:
 
 
 async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, str], deadline_s: float) -> str:
-    """Run a command to its end, or kill all that it started at the deadline. Empty if it exited with 0."""
+    """Runs a command, or kills its process group at the deadline. Returns an empty text if it exited with 0."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -189,13 +189,13 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
         await process.wait()
     if process.returncode == 0:
         return ""
-    last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no error output"]
     return ended(f"The command {command[0]} ended with {process.returncode}: {last[0][:200]}")
 
 
 async def request(method: str, url: str | SecretRef, body: bytes, deadline_s: float) -> str:
-    """One HTTP request. Empty if the answer was a success. No sentence repeats the URL: it often is the secret."""
-    # Imported here: it costs a coordinator without webhooks a tenth of a second at each start.
+    """Sends one HTTP request. Returns an empty text on success. No message has the URL, which is often a secret."""
+    # Imported here, because the import costs 0.1 s at each start of a coordinator without webhooks.
     import httpx
 
     try:

@@ -1,0 +1,283 @@
+"""The conditions of built-in alert rules that need more than a threshold: trends, wait chains, named metrics.
+
+Invariant: what is slow by nature is compared with its own pace before it is compared with a fixed limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import pairwise
+from statistics import median
+
+from agentrl.control.alerts.rules import Finding, RunSnapshot, evidence_line, is_outside, trainers
+from agentrl.control.state.trends import Trend
+from agentrl.formatting.amounts import age, counted, size
+from agentrl.formatting.sentences import ended
+from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
+from agentrl.telemetry import learning as of
+from agentrl.telemetry.metrics import Metric
+from agentrl.telemetry.services import BREAKER_OPEN, HELD_OUT_TRAINED, REJECTED, STEP, TOOL_FAILURES, named_in
+
+DISK_FILLS_S, DISK_FILLS_CLEAR_S, DISK_FILLS_PAGE_S = 86_400.0, 108_000.0, 7200.0
+GROWTH_MIN_BYTES = 64 << 20
+GROWTH_MIN_SHARE = 0.1
+"""Memory must grow by this share of its first value and by `GROWTH_MIN_BYTES` within the window."""
+GROWTH_FIT = 0.8
+GROWTH_RECENT_SHARE = 0.75
+"""The last third must grow at this share of the pace of the whole window, because warm-ups and caches level off."""
+STEP_WITHIN_S = 900.0
+STEP_PACES = 10
+"""A step is late after this many times the usual time between two steps, if that is longer."""
+ENGINE_LAG = 3
+TOOL_SHARE, TOOL_CLEAR = 0.2, 0.1
+"""Share of a tool's recent calls that fail for infrastructure: where an alert begins and ends."""
+MOST_CUT_OFF = 0.5
+"""If more attempts than this are cut off at a limit, the limit is the first thing to change."""
+NO_SIGNAL = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or scored wrongly."
+
+
+# ---- subjects, and words about them ----
+
+
+def units_at_work(role: str) -> Callable[[RunSnapshot], Mapping[str, UnitRow]]:
+    return lambda snapshot: {
+        name: unit
+        for name, unit in snapshot.units.items()
+        if unit.role == role and unit.state is UnitState.READY and not unit.paused
+    }
+
+
+def reason(unit: UnitRow) -> str:
+    return unit.reason or "no reason is known"
+
+
+def end_evidence(unit: UnitRow) -> Iterator[str]:
+    if unit.last_exit is not None:
+        yield f"last end: {unit.last_exit}"
+    deaths = counted(unit.restarts, "unplanned deaths")
+    yield f"{deaths} since it was started or changed by a person, {unit.deaths_in_window} in the restart window"
+
+
+# ---- units and hosts ----
+
+
+def pending(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    # A unit that waits for a starting one is no case: the start has a deadline and an alert of its own.
+    starting = {name for name, unit in snapshot.units.items() if unit.state is UnitState.STARTING}
+    coming = {link.who for chain in snapshot.chains if chain.culprit in starting for link in chain.links}
+    for name, unit in snapshot.units.items():
+        if unit.state is UnitState.PENDING and unit.desired and not unit.paused and name not in coming:
+            sentence = f"{name} should run but is not started: {ended(reason(unit))}"
+            yield Finding(name, sentence, (reason(unit),), "agentrl why")
+
+
+def memory_grows(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in snapshot.units.items():
+        trend = snapshot.metrics.memory_trend(name)
+        if trend is not None and _grows(trend, active=name in active):
+            yield Finding(
+                name,
+                f"The memory of {name} grows by {size(trend.slope_per_h)} per hour.",
+                tuple(_growth(trend, unit, snapshot.hosts.get(unit.host))),
+                f"agentrl restart {name}",
+            )
+
+
+def _grows(trend: Trend, *, active: bool) -> bool:
+    grown = trend.slope_per_h * trend.window_s / 3600
+    needed = max(GROWTH_MIN_BYTES, GROWTH_MIN_SHARE * trend.first)
+    # An active alert ends when the growth has clearly stopped, not when it varies around the threshold.
+    ease = 0.5 if active else 1.0
+    return (
+        grown >= needed * ease
+        and trend.fit >= GROWTH_FIT * ease
+        and trend.recent_slope_per_h >= GROWTH_RECENT_SHARE * ease * trend.slope_per_h
+    )
+
+
+def _growth(trend: Trend, unit: UnitRow, host: HostRow | None) -> Iterator[str]:
+    yield (
+        f"{size(trend.first)} -> {size(trend.last)} in {age(trend.window_s)}, "
+        f"a straight line explains {trend.fit:.0%} of it"
+    )
+    yield f"in the last third: {size(trend.recent_slope_per_h)} per hour; {counted(unit.processes, 'processes')}"
+    if host is not None and host.facts.memory_bytes:
+        left = max(0, host.facts.memory_bytes - host.memory_used_bytes)
+        yield f"{host.host} has {size(left)} left: enough for {age(3600 * left / trend.slope_per_h)} at this pace"
+
+
+def host_lost(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in snapshot.hosts.items():
+        if host.state == "lost":
+            there = [unit for unit in snapshot.units.values() if unit.host == name]
+            lost = sum(unit.state is UnitState.LOST for unit in there)
+            others = any(other.state == "up" for other in snapshot.hosts.values())
+            yield Finding(
+                name,
+                f"The host agent of {name} does not answer: {lost} of {counted(len(there), 'units')} there are lost.",
+                (
+                    f"agent pid {host.agent_pid}; units that are not lost still report to the coordinator",
+                    "a drain moves its units to other hosts" if others else "there is no other host for its units",
+                ),
+                f"agentrl drain --host {name}" if others else "agentrl doctor",
+            )
+
+
+def disk_fills(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, host in snapshot.hosts.items():
+        left_s = host.disk_full_in_s
+        if left_s is not None and left_s <= (DISK_FILLS_CLEAR_S if name in active else DISK_FILLS_S):
+            full_at = time.strftime("%H:%M", time.localtime(now + left_s))
+            yield Finding(
+                name,
+                f"The disk of {name} will be full at {full_at}, in {age(left_s)}, at its present pace.",
+                (f"{size(host.disk_free_bytes)} free", f"alert below {age(DISK_FILLS_S)}"),
+                "agentrl doctor",
+                Severity.PAGE if left_s < DISK_FILLS_PAGE_S else None,
+            )
+
+
+# ---- waits and steps ----
+
+
+def no_progress(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for chain in snapshot.chains:
+        overdue = [link for link in chain.links if link.overdue]
+        if overdue:
+            because = f"{'stands in ' if chain.because.startswith('a circle') else ''}{ended(chain.because)}"
+            yield Finding(
+                chain.culprit,
+                f"Units wait too long for {chain.culprit}, which {because}",
+                (chain.sentence, *(f"{link.who} waits for {link.on}, {link.age_s:.0f} s" for link in overdue[:5])),
+                "agentrl why",
+            )
+
+
+def no_step(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in trainers(snapshot).items():
+        times, values = snapshot.metrics.history(name, STEP.name)
+        if not times or unit.paused:
+            continue
+        steps_at = [at for (_, before), (at, value) in pairwise(zip(times, values, strict=True)) if value != before]
+        since_s = now - (steps_at[-1] if steps_at else times[0])
+        usual_s = median(later - sooner for sooner, later in pairwise(steps_at)) if len(steps_at) > 2 else 0.0
+        if since_s > max(STEP_WITHIN_S, STEP_PACES * usual_s):
+            chains = [chain.sentence for chain in snapshot.chains if any(link.who == name for link in chain.links)]
+            pace = f"usually one in {usual_s:.0f} s" if usual_s else f"step {values[-1]:.0f} was the last"
+            sentence = f"{name} has made no step for {since_s / 60:.0f} min."
+            yield Finding(name, sentence, (pace, *chains[:3]), "agentrl why")
+
+
+def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    """A run that takes steps and trains nothing looks healthy.
+
+    From ten steps on `learning-no-signal` has better evidence, so no new alert begins here. An active alert stays until
+    the trainer reports a step that trained, through restarts and missing reports.
+    """
+    at_work = trainers(snapshot)
+    for name, unit in snapshot.units.items():
+        if unit.role != "trainer":
+            continue
+        numbers = snapshot.metrics.values(name)
+        steps = numbers.get(of.NOTHING_TRAINED.name)
+        stays = name in active and steps != 0
+        begins = (
+            name in at_work
+            and of.ZERO_VARIANCE_LATELY.name not in numbers
+            and is_outside(of.NOTHING_TRAINED, numbers, active=False)
+        )
+        cut_off = numbers.get(of.CUT_OFF.name, 0.0) > MOST_CUT_OFF
+        evidence = [f"{of.NOTHING_TRAINED.name} = {steps:.0f}"] if steps else []
+        evidence += [evidence_line(of.CUT_OFF, numbers)] if cut_off else []
+        if unit.done and (steps or stays):
+            sentence, cure = f"{name} has ended, and no step trained anything.", "agentrl steps list"
+        elif begins or stays:
+            made = f"has made {counted(round(steps), 'steps')}, and none of them" if steps else "has made no step that"
+            sentence, cure = f"{name} {made} trained anything.", "agentrl tune temperature"
+            if cut_off:
+                sentence += f" {numbers[of.CUT_OFF.name]:.0%} of the newest attempts were cut off at a limit."
+                cure = "agentrl tune max_tokens"
+        else:
+            continue
+        yield Finding(name, sentence, (*evidence, NO_SIGNAL), cure)
+
+
+# ---- versions and tools ----
+
+
+def engine_lags(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    newest = max((unit.weights or 0 for unit in trainers(snapshot).values()), default=0)
+    for name, unit in units_at_work("engine")(snapshot).items():
+        if unit.weights is not None and newest - unit.weights >= ENGINE_LAG:
+            yield Finding(
+                name,
+                f"{name} serves version {unit.weights}, but version {newest} is published.",
+                (f"its status: {unit.status or '(none)'}", f"alert from {ENGINE_LAG} versions on"),
+                f"agentrl restart {name}",
+            )
+
+
+def version_rejected(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for steward in units_at_work("steward")(snapshot):
+        version = snapshot.metrics.values(steward).get(REJECTED.name, 0.0)
+        if version > 0:
+            engines = units_at_work("engine")(snapshot).items()
+            yield Finding(
+                f"v{version:.0f}",
+                f"No engine accepts version {version:.0f}, so engines still serve the version before it.",
+                tuple(f"{name}: {unit.status}" for name, unit in engines if unit.status) or ("no engine is ready",),
+                "agentrl logs engine-0",
+            )
+
+
+def _reported(snapshot: RunSnapshot, role: str, metric: Metric) -> Iterator[tuple[str, str, float]]:
+    """Unit, part and value of a metric that units report for each tool, tool server or environment."""
+    for name in units_at_work(role)(snapshot):
+        for part, value in named_in(snapshot.metrics.values(name), metric):
+            yield name, part, value
+
+
+def breaker_open(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, server, is_open in _reported(snapshot, "toolbox", BREAKER_OPEN):
+        if is_open > 0:
+            failing = [
+                f"{tool}: {share:.0%} of its recent calls failed for infrastructure"
+                for toolbox, tool, share in _reported(snapshot, "toolbox", TOOL_FAILURES)
+                if toolbox == name and tool.startswith(f"{server}.")
+            ]
+            yield Finding(
+                f"{name}/{server}",
+                f"{name} makes no calls to the tool server {server}: too many of them failed.",
+                (
+                    *failing,
+                    snapshot.units[name].status,
+                    "Tasks that need it are not admitted. The toolbox probes it and continues when it works.",
+                ),
+                f"agentrl logs {name}",
+            )
+
+
+def tool_fails(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, tool, share in _reported(snapshot, "toolbox", TOOL_FAILURES):
+        subject = f"{name}/{tool}"
+        if share > (TOOL_CLEAR if subject in active else TOOL_SHARE):
+            yield Finding(
+                subject,
+                f"{share:.0%} of the recent calls of {tool} failed for infrastructure.",
+                (f"alert above {TOOL_SHARE:.0%}, ends at {TOOL_CLEAR:.0%}; a circuit breaker opens above 50 %",),
+                f"agentrl logs {name}",
+            )
+
+
+def held_out_trained(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, place, count in _reported(snapshot, "steward", HELD_OUT_TRAINED):
+        environment, _, example = place.partition("/")
+        if count > 0:
+            yield Finding(
+                environment,
+                f"{count:.0f} held-out prompts of {environment} are trained on too, so its evaluation scores are too "
+                "high.",
+                (example, "The alert ends when the datasets share no prompt."),
+                f"agentrl logs {name} --grep 'is held out' --lines 0",
+            )
