@@ -95,8 +95,8 @@ class Context:
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
         if host is not None:
-            full_in_s = self.disks.full_in_s(name)
-            self.feed.set(f"host/{name}", self.observed.host_row(host, full_in_s))
+            units, full_in_s = self.supervisor.units_on(name), self.disks.full_in_s(name)
+            self.feed.set(f"host/{name}", self.observed.host_row(host, units=units, full_in_s=full_in_s))
 
     def show_pulse(self) -> None:
         now = self.clock.now()

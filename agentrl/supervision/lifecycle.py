@@ -27,7 +27,7 @@ from agentrl.supervision.instructions import (
     Tell,
 )
 from agentrl.supervision.plans import missing_dependencies
-from agentrl.supervision.scheduling import Use, place, use_of
+from agentrl.supervision.scheduling import HostUse, place
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_slots import Ghost, Slot, State
 
@@ -41,12 +41,24 @@ class Lifecycle:
         self.state = state
         self.times = times
         self.out: list[Instruction] = []
+        self.host_use = HostUse(state.slots.values())
         self._dirty: set[str] = set()
-        self._pending = {s.unit for s in state.slots.values() if s.state is S.PENDING}
+        self._pending: dict[str, set[str]] = {}
+        """Units by group. Those of one group wait for the same thing, but for the units in `_blocked_alone`."""
+        self._blocked_alone: set[str] = set()
+        """Pending units that wait for their own former lives, or for their gang."""
+        self._obstacles: dict[str, str] = {}
+        """What the units of a group wait for now; computed once between two moves."""
+        self._shown_obstacles: dict[str, str] = {}
+        """The obstacle that every pending unit of the group gives as its reason."""
         self._recheck_pending = False
+        self._waits_for_stop_rank: set[str] = set()
+        self._least_stop_rank: int | None = None
+        """Of all units that have not ended; None if it must be computed again."""
         self._announced_end = False
-        self._used: dict[str, Use] | None = None
-        """What each host is taken up by; None once a process ended, until it is asked for again."""
+        for slot in state.slots.values():
+            if slot.state is S.PENDING:
+                self._pending.setdefault(slot.group, set()).add(slot.unit)
 
     # ---- bookkeeping ----
 
@@ -56,7 +68,7 @@ class Lifecycle:
         self.out.append(Publish("unit", slot.unit))
         self._dirty.add(slot.unit)
         if slot.state is S.PENDING:
-            self._pending.add(slot.unit)
+            self._pending.setdefault(slot.group, set()).add(slot.unit)
 
     def touch_all(self) -> None:
         """Something changed that may concern every unit."""
@@ -64,18 +76,22 @@ class Lifecycle:
         self._announced_end = False
 
     def recheck_pending(self) -> None:
+        self._obstacles.clear()
         self._recheck_pending = True
 
     def move(self, slot: Slot, to: S, reason: str, now: float) -> None:
-        if to not in WITH_PROCESS:
-            self._used = None
+        before = slot.state
         slot.move(to, reason, now)
-        if to is S.PENDING:
-            self._pending.add(slot.unit)
-        else:
-            self._pending.discard(slot.unit)
+        if (to in WITH_PROCESS) != (before in WITH_PROCESS):
+            self.host_use.change(slot, 1 if to in WITH_PROCESS else -1)
+            self._least_stop_rank = None
+        if before is S.PENDING:
+            self._pending[slot.group].discard(slot.unit)
+            self._blocked_alone.discard(slot.unit)
+        if S.LOST in (before, to):
+            self._least_stop_rank = None
         # A unit that became ready may be waited for; one that ended gives room back.
-        self._recheck_pending = True
+        self.recheck_pending()
         self.touch(slot)
 
     def set_timer(self, slot: Slot, at: float) -> None:
@@ -85,15 +101,27 @@ class Lifecycle:
 
     def settle(self, now: float) -> None:
         """Let every slot that was touched take the steps that are open to it."""
+        self._obstacles.clear()
         while self._dirty or self._recheck_pending:
             if self._recheck_pending:
-                self._dirty |= self._pending
                 self._recheck_pending = False
+                self._add_pending_that_may_move()
             batch, self._dirty = sorted(self._dirty), set()
             for unit in batch:
                 if slot := self.state.slots.get(unit):
                     self.advance(slot, now)
         self._announce_end()
+
+    def _add_pending_that_may_move(self) -> None:
+        """A group whose obstacle stays the same is not looked at: thousands may wait for one thing."""
+        self._dirty |= self._blocked_alone
+        for group, units in self._pending.items():
+            if not units:
+                continue
+            obstacle = self._obstacle(group)
+            if not obstacle or obstacle != self._shown_obstacles.get(group):
+                self._shown_obstacles[group] = obstacle
+                self._dirty |= units
 
     def _announce_end(self) -> None:
         run = self.state.run
@@ -136,8 +164,8 @@ class Lifecycle:
             if not runs or slot.generation != slot.started_generation:
                 self._start_or_say_why_not(slot, now)
         elif slot.state in IN_SERVICE:
-            if (not runs or self.outdated(slot)) and self._may_stop(slot):
-                self.begin_stop(slot, now)
+            if not runs or self.outdated(slot):
+                self._stop_in_its_turn(slot, now)
         elif slot.state is S.DRAINING:
             self._reconsider_drain(slot, now)
         elif slot.state is S.STOPPING:
@@ -161,7 +189,7 @@ class Lifecycle:
             if slot.tree_gone:
                 self.move(slot, S.STOPPED, slot.held or "not wanted", now)
             return
-        host, obstacle = self._where(slot, now)
+        host, obstacle = self.where(slot, now)
         if host:
             self._start(slot, host, now)
         elif slot.state is S.BACKOFF and slot.tree_gone:
@@ -170,22 +198,44 @@ class Lifecycle:
             slot.reason = obstacle
             self.out.append(Publish("unit", slot.unit))
 
-    def _where(self, slot: Slot, now: float) -> tuple[str, str]:
+    def where(self, slot: Slot, now: float) -> tuple[str, str]:
         """The host to start on, or why it cannot be started now."""
+        if obstacle := self._own_obstacle(slot, now):
+            if slot.state is S.PENDING:
+                self._blocked_alone.add(slot.unit)
+            return "", obstacle
+        self._blocked_alone.discard(slot.unit)
+        if obstacle := self._obstacle(slot.group):
+            if obstacle != self._shown_obstacles.get(slot.group):
+                # The others of the group have to show it as well.
+                self._recheck_pending = True
+            return "", obstacle
+        return self._place(slot.group)
+
+    def _own_obstacle(self, slot: Slot, now: float) -> str:
+        """What only this unit waits for."""
         if not slot.tree_gone:
-            return "", f"waits until nothing of {slot.name} is left"
+            return f"waits until nothing of {slot.name} is left"
         for ghost in slot.ghosts:
             host = self.state.hosts.get(ghost.host)
             if host is not None and host.connected:
-                return "", f"waits until {slot.unit}.{ghost.incarnation} on {ghost.host} has ended"
-        if lacking := missing_dependencies(slot, self.state.groups, self.state.slots):
-            return "", f"waits for {', '.join(lacking)} to be ready"
-        if obstacle := self._gang_obstacle(slot, now):
-            return "", obstacle
-        spec = self.state.groups[slot.group].spec
-        if self._used is None:
-            self._used = use_of(self.state.slots.values())
-        return place(spec, self.state.hosts, self.state.run.draining_hosts, self._used)
+                return f"waits until {slot.unit}.{ghost.incarnation} on {ghost.host} has ended"
+        return "" if self._lacking(slot.group) else self._gang_obstacle(slot, now)
+
+    def _obstacle(self, group: str) -> str:
+        """What every unit of the group waits for."""
+        obstacle = self._obstacles.get(group)
+        if obstacle is None:
+            obstacle = self._obstacles[group] = self._lacking(group) or self._place(group)[1]
+        return obstacle
+
+    def _lacking(self, group: str) -> str:
+        lacking = missing_dependencies(self.state.groups[group].spec, self.state)
+        return f"waits for {', '.join(lacking)} to be ready" if lacking else ""
+
+    def _place(self, group: str) -> tuple[str, str]:
+        state = self.state
+        return place(state.groups[group].spec, state.hosts, state.run.draining_hosts, self.host_use.by_host)
 
     def _gang_obstacle(self, slot: Slot, now: float) -> str:
         group = self.state.groups[slot.group]
@@ -219,8 +269,6 @@ class Lifecycle:
         slot.unhealthy = slot.silent = slot.stopping_because = ""
         slot.bye_code, slot.bye_reason = None, ""
         slot.continued_at = slot.phase_until = 0.0
-        if self._used is not None:
-            self._used.setdefault(host, Use()).add(group.spec)
         self.move(slot, S.STARTING, f"starting on {host}", now)
         self.set_timer(slot, now + group.spec.start_deadline_s)
         self.out.append(Spawn(host, slot.unit, slot.incarnation))
@@ -241,16 +289,23 @@ class Lifecycle:
 
     # ---- stopping ----
 
-    def _may_stop(self, slot: Slot) -> bool:
-        """`down` stops by rank: nothing goes before those that depend on it."""
+    def _stop_in_its_turn(self, slot: Slot, now: float) -> None:
+        """`down` stops by rank: a unit stops after those that depend on it."""
         run = self.state.run
-        if run.up or run.stop_now or slot.spec is None:
-            return True
-        rank = slot.spec.stop_rank
-        return all(
-            other.tree_gone or other.state is S.LOST or other.spec is None or other.spec.stop_rank >= rank
-            for other in self.state.slots.values()
-        )
+        if run.up or run.stop_now or slot.spec is None or slot.spec.stop_rank <= self._present_stop_rank():
+            self._waits_for_stop_rank.discard(slot.unit)
+            self.begin_stop(slot, now)
+        else:
+            self._waits_for_stop_rank.add(slot.unit)
+
+    def _present_stop_rank(self) -> int:
+        if self._least_stop_rank is None:
+            slots = self.state.slots.values()
+            alive = [
+                s.spec.stop_rank for s in slots if s.spec is not None and not s.tree_gone and s.state is not S.LOST
+            ]
+            self._least_stop_rank = min(alive, default=0)
+        return self._least_stop_rank
 
     def begin_stop(self, slot: Slot, now: float) -> None:
         why = self._why_stop(slot)
@@ -365,9 +420,10 @@ class Lifecycle:
             else:
                 self.move(slot, S.STOPPED, slot.held or slot.reason, now)
         self.touch(slot)
-        self._recheck_pending = True
-        if self.state.run.up is False:
-            self._dirty.update(self.state.slots)
+        self.recheck_pending()
+        self._least_stop_rank = None
+        if not self.state.run.up:
+            self._dirty |= self._waits_for_stop_rank
         self.out.append(Forget(slot.host, slot.unit, slot.incarnation))
 
     def _judge(

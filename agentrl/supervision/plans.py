@@ -6,7 +6,7 @@ run file's own count changed since.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -94,12 +94,11 @@ def new_units(taken: Collection[str], group: str, how_many: int) -> list[str]:
     return fresh
 
 
-def missing_dependencies(slot: Slot, groups: Mapping[str, GroupState], slots: Mapping[str, Slot]) -> list[str]:
-    """Groups in `after` that are not ready yet, in words."""
-    spec = groups[slot.group].spec
-    lacking: list[str] = []
-    for name in spec.after:
-        members = [s for s in slots.values() if s.group == name and s.wanted]
-        if not members or not all(s.state is UnitState.READY or s.done for s in members):
-            lacking.append(name)
-    return lacking
+def missing_dependencies(spec: GroupSpec, state: State) -> list[str]:
+    """Groups in `after` that are not ready yet."""
+    return [name for name in spec.after if not _is_ready(state.of_group(name))]
+
+
+def _is_ready(members: Iterable[Slot]) -> bool:
+    wanted = [slot for slot in members if slot.wanted]
+    return bool(wanted) and all(slot.state is UnitState.READY or slot.done for slot in wanted)

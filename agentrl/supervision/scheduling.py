@@ -15,54 +15,89 @@ from agentrl.protocol.specs import GroupSpec
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import HostState, Slot
 
+MOST_NAMED = 3
+"""Hosts with the same refusal that a sentence names."""
+MOST_REFUSALS = 5
+_MICRO = 1_000_000
+
 
 class Use(msgspec.Struct):
     """What the living units of one host take up."""
 
     units: int = 0
     gpus: int = 0
-    cpus: float = 0.0
+    micro_cpus: int = 0
+    """A whole number, so that what is added and taken away again leaves no rounding error."""
     memory: int = 0
 
-    def add(self, spec: GroupSpec) -> None:
-        self.units += 1
-        self.gpus += spec.resources.gpus
-        self.cpus += spec.resources.cpus
-        self.memory += spec.resources.memory_max_bytes
+    @property
+    def cpus(self) -> float:
+        return self.micro_cpus / _MICRO
+
+    def change(self, spec: GroupSpec, sign: int) -> None:
+        self.units += sign
+        self.gpus += sign * spec.resources.gpus
+        self.micro_cpus += sign * round(spec.resources.cpus * _MICRO)
+        self.memory += sign * spec.resources.memory_max_bytes
 
 
-def use_of(slots: Iterable[Slot]) -> dict[str, Use]:
-    """By host. To be made once for many placements: it looks at every slot."""
-    used: dict[str, Use] = {}
-    for slot in slots:
-        if slot.state in WITH_PROCESS and slot.spec is not None:
-            used.setdefault(slot.host, Use()).add(slot.spec)
-    return used
+class HostUse:
+    """What every host is taken up by, updated by each start and each end."""
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self.by_host: dict[str, Use] = {}
+        for slot in slots:
+            if slot.state in WITH_PROCESS:
+                self.change(slot, 1)
+
+    def change(self, slot: Slot, sign: int) -> None:
+        """A process of the slot starts (1) or has ended (-1) on the slot's host."""
+        if slot.spec is None:
+            return
+        use = self.by_host.setdefault(slot.host, Use())
+        use.change(slot.spec, sign)
+        if not use.units:
+            del self.by_host[slot.host]
+
+    def units_on(self, host: str) -> int:
+        return self.by_host.get(host, _NOTHING).units
 
 
 def place(
     spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use]
 ) -> tuple[str, str]:
-    """(host, "") or ("", why not). Prefers the host with the fewest units, then the first name."""
+    """Returns (host, "") or ("", why not). Prefers the host with the fewest units, then the first name."""
     if not hosts:
         return "", "no host agent is connected"
-    refusals: list[str] = []
+    refusals: dict[str, list[str]] = {}
     fits: list[tuple[int, str]] = []
-    for name, host in sorted(hosts.items()):
+    for name, host in hosts.items():
         use = used.get(name, _NOTHING)
-        refusal = _refusal(spec, host, name in draining, use)
-        if refusal:
-            refusals.append(f"{name}: {refusal}")
+        if refusal := _refusal(spec, host, name in draining, use):
+            refusals.setdefault(refusal, []).append(name)
         else:
             fits.append((use.units, name))
     if fits:
         return min(fits)[1], ""
-    absent = [name for name in spec.hosts if name not in hosts]
-    refusals += [f"{name}: has not registered" for name in absent]
-    return "", "no host can take it (" + "; ".join(refusals) + ")"
+    if absent := [name for name in spec.hosts if name not in hosts]:
+        refusals["has not registered"] = absent
+    return "", f"no host can take it ({_sentence(refusals)})"
 
 
 _NOTHING = Use()
+
+
+def _sentence(refusals: Mapping[str, list[str]]) -> str:
+    """Short, however many hosts there are: every waiting unit shows it."""
+    parts: list[str] = []
+    for refusal, names in list(refusals.items())[:MOST_REFUSALS]:
+        named = ", ".join(sorted(names)[:MOST_NAMED])
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        parts.append(f"{named}{more}: {refusal}")
+    if len(refusals) > MOST_REFUSALS:
+        left = sum(len(names) for names in list(refusals.values())[MOST_REFUSALS:])
+        parts.append(f"{left} more hosts for similar reasons")
+    return "; ".join(parts)
 
 
 def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use) -> str:

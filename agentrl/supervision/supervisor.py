@@ -102,6 +102,9 @@ class Supervisor:
     def outdated(self, unit: str) -> bool:
         return self._life.outdated(self.state.slots[unit])
 
+    def units_on(self, host: str) -> int:
+        return self._life.host_use.units_on(host)
+
     def is_present(self, unit: str, incarnation: int) -> bool:
         """Whether this incarnation may speak for the unit."""
         slot = self.state.slots.get(unit)
@@ -185,6 +188,7 @@ class Supervisor:
     def _host_silent(self, event: events.HostSilent, now: float) -> None:
         host = self.state.hosts.setdefault(event.host, HostState(event.host))
         host.connected, host.since = False, now
+        self._life.recheck_pending()
         self._life.out.append(Publish("host", event.host))
         for slot in list(self.state.slots.values()):
             if slot.host != event.host or slot.state not in WITH_PROCESS:

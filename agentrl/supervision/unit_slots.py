@@ -6,7 +6,7 @@ explained; a slot has at most one timer, and a timer that does not carry the slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
@@ -165,9 +165,16 @@ class State(msgspec.Struct):
     groups: dict[str, GroupState] = {}
     slots: dict[str, Slot] = {}
     hosts: dict[str, HostState] = {}
+    _members: dict[str, list[Slot]] = {}
+    """Slots by group. Slots are added and never removed, so it is out of date exactly if the counts differ."""
+    _indexed: int = 0
 
-    def of_group(self, group: str) -> Iterable[Slot]:
-        return [slot for slot in self.slots.values() if slot.group == group]
+    def of_group(self, group: str) -> Sequence[Slot]:
+        if self._indexed != len(self.slots):
+            self._members, self._indexed = {}, len(self.slots)
+            for slot in self.slots.values():
+                self._members.setdefault(slot.group, []).append(slot)
+        return self._members.get(group, ())
 
     def left_alone(self, group: str) -> bool:
         """Whether the run is up only to be read from, and this group has no part in that."""

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentrl.protocol.messages import ExitStatus
-from agentrl.protocol.specs import Role
+from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import Resources, Role
 from agentrl.supervision import events
+from agentrl.supervision.lifecycle import Lifecycle
+from agentrl.supervision.scheduling import HostUse
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from tests.supervision.world import World, spec
 
@@ -19,6 +22,7 @@ CONFIGS = (
     (spec("web", 1), spec("cell", 2, speaks=True, fenced=True), DB),
     (spec("web", 2, env={"A": "1"}, after=("db",)), DB),
     (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
+    (spec("web", 1, resources=Resources(cpus=0.1)), spec("full", 4, resources=Resources(cpus=63.95)), DB),
 )
 EXITS = (*tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)), ExitStatus(signal=9), ExitStatus(signal=9, oom=True))
 hosts = st.sampled_from(("a", "b"))
@@ -193,6 +197,18 @@ class AnyOrder(RuleBasedStateMachine):
                 assert slot.spec is not None
                 wanted = supervisor.state.groups[slot.group].spec
                 assert slot.spec.fingerprint() == wanted.fingerprint(), f"{slot.unit} runs an old definition"
+
+    @invariant()
+    def placement_equals_a_computation_from_nothing(self) -> None:
+        supervisor = self.world.supervisor
+        state, fresh = supervisor.state, Lifecycle(supervisor.state, supervisor.times)
+        use = HostUse(state.slots.values())
+        assert all(supervisor.units_on(host) == use.units_on(host) for host in self.world.hosts)
+        for group in state.groups:
+            assert list(state.of_group(group)) == [slot for slot in state.slots.values() if slot.group == group]
+        for slot in state.slots.values():
+            if slot.state is UnitState.PENDING and supervisor.runs(slot.unit):
+                assert fresh.where(slot, self.world.now) == ("", slot.reason), f"{slot.unit} gives an old reason"
 
     def teardown(self) -> None:
         self.world.quiesce()

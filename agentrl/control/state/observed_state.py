@@ -165,11 +165,10 @@ class ObservedState:
             command=" ".join(group.spec.command)[:COMMAND_CHARS],
         )
 
-    def host_row(self, host: HostState, full_in_s: float | None = None) -> rows.HostRow:
+    def host_row(self, host: HostState, *, units: int, full_in_s: float | None = None) -> rows.HostRow:
         now = self.hosts.get(host.host, ObservedHost())
         stats = now.stats
         draining = host.host in self.state.run.draining_hosts
-        units = sum(s.host == host.host and s.state in WITH_PROCESS for s in self.state.slots.values())
         return rows.HostRow(
             host=host.host,
             state="lost" if not host.connected else "draining" if draining else "up",
