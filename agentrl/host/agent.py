@@ -253,8 +253,6 @@ class Agent:
             self.send(life.spawned())
         if life.entry.exit is not None:
             self.send(life.ended())
-        if life.over:
-            self.send(messages.GroupEmpty(life.entry.unit, life.entry.incarnation))
 
     def _kill_tree(self, unit: str, incarnation: int) -> None:
         life = self._life(unit, incarnation)

@@ -120,7 +120,8 @@ class Incarnation:
         return Spawned(self.entry.unit, self.entry.incarnation, self.entry.pid, self.entry.start_ticks)
 
     def ended(self) -> Exited:
-        return Exited(self.entry.unit, self.entry.incarnation, self.entry.exit or ExitStatus(), self.entry.tail)
+        entry = self.entry
+        return Exited(entry.unit, entry.incarnation, entry.exit or ExitStatus(), entry.tail, entry.group_empty)
 
     def on_exit_of_adopted(self) -> Callable[[Process, ExitStatus], None]:
         return self._on_exit
@@ -222,7 +223,7 @@ class Incarnation:
         self._record(exit=status, tail=tail, group_empty=empty)
         self.services.send(self.ended())
         if empty:
-            self._left_nothing(())
+            self._all_gone()
         else:
             self.sweep()
 
@@ -242,11 +243,11 @@ class Incarnation:
         if swept:
             log.info("%s left %d processes, now ended.", self.name, len(swept))
         self._record(group_empty=True)
-        self._left_nothing(swept)
-
-    def _left_nothing(self, swept: tuple[ProcessInfo, ...]) -> None:
-        self.tree.group.remove()
         self.services.send(GroupEmpty(self.entry.unit, self.entry.incarnation, swept))
+        self._all_gone()
+
+    def _all_gone(self) -> None:
+        self.tree.group.remove()
         self.services.on_over()
 
     def _record(self, **changes: object) -> None:

@@ -36,6 +36,8 @@ class Sent:
     def __call__(self, message: Message) -> bool:
         if self.listening:
             self.messages.append(message)
+            if isinstance(message, messages.Exited) and message.group_empty:
+                self.messages.append(messages.GroupEmpty(message.unit, message.incarnation))
         return self.listening
 
     def all(self, kind: type[M], unit: str = "", incarnation: int = 0) -> list[M]:

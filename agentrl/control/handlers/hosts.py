@@ -107,11 +107,13 @@ class HostHandler:
                 context.happened(events.Spawned(unit=unit, incarnation=incarnation, pid=pid, start_ticks=ticks))
             case messages.SpawnFailed(unit, incarnation, reason, final):
                 context.happened(events.SpawnFailed(unit=unit, incarnation=incarnation, reason=reason, final=final))
-            case messages.Exited(unit, incarnation, exit, tail):
+            case messages.Exited(unit, incarnation, exit, tail, group_empty):
                 self._tails[unit, incarnation] = tail
                 if context.supervisor.is_present(unit, incarnation):
                     context.leases.end(unit)
                 context.happened(events.Exited(unit=unit, incarnation=incarnation, exit=exit))
+                if group_empty:
+                    context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation))
             case messages.GroupEmpty(unit, incarnation, swept):
                 context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation, swept=swept))
             case messages.Probed(unit, incarnation, kind, ok, detail):

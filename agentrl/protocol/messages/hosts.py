@@ -65,6 +65,9 @@ class Exited(Message, tag="exited", frozen=True):
     exit: ExitStatus
     tail: tuple[str, ...] = ()
     """Its last log lines."""
+    group_empty: bool = False
+    """Nothing else of its process tree is left either: no GroupEmpty follows. One message instead of two lets the
+    coordinator decide, write and order the replacement in one turn."""
 
 
 class GroupEmpty(Message, tag="group_empty", frozen=True):
