@@ -31,7 +31,6 @@ from agentrl.protocol.messages import (
     Exited,
     ExitStatus,
     GroupEmpty,
-    ProcessInfo,
     ProcessState,
     Spawn,
     Spawned,
