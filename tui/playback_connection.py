@@ -1,6 +1,6 @@
-"""A recording in the place of a coordinator: the same face as a connection, with nobody behind it.
+"""A recording in the place of a coordinator: the interface of a connection, fed by playback.
 
-Invariants: nothing that is asked or sent goes anywhere; the time that the screens show is the recording's.
+Invariants: queries and commands are refused; the screens show the time of the recording.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import NoReturn
 from agentrl.client import Client
 from agentrl.errors import NoCoordinatorError
 from agentrl.protocol.messages import Permission
+from agentrl.recording.reader import Recording
 from tui.model.mirror import Mirror
-from tui.model.playback import Playback, Source
+from tui.model.playback import Playback
 from tui.model.recorded_steps import Telling
 
 TICK_S = 0.1
@@ -24,7 +25,7 @@ class Replay:
     def __init__(
         self,
         mirror: Mirror,
-        source: Source,
+        source: Recording,
         *,
         name: str = "",
         at: float | None = None,
@@ -32,7 +33,7 @@ class Replay:
         what: str = "recording",
         run: str = "",
     ) -> None:
-        """`run` is the run of this host that it was recorded of, if it is there."""
+        """`run` is the recorded run, if it is on this host."""
         self.mirror = mirror
         self.next_try_at: float | None = None
         self._run = run
@@ -43,19 +44,19 @@ class Replay:
 
     @property
     def client(self) -> Client:
-        self._nobody()
+        self._refuse()
 
     async def to_ask(self) -> Client:
-        self._nobody()
+        self._refuse()
 
     def try_now(self) -> None:
-        """There is nothing to try."""
+        """Does nothing: a recording needs no connection."""
 
     def now(self) -> float:
         return self.playback.position
 
     async def run(self) -> None:
-        """For ever; cancelled at the end."""
+        """Plays until cancelled."""
         last = time.monotonic()
         self.playback.seek(self._begin_at, last)
         while True:
@@ -65,14 +66,14 @@ class Replay:
             last = clock
 
     async def read_back(self) -> None:
-        """Read what the Steps of the moment that is shown want of earlier frames."""
+        """Reads earlier frames until the Steps of the position are complete."""
         playback = self.playback
         while unread := playback.unread:
             for index, found in zip(unread, await asyncio.to_thread(_read, playback, unread), strict=True):
                 playback.keep(index, found)
 
     def without(self, what: str) -> str:
-        """That a recording does not have it, and what to do instead: only a run that is here is named in a command."""
+        """What to do instead of asking a recording. Commands are named only for a run of this host."""
         if not self._run:
             return f"A recording has no {what}, and its run is not known on this machine. A run of your own shows them."
         return (
@@ -81,15 +82,15 @@ class Replay:
         )
 
     def without_logs(self) -> str:
-        """These are files, which can be read without bringing anything up."""
+        """Logs are files, which can be read while the run is down."""
         if not self._run:
             return self.without("logs")
         return f"A recording has no logs: agentrl logs UNIT --run {self._run} reads those that the run left."
 
-    def _nobody(self) -> NoReturn:
+    def _refuse(self) -> NoReturn:
         raise NoCoordinatorError(
-            "This is a recording: it holds what the feed told, and nobody who could be asked.",
-            hint=f"agentrl events --run {self._run} tells what the run left." if self._run else "",
+            "This is a recording of the feed. It answers no queries.",
+            hint=f"agentrl events --run {self._run} shows the events of the run." if self._run else "",
         )
 
 

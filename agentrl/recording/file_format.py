@@ -1,12 +1,14 @@
-"""PURE: the bytes of a recording.
+"""The format of recording files. Pure.
 
-A file is `MAGIC` and then blocks, each with its kind, its time and the length of its body. A frame is a minute: a block
-`FRAME`, whose body is the epoch of the coordinator, and then blocks `ROWS` up to the next frame. The bodies of a
-frame's `ROWS` are one compressed stream that is flushed at the end of each body; the first of them is a snapshot.
-A block `MARK` names the row by which something began that one may want to jump to.
+A file is `MAGIC` and then blocks. A block has a kind, a time, the length of its body, and the body:
 
-Invariants: a frame is read without any other; whatever was flushed is readable, wherever the file was cut off; what
-cannot be read is refused with a sentence, never guessed.
+- `FRAME` begins a frame of one minute. Its body is the epoch of the coordinator.
+- `ROWS` are changed rows. The bodies of all `ROWS` of a frame are one compressed stream, flushed at the end of each
+  body. The first `ROWS` of a frame are a snapshot of all rows.
+- `MARK` names a row by which something began (an incident, an alert, an operation).
+
+Invariants: a frame can be read without any other frame; whatever was flushed is readable, wherever the file was cut
+off; damaged data raises ProtocolError and is never guessed.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from agentrl.errors import ProtocolError
 MAGIC = b"agentrl recording 1\n"
 _HEAD = struct.Struct(">BdI")
 HEAD_BYTES = _HEAD.size
-MOST_BODY_BYTES = 64 * 1024 * 1024
-"""No block is larger: a length that says so was never written."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""A longer length is damage."""
+MAX_TIME = 2.0e11
+"""A later time is damage. Every earlier one is a valid date."""
 _LENGTH = struct.Struct(">I")
+_NIL = b"\xc0"
 _encoder = msgspec.msgpack.Encoder()
-LATEST = 2.0e11
-"""Later than any clock tells, and still a date everywhere: what is said to be of then is damage."""
 
 
 class Kind(enum.IntEnum):
@@ -45,42 +48,42 @@ class Head(NamedTuple):
 
 
 class Change(msgspec.Struct, array_like=True, frozen=True):
-    """A row as it was from then on; nil means that it was gone."""
+    """The value of a row from a time on; nil if the row was removed."""
 
     at: float
     key: str
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    value: msgspec.Raw = msgspec.Raw(_NIL)
 
     @property
     def gone(self) -> bool:
-        return bytes(self.value) == b"\xc0"
+        return bytes(self.value) == _NIL
 
 
-_change = msgspec.msgpack.Decoder(Change)
+_decoder = msgspec.msgpack.Decoder(Change)
 
 
-def block(kind: Kind, at: float, body: bytes) -> bytes:
+def encode_block(kind: Kind, at: float, body: bytes) -> bytes:
     return _HEAD.pack(kind, at, len(body)) + body
 
 
-def head(data: bytes) -> Head | None:
-    """The head of a block; None if there is no whole one. ProtocolError if these bytes are none."""
+def read_head(data: bytes) -> Head | None:
+    """The head of a block; None if it is incomplete. Raises ProtocolError if it is damaged."""
     if len(data) < HEAD_BYTES:
         return None
     kind, at, length = _HEAD.unpack_from(data)
-    if kind not in Kind._value2member_map_ or length > MOST_BODY_BYTES or not 0 <= at <= LATEST:
-        raise ProtocolError("The recording is damaged: a block begins with bytes that are no head.")
+    if kind not in Kind._value2member_map_ or length > MAX_BODY_BYTES or not 0 <= at <= MAX_TIME:
+        raise ProtocolError("The recording is damaged: the head of a block is not valid.")
     return Head(Kind(kind), at, length)
 
 
 class Packer:
-    """One frame's stream of rows, as it is written."""
+    """Compresses the rows of one frame."""
 
     def __init__(self) -> None:
         self._compress = zlib.compressobj(6)
 
     def pack(self, changes: Iterable[Change]) -> bytes:
-        """The body of one block."""
+        """The body of one `ROWS` block."""
         parts = []
         for change in changes:
             body = _encoder.encode(change)
@@ -90,7 +93,7 @@ class Packer:
 
 
 class Unpacker:
-    """The same stream, as it is read: bodies in their order."""
+    """Decompresses the rows of one frame, body by body."""
 
     def __init__(self) -> None:
         self._decompress = zlib.decompressobj()
@@ -102,9 +105,9 @@ class Unpacker:
             while at < len(data):
                 (length,) = _LENGTH.unpack_from(data, at)
                 at += _LENGTH.size
-                change = _change.decode(data[at : at + length])
-                if not 0 <= change.at <= LATEST:
-                    raise ProtocolError("The recording is damaged: a row is of no time.")
+                change = _decoder.decode(data[at : at + length])
+                if not 0 <= change.at <= MAX_TIME:
+                    raise ProtocolError("The recording is damaged: the time of a row is not valid.")
                 yield change
                 at += length
         except (zlib.error, struct.error, msgspec.MsgspecError) as error:

@@ -1,7 +1,8 @@
-"""The reader: a run's recording as one line of time, over files and lives of the coordinator.
+"""The reader of recordings: frames, marks and rows of a run on one time line, over files and lives of the coordinator.
 
-Invariants: opening reads the heads of blocks only; a file that is being written, or that was cut off, is readable up to
-its last whole block; a damaged file is readable up to the damage, and which that is can be asked.
+Invariants: opening reads only the heads of blocks; a file that is being written or was cut off is readable up to its
+last whole block, and a damaged file up to the damage; a time at which nothing was recorded is never read as if it had
+been.
 """
 
 from __future__ import annotations
@@ -13,26 +14,32 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentrl.errors import ConfigError, ProtocolError
-from agentrl.recording.file_format import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, head
+from agentrl.recording.file_format import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, read_head
 from agentrl.recording.recording_files import SUFFIX
+from agentrl.recording.writer import SIGN_S
 
 _BEGIN_ONCE = ("incident/", "op/")
+GAP_S = 2 * SIGN_S
+"""A longer silence means that no coordinator recorded."""
+_MARK_DELAY_S = 0.2
+"""A moment after a mark also shows the rows that changed together with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A minute: where it begins, and until when it tells."""
+    """About one minute, as bytes of a file."""
 
     at: float
     until: float
     path: Path
     begin: int
     end: int
-    """Its bytes in that file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
+    """Where something began, and the key of its row."""
+
     at: float
     key: str
 
@@ -40,18 +47,19 @@ class Mark:
 class Recording:
     def __init__(self, frames: Sequence[Frame], marks: Sequence[Mark], damaged: Sequence[str]) -> None:
         self.frames = sorted(frames, key=lambda frame: frame.at)
-        self.marks = _first_of_each(marks)
+        self.marks = _without_repeats(marks)
         self.damaged = tuple(damaged)
-        """What could not be read, a sentence each."""
+        """A sentence for each file that could not be read to its end."""
+        self.begin = self.frames[0].at
+        self.end = max(frame.until for frame in self.frames)
 
     @classmethod
     def open(cls, where: Path) -> Recording:
-        """A file, or all of a directory. ConfigError if there is nothing to see."""
-        files = sorted(where.glob(f"*{SUFFIX}")) if where.is_dir() else [where]
+        """Opens a file, or all files of a directory. Raises ConfigError if there is no recording."""
         frames: list[Frame] = []
         marks: list[Mark] = []
         damaged: list[str] = []
-        for path in files:
+        for path in sorted(where.glob(f"*{SUFFIX}")) if where.is_dir() else [where]:
             try:
                 _scan(path, frames, marks)
             except ProtocolError as error:
@@ -65,47 +73,77 @@ class Recording:
             raise ConfigError(f"There is no recording in {where}.{why}", hint="A run that was up has one.")
         return cls(frames, marks, damaged)
 
-    @property
-    def begin(self) -> float:
-        return self.frames[0].at
-
-    @property
-    def end(self) -> float:
-        return max(frame.until for frame in self.frames)
+    # ---- seeking ----
 
     def frame_at(self, at: float) -> int:
-        """The index of the frame that tells of a time; of the nearest, where nothing was recorded."""
+        """The index of the frame that contains a time, or of the nearest one."""
         return max(0, bisect.bisect_right(self.frames, at, key=lambda frame: frame.at) - 1)
 
-    def changes(self, index: int) -> Iterator[list[Change]]:
-        """What a frame tells, block by block; the first is everything as it was when the frame began."""
+    def gap_after(self, index: int) -> bool:
+        """Whether nothing was recorded between this frame and the next one."""
+        return index + 1 < len(self.frames) and self.frames[index + 1].at - self.frames[index].until > GAP_S
+
+    def recorded_at(self, at: float, *, backwards: bool) -> tuple[float, int]:
+        """The nearest time that was recorded, and its frame. In a gap it is the edge in the given direction."""
+        at = min(max(at, self.begin), self.end)
+        index = self.frame_at(at)
+        if at > self.frames[index].until and self.gap_after(index):
+            return (self.frames[index].until, index) if backwards else (self.frames[index + 1].at, index + 1)
+        return at, index
+
+    def next_mark(self, position: float, *, backwards: bool) -> tuple[float, Mark] | None:
+        """The next mark in a direction, and the time at which all of it is visible."""
+        visible = ((self._visible_at(mark), mark) for mark in self.marks)
+        there = [(at, mark) for at, mark in visible if (at < position if backwards else at > position)]
+        return (max if backwards else min)(there, key=lambda each: each[0], default=None)
+
+    def _visible_at(self, mark: Mark) -> float:
+        index = self.frame_at(mark.at)
+        is_end = index + 1 == len(self.frames) or self.gap_after(index)
+        at = mark.at + _MARK_DELAY_S
+        return min(at, self.frames[index].until) if is_end else at
+
+    # ---- rows ----
+
+    def blocks(self, index: int) -> Iterator[list[Change]]:
+        """The changes of a frame, block by block. The first block is a snapshot. Raises ProtocolError or OSError."""
         frame = self.frames[index]
         unpacker = Unpacker()
         with frame.path.open("rb") as file:
             file.seek(frame.begin)
-            for found, body_at in _blocks(file, frame.end):
+            for found, body_at in _heads(file, frame.end):
                 if found.kind is Kind.ROWS:
                     file.seek(body_at)
                     yield list(unpacker.unpack(file.read(found.length)))
 
+    def read(self, index: int) -> tuple[list[Change], str]:
+        """The readable changes of a frame in their order, and a sentence if the rest is damaged."""
+        changes: list[Change] = []
+        try:
+            for block in self.blocks(index):
+                changes += block
+        except (ProtocolError, OSError) as broken:
+            return changes, f"A part of the recording cannot be read: {broken}"
+        return changes, ""
 
-def _first_of_each(marks: Iterable[Mark]) -> list[Mark]:
-    """In order. Another coordinator marks once more what happened lately; an alert may really fire again."""
-    told: set[str] = set()
+
+def _without_repeats(marks: Iterable[Mark]) -> list[Mark]:
+    """In order of time. A new coordinator marks recent incidents and operations again; an alert may fire again."""
+    seen: set[str] = set()
     kept: list[Mark] = []
     for mark in sorted(marks, key=lambda mark: mark.at):
-        if mark.key not in told:
+        if mark.key not in seen:
             kept.append(mark)
-            told |= {mark.key} if mark.key.startswith(_BEGIN_ONCE) else set()
+            seen |= {mark.key} if mark.key.startswith(_BEGIN_ONCE) else set()
     return kept
 
 
 def _scan(path: Path, frames: list[Frame], marks: list[Mark]) -> None:
-    """Add what a file has. ProtocolError at damage; what lies before it was added."""
+    """Adds the frames and marks of a file. Raises ProtocolError at damage, after it added what lies before."""
     begun: tuple[float, int] | None = None
     until, end = 0.0, len(MAGIC)
 
-    def ended() -> None:
+    def end_frame() -> None:
         if begun is not None:
             frames.append(Frame(begun[0], until, path, begun[1], end))
 
@@ -113,21 +151,21 @@ def _scan(path: Path, frames: list[Frame], marks: list[Mark]) -> None:
         if file.read(len(MAGIC)) != MAGIC:
             raise ProtocolError("It is not a recording.")
         try:
-            for found, body_at in _blocks(file, path.stat().st_size):
+            for found, body_at in _heads(file, path.stat().st_size):
                 if found.kind is Kind.FRAME:
-                    ended()
+                    end_frame()
                     begun = (found.at, end)
                 elif found.kind is Kind.MARK:
                     marks.append(Mark(found.at, file.read(found.length).decode(errors="replace")))
                 until, end = found.at, body_at + found.length
         finally:
-            ended()
+            end_frame()
 
 
-def _blocks(file: BinaryIO, end: int) -> Iterator[tuple[Head, int]]:
-    """Heads and where their bodies begin, from here to the last block that is whole before `end`."""
+def _heads(file: BinaryIO, end: int) -> Iterator[tuple[Head, int]]:
+    """Heads and the positions of their bodies, up to the last block that is whole before `end`."""
     at = file.tell()
-    while at < end and (found := head(file.read(HEAD_BYTES))) is not None:
+    while at < end and (found := read_head(file.read(HEAD_BYTES))) is not None:
         body_at = at + HEAD_BYTES
         at = body_at + found.length
         if at > end:

@@ -1,7 +1,7 @@
-"""The files of a run's recordings on a disk: one that is written, and older ones within limits.
+"""The recording files of a run on disk: the current file, and older ones within limits of size and age.
 
-Invariants: the oldest files go first, and the one that is being written never goes; a file without a whole frame is not
-left; what the disk refuses ends the file, and is said in a sentence until another one could be begun.
+Invariants: the oldest files are removed first, and the current file never; no file without a whole frame remains; an
+error of the disk ends the current file and is reported until the next file could be begun.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from agentrl.recording.file_format import MAGIC
 
 DIRECTORY = "recordings"
-"""Of a run, in its state directory."""
+"""In the state directory of a run."""
 SUFFIX = ".rec"
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ class Limits:
     keep_s: float = 7 * 86_400.0
 
 
-class Shelf:
-    """Used by one thread at a time; `trouble` may be read by any."""
+class RecordingFiles:
+    """Used by one thread at a time; any thread may read `trouble`."""
 
     def __init__(self, directory: Path) -> None:
         self.trouble = ""
@@ -38,7 +38,7 @@ class Shelf:
         self._path: Path | None = None
 
     def begin(self, frame: bytes, now: float, limits: Limits, *, new_file: bool) -> None:
-        """A frame begins, in a file of its own if there is none or `new_file` says so."""
+        """Begins a frame, in a new file if there is none or if `new_file` is set."""
         try:
             if self._file is None or new_file:
                 self._open(now)
@@ -48,20 +48,22 @@ class Shelf:
             self._prune(now, limits)
             self.trouble = ""
         except OSError as error:
-            self._give_up(error, whole=False)
+            self._give_up(error)
+            if self._path is not None and self._path.exists() and self._path.stat().st_size <= len(MAGIC):
+                self._path.unlink(missing_ok=True)
 
     def append(self, blocks: bytes) -> None:
-        """More of the frame; nothing happens while there is trouble."""
+        """Appends to the frame; does nothing while there is trouble."""
         if self._file is None:
             return
         try:
             self._file.write(blocks)
             self._file.flush()
         except OSError as error:
-            self._give_up(error, whole=True)
+            self._give_up(error)
 
     def clear(self) -> None:
-        """Nothing is kept any more, not even what there is."""
+        """Removes all files."""
         self.close()
         for path in self._files():
             path.unlink(missing_ok=True)
@@ -84,27 +86,22 @@ class Shelf:
             self._file.write(MAGIC)
 
     def _prune(self, now: float, limits: Limits) -> None:
-        """Files that are too old, and the oldest beyond the size."""
+        """Removes files that are too old, and the oldest ones beyond the size."""
         sizes = {path: path.stat().st_size for path in self._files()}
         total = sum(sizes.values())
         for path, size in sizes.items():
-            if path == self._path or (total <= limits.most_bytes and now - _begun(path) <= limits.keep_s):
+            begun_at = int(path.stem) / 1000
+            if path == self._path or (total <= limits.most_bytes and now - begun_at <= limits.keep_s):
                 break
             path.unlink(missing_ok=True)
             total -= size
 
     def _files(self) -> list[Path]:
-        """Ours, the oldest first."""
+        """Files that a writer began, the oldest first."""
         return sorted(path for path in self._directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
-    def _give_up(self, error: OSError, *, whole: bool) -> None:
+    def _give_up(self, error: OSError) -> None:
         if not self.trouble:
             log.error("nothing is recorded: %s", error)
         self.trouble = f"Nothing is recorded: {error.strerror or error}."
         self.close()
-        if not whole and self._path is not None and self._path.exists() and self._path.stat().st_size <= len(MAGIC):
-            self._path.unlink(missing_ok=True)
-
-
-def _begun(path: Path) -> float:
-    return int(path.stem) / 1000

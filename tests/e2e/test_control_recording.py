@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 def rows_at(recording: Recording, at: float) -> dict[str, object]:
     rows: dict[str, object] = {}
-    for block in recording.changes(recording.frame_at(at)):
+    for block in recording.blocks(recording.frame_at(at)):
         for change in block:
             if change.at <= at:
                 rows[change.key] = None if change.gone else decode_row(change.value)

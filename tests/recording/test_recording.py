@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.protocol import wire
 from agentrl.recording import file_format
-from agentrl.recording.file_format import MAGIC, Change, Kind, Packer, Unpacker, head
+from agentrl.recording.file_format import MAGIC, Change, Kind, Packer, Unpacker, read_head
 from agentrl.recording.reader import Recording
 from agentrl.recording.recording_files import Limits
 from agentrl.recording.writer import FILE_S, FRAME_S, Writer
@@ -66,7 +66,7 @@ def begin() -> Iterator[Callable[..., Run]]:
 def state_at(recording: Recording, at: float) -> dict[str, object]:
     """Rows as they were."""
     rows: dict[str, object] = {}
-    for block in recording.changes(recording.frame_at(at)):
+    for block in recording.blocks(recording.frame_at(at)):
         for change in block:
             if change.at > at:
                 return rows
@@ -132,7 +132,7 @@ def test_a_frame_needs_no_other(begin: Callable[..., Run], tmp_path: Path) -> No
     run.writer.close()
     recording = Recording.open(tmp_path)
     assert len(recording.frames) == 4
-    first_block = next(iter(recording.changes(3)))
+    first_block = next(iter(recording.blocks(3)))
     assert [change.key for change in first_block] == ["run"]
     assert recording.frame_at(0.0) == 0, "what lies before is shown as the beginning"
     assert recording.frame_at(BEGAN + 1e9) == 3
@@ -300,10 +300,10 @@ def test_damage_costs_what_comes_after_it_and_is_told(begin: Callable[..., Run],
 @pytest.mark.parametrize("at", [-1.0, math.nan, math.inf, 1e18])
 def test_what_is_said_to_be_of_no_time_that_a_clock_tells_is_damage(at: float) -> None:
     assert [change.at for change in Unpacker().unpack(Packer().pack([Change(BEGAN, "run")]))] == [BEGAN]
-    with pytest.raises(ProtocolError, match="damaged: a row is of no time"):
+    with pytest.raises(ProtocolError, match="damaged: the time of a row is not valid"):
         list(Unpacker().unpack(Packer().pack([Change(at, "run")])))
     with pytest.raises(ProtocolError, match="damaged"):
-        head(file_format.block(Kind.FRAME, at, b""))
+        read_head(file_format.encode_block(Kind.FRAME, at, b""))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", MAGIC, MAGIC + b"\xff" * 40, os.urandom(100)])
@@ -318,7 +318,7 @@ def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, content: 
 
 @given(st.binary(max_size=200))
 def test_rubbish_never_raises_anything_else(data: bytes) -> None:
-    for read in (lambda: head(data), lambda: list(Unpacker().unpack(data))):
+    for read in (lambda: read_head(data), lambda: list(Unpacker().unpack(data))):
         try:
             read()
         except ProtocolError:

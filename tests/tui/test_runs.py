@@ -18,7 +18,7 @@ from agentrl.protocol.effects import Effect, Tier
 from agentrl.transport.curve_keys import ClientKey, new_keypair
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
-from tests.tui.test_replay import Recorder
+from tests.tui.test_playback import Recorder
 from tests.waiting import aeventually
 from tui.app import Settings
 from tui.model.runs import Place

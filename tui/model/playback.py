@@ -1,50 +1,26 @@
-"""A recording as the console plays it: where it stands, how fast it goes, and the mirror as it was then.
+"""Playback of a recording: its position, its speed, and the mirror as it was at that position.
 
-Invariants: wherever one goes, forwards or back, the mirror is as the feed had told it at that moment; a time in which
-nothing was recorded is passed over and never shown as if it had been seen; it stands at its end, and where a step led.
+Invariants: the mirror depends on the position only, not on the way there; a time at which nothing was recorded is
+skipped; playback stops at the end of the recording and after a jump to a mark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from agentrl.errors import ProtocolError
 from agentrl.protocol.wire import decode_row
 from agentrl.recording.file_format import Change
-from agentrl.recording.reader import Frame, Mark
-from agentrl.recording.writer import SIGN_S
+from agentrl.recording.reader import Mark, Recording
 from tui.model.mirror import Mirror
 from tui.model.recorded_steps import Retelling, Telling, Told, tellings
 from tui.model.step_cache import StepCache
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)
-GAP_S = 2 * SIGN_S
-"""A recording that is silent for longer was not written meanwhile."""
-_A_LITTLE_S = 0.2
-"""After the row by which something began, so that what came with it is seen, too."""
-
-
-class Source(Protocol):
-    """A recording, as its reader gives it."""
-
-    frames: list[Frame]
-    marks: list[Mark]
-    damaged: tuple[str, ...]
-
-    @property
-    def begin(self) -> float: ...
-
-    @property
-    def end(self) -> float: ...
-
-    def frame_at(self, at: float) -> int: ...
-
-    def changes(self, index: int) -> Iterator[list[Change]]: ...
 
 
 class Playback:
-    def __init__(self, source: Source, mirror: Mirror, *, speed: float = 1.0, what: str = "recording") -> None:
+    def __init__(self, source: Recording, mirror: Mirror, *, speed: float = 1.0, what: str = "recording") -> None:
         self.source = source
         self.what = what
         """Which recording it is, for the banner."""
@@ -53,11 +29,12 @@ class Playback:
         self.speed = speed
         self.playing = True
         self.told = next(iter(source.damaged), "")
-        """What was noticed on the way, in a sentence."""
+        """The newest problem of the recording, in a sentence."""
         self._mirror = mirror
-        self._retelling = Retelling()
-        self._taken = Told()
+        self._steps = Retelling()
+        self._shown = Told()
         self._index = -1
+        """The current frame, its changes, and the first of them that is not applied."""
         self._changes: Sequence[Change] = ()
         self._next = 0
 
@@ -65,98 +42,59 @@ class Playback:
     def over(self) -> bool:
         return self.position >= self.source.end
 
+    # ---- position ----
+
     def advance(self, seconds: float, clock: float) -> None:
-        """So much time has passed for whoever looks on."""
+        """Plays for the given time."""
         if self.playing and not self.over:
             self._play_to(min(self.position + seconds * self.speed, self.source.end), clock)
         self._mirror.heard(clock)
 
     def seek(self, at: float, clock: float) -> None:
-        """Show another moment."""
-        at, index = self._recorded(min(max(at, self.source.begin), self.source.end))
-        self._load(index)
+        """Shows another time."""
+        at, self._index = self.source.recorded_at(at, backwards=at < self.position)
+        self._changes, problem = self.source.read(self._index)
+        self._next = 0
+        self.told = problem or self.told
+        self._steps.keep(self._index, tellings(self._changes))
         self.position = at
-        rows: dict[str, Change] = {}
-        while self._next < len(self._changes) and self._changes[self._next].at <= at:
-            change = self._changes[self._next]
-            rows[change.key] = change
-            self._next += 1
         self._mirror.begin()
-        for change in rows.values():
+        for change in {change.key: change for change in self._changes_until(at)}.values():
             self._put(change)
         self._mirror.whole(clock)
 
-    def _recorded(self, at: float) -> tuple[float, int]:
-        """The time, or on the way there the last one before a gap or the first one after it; and its frame."""
-        frames, index = self.source.frames, self.source.frame_at(at)
-        if index + 1 < len(frames) and at > frames[index].until and _is_gap(frames[index], frames[index + 1]):
-            back = at < self.position
-            return (frames[index].until, index) if back else (frames[index + 1].at, index + 1)
-        return at, index
-
     def step(self, by: int, clock: float) -> Mark | None:
-        """To where the next thing began, or the one before, and stand there: what goes on at a high speed would be back
-        where it was before anybody looked. None if there is none."""
-        there = [(self._seen_at(mark), mark) for mark in self.source.marks]
-        there = [each for each in there if (each[0] > self.position if by > 0 else each[0] < self.position)]
-        if not there:
+        """Jumps to the next mark (or the one before) and stops there, because at a high speed it would be gone before
+        anybody sees it. Returns None if there is no such mark."""
+        found = self.source.next_mark(self.position, backwards=by < 0)
+        if found is None:
             return None
-        at, mark = (min if by > 0 else max)(there, key=lambda each: each[0])
         self.playing = False
-        self.seek(at, clock)
-        return mark
-
-    def _seen_at(self, mark: Mark) -> float:
-        """When one sees what began, and what came with it; where the recording stops before, the last of it."""
-        frames, index = self.source.frames, self.source.frame_at(mark.at)
-        stops = index + 1 == len(frames) or _is_gap(frames[index], frames[index + 1])
-        at = mark.at + _A_LITTLE_S
-        return min(at, frames[index].until) if stops else at
+        self.seek(found[0], clock)
+        return found[1]
 
     def faster(self, by: int) -> None:
         nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - self.speed))
         self.speed = SPEEDS[min(max(nearest + by, 0), len(SPEEDS) - 1)]
 
-    def tell(self, steps: StepCache) -> Told:
-        """Have them be those that were told of up to what is shown; there is news if it is another answer."""
-        told = self._retelling.told(self._index, self.position)
-        if told is not self._taken:
-            self._taken = told
-            steps.take("", told.rows, more=told.more)
-        return told
-
-    @property
-    def unread(self) -> Sequence[int]:
-        """The frames that tell of the Steps which are missing, those first that are wanted first."""
-        return self._retelling.told(self._index, self.position).unread
-
-    def tellings(self, index: int) -> list[Telling]:
-        """What another frame tells of Steps. It takes time, and nothing of what is shown."""
-        return tellings(_read(self.source, index)[0])
-
-    def keep(self, index: int, found: list[Telling]) -> None:
-        self._retelling.keep(index, found)
-
     def _play_to(self, at: float, clock: float) -> None:
         frames = self.source.frames
-        while self._index + 1 < len(frames) and self._follows(frames[self._index + 1], at):
-            # The next frame begins with everything as it was: what this one told of its end is in there.
+        while self._index + 1 < len(frames) and (
+            frames[self._index + 1].at <= at or (at > frames[self._index].until and self.source.gap_after(self._index))
+        ):
+            # The next frame begins with a snapshot, so the rest of this one is not needed.
             at = max(at, frames[self._index + 1].at)
             self.seek(frames[self._index + 1].at, clock)
-        while self._next < len(self._changes) and self._changes[self._next].at <= at:
-            self._put(self._changes[self._next])
-            self._next += 1
+        for change in self._changes_until(at):
+            self._put(change)
         self.position = at
 
-    def _follows(self, frame: Frame, at: float) -> bool:
-        present = self.source.frames[self._index]
-        return frame.at <= at or (at > present.until and _is_gap(present, frame))
-
-    def _load(self, index: int) -> None:
-        self._index, self._next = index, 0
-        self._changes, broken = _read(self.source, index)
-        self.told = broken or self.told
-        self._retelling.keep(index, tellings(self._changes))
+    def _changes_until(self, at: float) -> Sequence[Change]:
+        """The next changes of the frame up to a time."""
+        first = self._next
+        while self._next < len(self._changes) and self._changes[self._next].at <= at:
+            self._next += 1
+        return self._changes[first : self._next]
 
     def _put(self, change: Change) -> None:
         try:
@@ -164,17 +102,24 @@ class Playback:
         except ProtocolError:
             self.told = f"{change.key} was written by another version and is left out."
 
+    # ---- Steps ----
 
-def _read(source: Source, index: int) -> tuple[list[Change], str]:
-    """What a frame tells, and why not all of it, in a sentence."""
-    found: list[Change] = []
-    try:
-        for block in source.changes(index):
-            found += block
-    except (ProtocolError, OSError) as broken:
-        return found, f"A part of the recording cannot be read: {broken}"
-    return found, ""
+    def tell(self, steps: StepCache) -> Told:
+        """Fills the cache with the Steps up to the position, if they have changed."""
+        shown = self._steps.told(self._index, self.position)
+        if shown is not self._shown:
+            self._shown = shown
+            steps.take("", shown.rows, more=shown.more)
+        return shown
 
+    @property
+    def unread(self) -> Sequence[int]:
+        """The frames that have to be read for missing Steps, in the order in which they are needed."""
+        return self._steps.told(self._index, self.position).unread
 
-def _is_gap(before: Frame, after: Frame) -> bool:
-    return after.at - before.until > GAP_S
+    def tellings(self, index: int) -> list[Telling]:
+        """Reads the Steps of another frame. It is slow, and may run in a thread."""
+        return tellings(self.source.read(index)[0])
+
+    def keep(self, index: int, found: list[Telling]) -> None:
+        self._steps.keep(index, found)

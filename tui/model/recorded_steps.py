@@ -1,13 +1,15 @@
-"""Steps as a recording tells them.
+"""The Steps that a recording contains.
 
-No row of a feed is a Step: its trainer reports the numbers of the newest one, and they stand in the trainer's row until
-there is another. So the Steps of a moment are those that this row has told of up to then.
+The feed has no rows of Steps. The trainer's row holds the numbers of the newest Step until the next one, so the Steps
+up to a time are those that this row reported.
 
-Invariants: what a frame tells follows from that frame alone; the Steps of a moment are the newest `most` that were told
-of until then, whichever way one came there, and while frames are still unread they end where the unread ones begin; a
-Step is as it was told first, because later its row says also what came after it; a Step that a later life of its
-trainer took again was rolled back; what was not told is missing, never 0, and where the numbers of Steps leave a gap
-(a feed tells of a row at most twice a second, and a coordinator may have been away), the next one says so.
+Invariants:
+- The Steps up to a time are the newest `most` that were reported, whichever way playback came there. While earlier
+  frames are unread, the list ends where they begin.
+- A Step has the numbers of its first report, because later reports also contain what came after it.
+- A Step that a later incarnation of its trainer took again was rolled back.
+- Numbers that were not reported are missing, never 0. If Steps are missing between two reports (the feed publishes a
+  row at most twice a second, and the coordinator may have been down), the later one has their count.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from tui.model.step_cache import MOST
 
 Row = Mapping[str, Any]
 BATCH = 20
-"""Frames that are read before anything of them is shown."""
+"""Frames that are read before the result is shown."""
 _KEPT = 4
-"""So many times the Steps of a moment are remembered, for those who go back and forth."""
+"""The Steps of this many positions stay in memory, for jumps back and forth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What a trainer told of its newest Step, and when."""
+    """A trainer's report of its newest Step."""
 
     at: float
     trainer: str
@@ -54,20 +56,20 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The Steps of a moment."""
+    """The Steps up to a time."""
 
     rows: Sequence[Row] = ()
-    """As lists of Steps have them, the newest first."""
+    """As in lists of Steps, the newest first."""
     more: bool = False
-    """There are older ones."""
+    """There are older Steps."""
     untold: int = 0
-    """Steps between them that nobody told of."""
+    """Steps between them that were not reported."""
     unread: Sequence[int] = field(default=(), compare=False)
-    """The frames that have to be read next for what is missing; none where nothing is."""
+    """The frames that have to be read next; empty if the Steps are complete."""
 
 
 def tellings(changes: Iterable[Change]) -> list[Telling]:
-    """The Steps that a frame tells of, each once, in the order of their times."""
+    """The Steps that a frame reports, each once, in order of time."""
     found: dict[tuple[str, int, int], Telling] = {}
     others: set[str] = set()
     for change in changes:
@@ -76,7 +78,7 @@ def tellings(changes: Iterable[Change]) -> list[Telling]:
         try:
             row = decode_row(change.value)
         except ProtocolError:
-            # The player tells of it.
+            # Playback reports it.
             continue
         if isinstance(row, UnitRow) and row.role == Role.TRAINER:
             step = row.metrics.get(STEP.name)
@@ -89,13 +91,13 @@ def tellings(changes: Iterable[Change]) -> list[Telling]:
 
 
 class Retelling:
-    """The frames of a recording that were read for their Steps."""
+    """The Steps of the frames that were read."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
         self._frames: dict[int, list[Telling]] = {}
         self._known = 0
-        """Raised with every frame that is read."""
+        """Count of the frames that were read."""
         self._last: tuple[object, Told] = (None, Told())
 
     def keep(self, index: int, found: list[Telling]) -> None:
@@ -105,7 +107,7 @@ class Retelling:
             self._frames[index] = found
 
     def told(self, index: int, at: float) -> Told:
-        """The Steps of a moment, which lies in this frame; the same object as long as there is no news."""
+        """The Steps up to a time in this frame. Returns the same object while nothing changes."""
         present = [telling for telling in self._frames.get(index, ()) if telling.at <= at]
         moment = (index, len(present), self._known)
         if self._last[0] != moment:
@@ -127,15 +129,15 @@ class Retelling:
         return Told(shown, not whole or len(rows) > self.most, untold, unread)
 
     def _forget(self, first: int, last: int) -> None:
-        """What the moment does not need, where too much is remembered."""
+        """Forgets frames that are not needed now, if too many Steps are in memory."""
         if sum(map(len, self._frames.values())) > _KEPT * self.most + len(self._frames):
             self._frames = {index: found for index, found in self._frames.items() if first <= index <= last}
 
 
 def rows_of(told: Sequence[Telling]) -> list[Row]:
-    """The newest first; `told` is in the order of time."""
+    """Rows of reports, the newest first. `told` is in order of time."""
     begun: dict[str, dict[int, int]] = {}
-    """The first Step of each life, by trainer."""
+    """The first Step of each incarnation, by trainer."""
     for telling in told:
         begun.setdefault(telling.trainer, {}).setdefault(telling.life, telling.step)
     again = {trainer: _taken_again_from(lives) for trainer, lives in begun.items()}
@@ -149,7 +151,7 @@ def rows_of(told: Sequence[Telling]) -> list[Row]:
 
 
 def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
-    """The least Step that a later life began with, for each life."""
+    """For each incarnation, the lowest Step with which a later one began."""
     found: dict[int, float] = {}
     least = math.inf
     for life in sorted(begun, reverse=True):
@@ -159,7 +161,7 @@ def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
 
 
 def _row(telling: Telling, *, rolled_back: bool, untold: int) -> Row:
-    """`untold` Steps were trained between the one that was told before and this one."""
+    """`untold` Steps before this one were not reported."""
     numbers = telling.numbers
     at = datetime.fromtimestamp(telling.at, UTC)
     row: dict[str, Any] = {
@@ -181,6 +183,6 @@ def _row(telling: Telling, *, rolled_back: bool, untold: int) -> Row:
 
 
 def chosen(rows: Iterable[Row], filter: str, now: float) -> list[Row]:
-    """Those that a filter wants. FilterError says where it is wrong."""
+    """The rows that match a filter. Raises FilterError."""
     expression, at = parse(filter, STEPS), datetime.fromtimestamp(now, UTC)
     return [row for row in rows if matches(expression, row, at)]

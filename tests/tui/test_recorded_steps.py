@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from agentrl.protocol.rows import UnitRow, UnitState
 from agentrl.recording.file_format import Change
 from agentrl.recording.reader import Recording
 from tests.tui.conftest import SIZES, Screen
-from tests.tui.test_replay import BEGAN, Recorder
+from tests.tui.test_playback import BEGAN, Recorder
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui import recording_lookup
@@ -60,7 +59,7 @@ class Training(Recorder):
 
     def ended(self) -> Recording:
         self.writer.close()
-        return Recording.open(self.writer._shelf._directory)
+        return Recording.open(self.writer._files._directory)
 
     def happen(self, what: str) -> None:
         match what:
@@ -152,12 +151,12 @@ def test_there_are_at_most_so_many_and_no_frame_is_read_for_more(
     for _ in range(4):
         at = data.draw(st.floats(recording.begin, recording.end))
         index = recording.frame_at(at)
-        retelling.keep(index, tellings(change for block in recording.changes(index) for change in block))
+        retelling.keep(index, tellings(change for block in recording.blocks(index) for change in block))
         reads = 0
         while unread := retelling.told(index, at).unread:
             assert max(unread) < index
             for each in unread:
-                retelling.keep(each, tellings(change for block in recording.changes(each) for change in block))
+                retelling.keep(each, tellings(change for block in recording.blocks(each) for change in block))
             reads += 1
             assert reads <= len(recording.frames), "what was read is not read again and again"
         told, everything = retelling.told(index, at), expected(made, at)
@@ -216,16 +215,13 @@ def test_a_frame_that_cannot_be_read_costs_its_own_steps_and_no_others(tmp_path:
         made.wait(61)
     recording = made.ended()
 
-    class Damaged:
-        frames, marks, damaged = recording.frames, recording.marks, ()
-        begin, end, frame_at = recording.begin, recording.end, recording.frame_at
-
-        def changes(self, index: int) -> object:
+    class Damaged(Recording):
+        def blocks(self, index: int) -> Iterator[list[Change]]:
             if index == 1:
                 raise OSError("a bad sector")
-            return recording.changes(index)
+            return super().blocks(index)
 
-    playback, steps = Playback(cast(Recording, Damaged()), Mirror()), StepCache()
+    playback, steps = Playback(Damaged(recording.frames, recording.marks, ()), Mirror()), StepCache()
     playback.seek(recording.end, 0.0)
     read_back(playback)
     playback.tell(steps)
