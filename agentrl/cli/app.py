@@ -28,6 +28,7 @@ from agentrl.cli import (
     programs,
     records,
     run_file,
+    runs,
     status,
     steps,
     tasks,
@@ -76,7 +77,7 @@ def root(
 for group_of_verbs in (
     *(up, down, status, tui, units, tune, logs, events, alerts),
     *(diagnosis, tasks, records, steps, train),
-    *(programs, keys, run_file, completion),
+    *(runs, programs, keys, run_file, completion),
 ):
     group_of_verbs.register(app)
 

@@ -1,4 +1,4 @@
-"""The verb down: stop everything, and prove that nothing is left."""
+"""The command `down`: stop everything, and prove that nothing is left."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""The end of a run: everything is stopped, then it is proven that nothing is left.
+"""Taking a run down, as a transaction: by its coordinator, or from this host if no coordinator answers.
 
-Invariants: the first Ctrl-C only says what the second one does; "nothing is left" is never taken from the coordinator
-alone where this host can be looked at; what is removed without a coordinator is named first.
+Invariants:
+- The first Ctrl-C after the command is sent only says what the second one does.
+- "Nothing is left" is proven by a scan where this host can be scanned, not by the coordinator's word alone.
+- Processes that are removed without a coordinator are named first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
 
-from agentrl.cli import cleanup_check, output, start_coordinator
-from agentrl.cli.execute import agreed, consented, report_accepted, report_preview
-from agentrl.cli.options import RUN_VARIABLE, Cli
+from agentrl.cli import cleanup_check, lifecycle, output, start_coordinator
+from agentrl.cli.execute import agreed, report_accepted
+from agentrl.cli.lifecycle import LocalTransaction, Transaction
+from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
 from agentrl.client.discovery import forget_dead
@@ -26,243 +26,222 @@ from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.commands import Accepted, Down
-from agentrl.protocol.effects import Effect, tier_of
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
 
 _KEEPERS_END_WITHIN_S = 20.0
 _TREES_END_WITHIN_S = 5.0
 _COMMAND_SHOWN = 120
-_AGENT_BRINGS_IT_BACK_WITHIN_S = 10.0
+_AGENT_RESTARTS_COORDINATOR_WITHIN_S = 10.0
 
 
 async def end_run(cli: Cli, *, now: bool) -> ExitCode:
-    """Stop the run that is meant, wherever its coordinator is, or remove whatever was left of it."""
-    if cli.remote:
-        async with cli.connect() as client:
-            stopped = await _stop(cli, client, [], now=now)
-            return _tell(cli, "", stopped, None, []) if stopped is not _UNWANTED else ExitCode.OK
-    run = await _meant(cli)
-    if run is None:
-        return _nothing(cli)
-    keepers = keepers_of(paths.state_dir(run.name))
-    # While an agent lives it may be bringing its coordinator back, so that is waited for.
-    if not await start_coordinator.answers(run.name, _AGENT_BRINGS_IT_BACK_WITHIN_S if keepers else 1.0):
-        return await _remove_leftovers(cli, run)
-    async with Client.connect(run=run.name) as client:
+    """Stop the run that is meant, wherever its coordinator is, or remove what is left of it on this host."""
+    run = None
+    if not cli.remote:
+        run = await _find_run(cli)
+        if run is None:
+            return _report_no_run(cli)
         keepers = keepers_of(paths.state_dir(run.name))
-        stopped = await _stop(cli, client, keepers, now=now)
-    if stopped is _UNWANTED:
-        return ExitCode.OK
-    if stopped is not None and stopped.state is OperationState.SUPERSEDED:
-        return _is_up_again(cli, run.name, stopped)
-    return await _prove(cli, run, stopped, keepers)
+        # An agent that lives may be restarting its coordinator.
+        if not await start_coordinator.answers(run.name, _AGENT_RESTARTS_COORDINATOR_WITHIN_S if keepers else 1.0):
+            found = await cleanup_check.scan(run.uuid)
+            keepers = keepers_of(paths.state_dir(run.name))
+            if found.found or keepers:
+                return await lifecycle.carry_out(_RemoveLeftovers(cli, run, found, keepers))
+            if not cli.dry_run:
+                forget_dead(paths.state_dir(run.name), run.uuid)
+            return _report_not_up(cli, run, found)
+    return await lifecycle.carry_out(_Stop(cli, run, Down(now=now)))
 
 
-async def _meant(cli: Cli) -> RunFile | None:
-    """The run to be stopped: the one named, else the only one of which something lives."""
+async def _find_run(cli: Cli) -> RunFile | None:
+    """The run to stop: the one that is named, else the only one with living processes."""
     known = [run for run in paths.list_runs() if not run.broken]
-    name = cli.run or os.environ.get(RUN_VARIABLE)
-    if name:
-        return next((run for run in known if run.name == name), None)
+    if cli.named:
+        return next((run for run in known if run.name == cli.named), None)
     up = [run for run in known if keepers_of(paths.state_dir(run.name))]
     if not up and len(known) > 1:
         up = [run for run in known if (await cleanup_check.scan(run.uuid)).found]
     if len(up) > 1:
-        raise UsageError(
-            f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Say which one: --run NAME."
-        )
+        raise UsageError(f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Name one: --run NAME.")
     if up:
         return up[0]
     return known[0] if len(known) == 1 else None
 
 
-def _nothing(cli: Cli) -> ExitCode:
-    name = cli.run or os.environ.get(RUN_VARIABLE) or ""
-    what = f"There is no run named {name!r} on this host" if name else "No run is up on this host"
-    sentence = f"{what}, in {paths.home()}; there is nothing to stop."
-    if cli.json:
-        output.emit({"run": name, "proven": True, "was_up": False, "lines": [sentence]})
-    else:
-        output.say(sentence)
-    return ExitCode.OK
+class _Stop(Transaction):
+    """Asks the coordinator to end the run, waits for its end, and scans this host if the run was here."""
 
+    def __init__(self, cli: Cli, run: RunFile | None, args: Down) -> None:
+        """`run` is None if the run is behind a key."""
+        super().__init__(cli)
+        self._run = run
+        self._args = args
+        self._keepers: list[Living] = []
+        self._pressed = 0
 
-_UNWANTED = OperationRow("", "down", "", "", OperationState.CANCELLED, 0.0)
-"""Stands for an operation that was not sent, or not waited for, because that was not wanted."""
+    async def prepare(self) -> None:
+        connection = Client.connect(run=self._run.name) if self._run is not None else self.cli.connect()
+        self._client = await self.resources.enter_async_context(connection)
+        if self._run is not None:
+            self._keepers = keepers_of(paths.state_dir(self._run.name))
 
+    async def consent(self) -> bool:
+        self._send = await agreed(self.cli, self._client, "down", self._args)
+        return self._send is not None
 
-async def _stop(cli: Cli, client: Client, keepers: list[Living], *, now: bool) -> OperationRow | None:
-    """Have everything stopped. None if the coordinator was gone before it could tell how it ended."""
-    send = await agreed(cli, client, "down", Down(now=now))
-    if send is None:
-        return _UNWANTED
-    if not cli.wait:
-        report_accepted(cli, await send())
-        return _UNWANTED
-    with Progress(cli) as progress:
-        return await _Ending(cli, client, keepers, progress).run(send())
-
-
-class _Ending:
-    """Sends a `down` and waits for its end, with Ctrl-C as the way to hurry it.
-
-    Units may be stopping before the answer is here, so Ctrl-C means the same from the moment of sending on.
-    """
-
-    def __init__(self, cli: Cli, client: Client, keepers: list[Living], progress: Progress) -> None:
-        self._cli = cli
-        self._client = client
-        self._keepers = keepers
-        self._progress = progress
-        self._pressed: asyncio.Queue[None] = asyncio.Queue()
-
-    async def run(self, sending: Awaitable[Accepted]) -> OperationRow | None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._pressed.put_nowait, None)
+    async def act(self) -> None:
+        """Send the command. Units may be stopping before the answer arrives, so from here Ctrl-C hurries."""
+        assert self._send is not None
+        if self.cli.wait:
+            self.signals.count_presses()
+        call: asyncio.Future[Accepted] = asyncio.ensure_future(self._send())
         try:
-            return await self._wait(await self._accepted(sending))
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-
-    async def _accepted(self, sending: Awaitable[Accepted]) -> str:
-        """The operation. One Ctrl-C meanwhile is answered afterwards; after two nobody waits for an answer."""
-        call: asyncio.Future[Accepted] = asyncio.ensure_future(sending)
-        pressed = 0
-        try:
-            while not call.done():
-                key = asyncio.ensure_future(self._pressed.get())
-                awaited: set[asyncio.Future[Any]] = {call, key}
-                done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-                pressed += key in done
-                key.cancel()
-                if pressed == 2 and not call.done():
+            while not await self._pressed_before(call):
+                self._pressed += 1
+                if self._pressed == 2:
                     raise KeyboardInterrupt
         finally:
             call.cancel()
-        for _ in range(pressed):
-            self._pressed.put_nowait(None)
-        return call.result().operation
+        self._accepted = call.result()
 
-    async def _wait(self, operation: str) -> OperationRow | None:
-        # A coordinator ends itself as its last act: its answer may be lost, its end is seen.
-        gone: asyncio.Future[list[Living]] = asyncio.get_running_loop().create_future()
+    async def finish(self) -> ExitCode:
+        if not self.cli.wait:
+            report_accepted(self.cli, self._accepted)
+            return ExitCode.OK
+        with Progress(self.cli) as progress:
+            row = await self._wait(progress)
+        if self._run is None:
+            return _report(self.cli, "", row, None, [])
+        if row is not None and row.state is OperationState.SUPERSEDED:
+            return _report_up_again(self.cli, self._run.name, row)
+        with Progress(self.cli) as progress:
+            progress.step("waiting for agent and coordinator to end")
+            left = await cleanup_check.until_gone(self._keepers, _KEEPERS_END_WITHIN_S)
+            progress.step("looking at every process of this host")
+            found = await cleanup_check.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
+        return _report(self.cli, self._run.name, row, found, left)
+
+    async def _wait(self, progress: Progress) -> OperationRow | None:
+        """The operation at its end. None if the coordinator ended before it could answer, which is its last act."""
+        gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._keepers:
             gone = asyncio.ensure_future(cleanup_check.until_gone(self._keepers))
-        told = self._watch(operation)
-        times = 0
+        row = self._watch(self._accepted.operation, progress)
+        if self._pressed:
+            _note_what_ctrl_c_does()
         try:
-            while True:
-                key = asyncio.ensure_future(self._pressed.get())
-                awaited: set[asyncio.Future[Any]] = {told, gone, key}
-                done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-                key.cancel()
-                if key not in done:
-                    return _result(told)
-                times += 1
-                told = await self._hurry(times, told)
+            while not await self._pressed_before(row, gone):
+                self._pressed += 1
+                if self._pressed == 1:
+                    _note_what_ctrl_c_does()
+                elif self._pressed == 2:
+                    output.note("Killing what is left. Ctrl-C once more stops the waiting.")
+                    again: Accepted = await self._client.call("down", Down(now=True))
+                    row.cancel()
+                    row = self._watch(again.operation, progress)
+                else:
+                    output.note(
+                        "No longer waiting; the stopping goes on. `agentrl down` proves later that nothing is left."
+                    )
+                    raise KeyboardInterrupt
+            return row.result() if row.done() else None
+        except NoCoordinatorError:
+            return None
         finally:
-            told.cancel()
+            self.signals.stop_counting()
+            row.cancel()
             gone.cancel()
-            await asyncio.gather(told, gone, return_exceptions=True)
+            await asyncio.gather(row, gone, return_exceptions=True)
 
-    def _watch(self, operation: str) -> asyncio.Future[OperationRow]:
+    def _watch(self, operation: str, progress: Progress) -> asyncio.Future[OperationRow]:
         return asyncio.ensure_future(
-            self._client.wait(operation, on_change=self._progress.operation, timeout_s=self._cli.timeout_s)
+            self._client.wait(operation, on_change=progress.operation, timeout_s=self.cli.timeout_s)
         )
 
-    async def _hurry(self, times: int, told: asyncio.Future[OperationRow]) -> asyncio.Future[OperationRow]:
-        """The second Ctrl-C kills, the third stops the waiting."""
-        if times == 1:
-            output.note("Units are finishing what is under way. Ctrl-C once more kills them.")
-            return told
-        if times == 2:
-            output.note("Killing what is left. Ctrl-C once more stops the waiting.")
-            accepted: Accepted = await self._client.call("down", Down(now=True))
-            told.cancel()
-            return self._watch(accepted.operation)
-        output.note("No longer waiting; the stopping goes on. `agentrl down` proves later that nothing is left.")
-        raise KeyboardInterrupt
+    async def _pressed_before(self, *awaited: asyncio.Future[Any]) -> bool:
+        """Returns False at the next Ctrl-C, True when one of the futures is done first."""
+        key = asyncio.ensure_future(self.signals.presses.get())
+        try:
+            done, _ = await asyncio.wait({key, *awaited}, return_when=asyncio.FIRST_COMPLETED)
+            return key not in done
+        finally:
+            key.cancel()
 
 
-def _result(told: asyncio.Future[OperationRow]) -> OperationRow | None:
-    if not told.done():
-        return None
-    try:
-        return told.result()
-    except NoCoordinatorError:
-        # It is gone before it could tell; whether everything ended is for the scan to say.
-        return None
+def _note_what_ctrl_c_does() -> None:
+    output.note("Units are finishing what is under way. Ctrl-C once more kills them.")
 
 
-def _is_up_again(cli: Cli, name: str, row: OperationRow) -> ExitCode:
-    sentence = f"The run {name} was not brought down: {ended(row.reason)}"
-    if cli.json:
-        output.emit({"run": name, "proven": False, "was_up": True, "operation": row, "lines": [sentence]})
-    else:
-        output.note(sentence)
-    return ExitCode.CONFLICT
+class _RemoveLeftovers(LocalTransaction):
+    """Ends the processes of a run whose coordinator does not answer."""
+
+    def __init__(self, cli: Cli, run: RunFile, found: ScanReport, keepers: list[Living]) -> None:
+        super().__init__(cli)
+        self._run = run
+        self._found = found
+        self._keepers = keepers
+
+    async def prepare(self) -> None:
+        listed = {one.pid for one in self._found.found}
+        names = [_named(one) for one in self._found.found]
+        names += [f"{keeper.what} (pid {keeper.pid})" for keeper in self._keepers if keeper.pid not in listed]
+        self.effect = Effect(kills=tuple(names))
+        if not self.cli.dry_run:
+            output.note(f"No coordinator answers for {self._run.name}, but processes of it are left.")
+
+    async def act(self) -> None:
+        # Agents first: they would restart the coordinator, and the coordinator the units.
+        self._left = await cleanup_check.end(self._keepers)
+        killed = await cleanup_check.scan(self._run.uuid, kill=True)
+        after = await cleanup_check.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
+        self._after = msgspec.structs.replace(after, killed=killed.killed or self._found.found)
+
+    async def finish(self) -> ExitCode:
+        if not self._after.found:
+            forget_dead(paths.state_dir(self._run.name), self._run.uuid)
+        return _report(self.cli, self._run.name, None, self._after, self._left)
 
 
-async def _prove(cli: Cli, run: RunFile, row: OperationRow | None, keepers: list[Living]) -> ExitCode:
-    with Progress(cli) as progress:
-        progress.step("waiting for agent and coordinator to end")
-        left = await cleanup_check.until_gone(keepers, _KEEPERS_END_WITHIN_S)
-        progress.step("looking at every process of this host")
-        found = await cleanup_check.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
-    return _tell(cli, run.name, row, found, left)
+def _report_no_run(cli: Cli) -> ExitCode:
+    name = cli.named or ""
+    what = f"There is no run named {name!r} on this host" if name else "No run is up on this host"
+    sentence = f"{what}, in {paths.home()}; there is nothing to stop."
+    return _report_sentence(cli, sentence, {"run": name, "proven": True, "was_up": False})
 
 
-async def _remove_leftovers(cli: Cli, run: RunFile) -> ExitCode:
-    """No coordinator answers: whatever is still there is named and removed."""
-    found = await cleanup_check.scan(run.uuid)
-    keepers = keepers_of(paths.state_dir(run.name))
-    if not found.found and not keepers:
-        if not cli.dry_run:
-            forget_dead(paths.state_dir(run.name), run.uuid)
-        return _was_not_up(cli, run, found)
-    listed = {one.pid for one in found.found}
-    names = [_named(one) for one in found.found]
-    names += [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers if keeper.pid not in listed]
-    effect = Effect(kills=tuple(names))
-    if cli.dry_run:
-        report_preview(cli, effect, tier_of(effect))
-        return ExitCode.OK
-    output.note(f"No coordinator answers for {run.name}, but something of it is left.")
-    if not consented(cli, effect, tier_of(effect)):
-        output.note("Nothing was done.")
-        return ExitCode.OK
-    # The agents first: they would start the coordinator, and it the units, again.
-    left = await cleanup_check.end(keepers)
-    killed = await cleanup_check.scan(run.uuid, kill=True)
-    after = await cleanup_check.scan_until_empty(run.uuid, _TREES_END_WITHIN_S)
-    after = msgspec.structs.replace(after, killed=killed.killed or found.found)
-    if not after.found:
-        forget_dead(paths.state_dir(run.name), run.uuid)
-    return _tell(cli, run.name, None, after, left)
-
-
-def _was_not_up(cli: Cli, run: RunFile, found: ScanReport) -> ExitCode:
+def _report_not_up(cli: Cli, run: RunFile, found: ScanReport) -> ExitCode:
     sentence = f"The run {run.name} is not up: none of {found.examined} processes on {found.host} belongs to it."
+    return _report_sentence(cli, sentence, {"run": run.name, "proven": True, "was_up": False, "scan": found})
+
+
+def _report_up_again(cli: Cli, name: str, row: OperationRow) -> ExitCode:
+    sentence = f"The run {name} was not brought down: {ended(row.reason)}"
+    return _report_sentence(cli, sentence, {"run": name, "proven": False, "was_up": True, "operation": row})
+
+
+def _report_sentence(cli: Cli, sentence: str, document: dict[str, Any]) -> ExitCode:
     if cli.json:
-        output.emit({"run": run.name, "proven": True, "was_up": False, "scan": found, "lines": [sentence]})
+        output.emit({**document, "lines": [sentence]})
     else:
-        output.say(sentence)
-    return ExitCode.OK
+        (output.say if document["proven"] else output.note)(sentence)
+    return ExitCode.OK if document["proven"] else ExitCode.CONFLICT
 
 
 def _named(process: ProcessInfo) -> str:
-    """A process as a person knows it: whose it is, or else how it was started."""
+    """A process by its incarnation, or by its command line if it has none."""
     command = process.command if len(process.command) <= _COMMAND_SHOWN else f"{process.command[:_COMMAND_SHOWN]}…"
     return f"{process.incarnation or command} (pid {process.pid}, {process.why})"
 
 
-def _tell(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[Living]) -> ExitCode:
-    """Say what was done, and whether it is proven that nothing is left."""
+def _report(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[Living]) -> ExitCode:
+    """Report what was stopped, and whether it is proven that nothing is left."""
     lines = list(row.lines) if row is not None else []
     remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]
     if found is not None:
-        # This host was looked at once more since; one line about it is enough.
+        # The scan of this host is newer than the coordinator's line about it.
         lines = [line for line in lines if not (line.startswith(f"{found.host}: ") and line.endswith(NONE_LEFT))]
         lines += [f"killed {_named(one)}" for one in found.killed]
         remaining += [f"{_named(one)} on {found.host}" for one in found.found]

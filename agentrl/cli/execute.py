@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from agentrl.cli import output
@@ -96,14 +96,22 @@ def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:
 
 
 def _ask(question: str, *, default: bool) -> bool:
-    """A question that one Ctrl-C ends: the event loop's own handler would wait for the answer first."""
     import typer
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with signals_end_prompts():
         return typer.confirm(question, default=default, err=True)
+
+
+@contextlib.contextmanager
+def signals_end_prompts() -> Iterator[None]:
+    """One Ctrl-C or SIGTERM ends a question; the handlers of the event loop would wait for the answer first."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 async def finished(cli: Cli, client: Client, operation: str) -> OperationRow:

@@ -43,14 +43,14 @@ def usual_file() -> Path | None:
 
 def meant(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | None, tuple[str, ...]]:
     """The run file that is named, the one of the named run's last `up`, or the one here; and what is set."""
-    from agentrl.cli.up_transaction import remembered
+    from agentrl.cli.up_transaction import last_up
 
     chosen_sets = tuple(sets or ())
     if file is not None or not cli.run:
         return file or usual_file(), chosen_sets
     from agentrl.client.discovery import state_of
 
-    before = remembered(state_of(cli.run))
+    before = last_up(state_of(cli.run))
     if before is None:
         raise ConfigError(f"It is not known which file {cli.run} was started with.", hint="Name it: RUN.yaml.")
     return before[0], (*before[1], *chosen_sets)

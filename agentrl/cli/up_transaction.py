@@ -1,8 +1,9 @@
-"""What an `up` has begun before it is accepted: kept when it is, taken back where it comes to nothing.
+"""Bringing a run up, as a transaction: create the run, start its coordinator, send the file; or undo all of it.
 
-Invariants: a run that was never accepted is not there afterwards, unless something of it lives; of a run that another
-command brought up nothing is taken back, whenever that was accepted. From its beginning until it is accepted or taken
-back an `up` has the run's turn, so that none finds the half of what another makes or takes back.
+Invariants:
+- A run that was never accepted does not exist afterwards, unless one of its processes lives.
+- Nothing of a run that another command brought up is undone.
+- One `up` at a time begins a run: from its creation until it is accepted or undone the command holds a lock.
 """
 
 from __future__ import annotations
@@ -14,94 +15,107 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agentrl.cli import output, start_coordinator
 from agentrl.cli.cleanup_check import end, until_gone
-from agentrl.cli.forget_run import finish_removals, remove_state
+from agentrl.cli.execute import agreed, finished, report_accepted
+from agentrl.cli.lifecycle import Transaction
+from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
+from agentrl.cli.run_removal import finish_removals, remove_state
 from agentrl.cli.start_coordinator import Place
+from agentrl.cli.status import follow_changes
+from agentrl.cli.up_report import report
 from agentrl.client import Client
-from agentrl.client.run_processes import keepers_of, read_json
+from agentrl.client.run_processes import keepers_of, left_up, read_json
 from agentrl.config import paths
-from agentrl.errors import AgentrlError, ConflictError
-from agentrl.protocol.commands import Accepted, Down
+from agentrl.errors import (
+    AgentrlError,
+    ConflictError,
+    ExitCode,
+    NoCoordinatorError,
+    TakenDownError,
+    WaitTimeoutError,
+)
+from agentrl.formatting.sentences import ended
+from agentrl.protocol.commands import Accepted, Apply, Down
 from agentrl.protocol.rows import OperationState
 
-_TAKEN_BACK_WITHIN_S = 20.0
+_UNDONE_WITHIN_S = 20.0
+_POLL_S = 0.05
 NOTHING_CHANGED = "Nothing was started or changed."
 _LEFT_TO_ANOTHER = "Another `up` was accepted meanwhile; this one started and changed nothing else."
-_POLL_S = 0.05
+_BRINGS_IT_UP = "`agentrl up` brings it up again."
 
 
-class Turn:
-    """The right to begin a run. It goes with its holder, however that ends."""
+class BeginLock:
+    """The right to begin a run. It ends with its holder, however that ends."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     @classmethod
-    def take(cls, state_dir: Path) -> Turn | None:
-        """None while another has it, or if there is no such directory any more."""
+    def take(cls, state_dir: Path) -> BeginLock | None:
+        """Returns None while another command holds it, or if the directory does not exist any more."""
         try:
             handle = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        turn = cls(handle)
+        lock = cls(handle)
         try:
-            # On the directory itself, so that what is taken back leaves no lock behind.
+            # On the directory itself, so that an undone run leaves no lock file.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), os.stat(state_dir)):
-                return turn
+                return lock
         except (BlockingIOError, FileNotFoundError):
             pass
         except OSError:
-            return turn  # a place without locks is refused by the coordinator, with a better sentence
-        turn.release()
+            return lock  # the coordinator refuses a file system without locks, with a better sentence
+        lock.release()
         return None
 
     def release(self) -> None:
-        """May be said twice."""
+        """Harmless if it was released before."""
         if self._handle >= 0:
             os.close(self._handle)
         self._handle = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Beginning:
-    """One `up`, until it is accepted or refused."""
+class NewRun:
+    """What an `up` created before it was accepted."""
 
     place: Place
     file: Path | None = None
-    """The run file, to be remembered; None where there is none, or where it is not of this host."""
+    """The run file to remember; None if there is none, or if it is on another host."""
     sets: tuple[str, ...] = ()
-    new_run: bool = False
-    new_dir: bool = False
-    """The state directory, and the run's, were not there before."""
+    new_state_dir: bool = False
+    new_run_dir: bool = False
     started: bool = False
-    """Agent and coordinator are there for this command alone."""
-    turn: Turn | None = None
-    """None for a run elsewhere, which is never begun from here."""
+    """Agent and coordinator were started for this command alone."""
+    lock: BeginLock | None = None
 
     @classmethod
-    def make(cls, place: Place, file: Path | None, sets: tuple[str, ...], *, elsewhere: Path | None) -> Beginning:
-        """Make the run of that place where there is none yet."""
+    def create(cls, place: Place, file: Path | None, sets: tuple[str, ...], *, elsewhere: Path | None) -> NewRun:
+        """Create the run at that place unless it exists."""
         finish_removals(paths.home())
-        new_dir = not place.run_dir.exists()
-        # What a directory of before holds besides is not ours to remove, nor a link to one that is not mounted now.
-        new_run = not os.path.lexists(place.state_dir) and not (elsewhere and os.path.lexists(elsewhere))
+        new_run_dir = not place.run_dir.exists()
+        # An older directory may hold other files, and a link may lead to a disk that is not mounted now.
+        new_state_dir = not os.path.lexists(place.state_dir) and not (elsewhere and os.path.lexists(elsewhere))
         paths.create_run(place.name, place.run_dir, elsewhere=elsewhere)
-        return cls(place, file, sets, new_run, new_dir)
+        return cls(place, file, sets, new_state_dir, new_run_dir)
 
     @classmethod
-    async def in_turn(
-        cls, place: Place, make: Callable[[], Beginning], progress: Progress, within_s: float
-    ) -> Beginning:
-        """What `make` makes, and the turn. ConflictError if another `up` has it for longer than that."""
-        deadline, begun = time.monotonic() + within_s, make()
-        while (turn := Turn.take(place.state_dir)) is None:
+    async def create_alone(
+        cls, place: Place, create: Callable[[], NewRun], progress: Progress, within_s: float
+    ) -> NewRun:
+        """Create the run and take its lock. Raises ConflictError if another `up` holds the lock for too long."""
+        deadline, run = time.monotonic() + within_s, create()
+        while (lock := BeginLock.take(place.state_dir)) is None:
             if not place.state_dir.is_dir():
-                begun = make()  # the other one has taken the run back
+                run = create()  # the other command undid the run
                 continue
             if time.monotonic() > deadline:
                 raise ConflictError(
@@ -110,92 +124,194 @@ class Beginning:
                 )
             progress.step(f"another `agentrl up` begins the run {place.name}: this one joins it when that is accepted")
             await asyncio.sleep(_POLL_S)
-        return dataclasses.replace(begun, turn=turn)
+        return dataclasses.replace(run, lock=lock)
 
-    def let_go(self) -> None:
-        """Accepted or taken back, or nothing is there to be taken back: others may begin."""
-        if self.turn is not None:
-            self.turn.release()
+    def release(self) -> None:
+        """Let other commands begin the run."""
+        if self.lock is not None:
+            self.lock.release()
 
-    def accepted(self) -> None:
-        """Remember what the run was last started with, for `agentrl up --run NAME`, and that it was accepted."""
+    def remember(self) -> None:
+        """Keep the file and its settings for `agentrl up --run NAME`; the file also shows that an `up` was accepted."""
         state_dir = self.place.state_dir
-        # Another command that made the run may have taken it away again before it heard of this one.
+        # Another command that created the run may have undone it meanwhile.
         if self.file is None or not state_dir.is_dir():
             return
         target = state_dir / paths.LAST_UP
-        draft = target.with_suffix(f".{os.getpid()}")  # two `up` at once write one after the other, not into one draft
+        draft = target.with_suffix(f".{os.getpid()}")  # two commands may write at once
         draft.write_text(json.dumps({"file": str(self.file), "sets": list(self.sets)}))
         draft.replace(target)
 
-    async def taken_back(self) -> str:
-        """Leave everything as it was before; what is then true, in a sentence."""
+    async def undo(self) -> str:
+        """Restore what was before this command; returns what is true then, in a sentence."""
         if not self.started:
             return NOTHING_CHANGED
-        told = await _keepers_ended(self.place)
-        if self.new_run:
+        left = await _end_keepers(self.place)
+        if self.new_state_dir:
             self._remove()
-        return told
+        return left
 
     def _remove(self) -> None:
-        """The state of a run that was never accepted, and its directory if nothing is in it."""
+        """Remove the state of a run that was never accepted, and its directory if that is empty."""
         state_dir = self.place.state_dir
         if keepers_of(state_dir) or (state_dir / paths.LAST_UP).exists():
             return
-        if self.new_dir:
+        if self.new_run_dir:
             with contextlib.suppress(OSError):
                 self.place.run_dir.rmdir()
-        # Last: from now on another `up` makes the run anew.
+        # Last, because another `up` may create the run from then on.
         remove_state(state_dir)
 
 
-async def _keepers_ended(place: Place) -> str:
-    """End agent and coordinator of a run that is not up: they were started for a command that came to nothing.
+async def _end_keepers(place: Place) -> str:
+    """End agent and coordinator of a run that is not up; they were started for a command that was not accepted.
 
-    Those of a run that is up stay: it was without them and its units live on, or another `up` was accepted meanwhile,
-    which only the coordinator can tell, in the moment in which it is told to end.
+    They stay if the run is up: it had lost them while its units live, or another `up` was accepted meanwhile. Only the
+    coordinator knows that, at the moment of its `down`.
     """
     left = keepers_of(place.state_dir)
     with contextlib.suppress(AgentrlError):
-        async with Client.connect(run=place.name, timeout_s=_TAKEN_BACK_WITHIN_S) as client:
-            # An agent that has not come yet would not be told to leave.
-            deadline = time.monotonic() + _TAKEN_BACK_WITHIN_S
-            while not (report := await client.status()).hosts and time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
-            if report.run.desired == "up":
+        async with Client.connect(run=place.name, timeout_s=_UNDONE_WITHIN_S) as client:
+            # An agent that has not registered yet would not get the order to end.
+            deadline = time.monotonic() + _UNDONE_WITHIN_S
+            while not (status := await client.status()).hosts and time.monotonic() < deadline:
+                await asyncio.sleep(_POLL_S)
+            if status.run.desired == "up":
                 return "Agent and coordinator of the run are up again; nothing else was started or changed."
             try:
                 down: Accepted = await client.call("down", Down(now=True, unless_up=True))
             except ConflictError:
                 return _LEFT_TO_ANOTHER
-            if await _is_wanted_again(client, down.operation):
+            if await _was_superseded(client, down.operation):
                 return _LEFT_TO_ANOTHER
-        await end(await until_gone(left, _TAKEN_BACK_WITHIN_S))
-    # Whoever lives now, who need not be who lived at first: an agent may have brought its coordinator back.
+        await end(await until_gone(left, _UNDONE_WITHIN_S))
+    # Not the processes of before: an agent may have restarted its coordinator.
     return what_lives(place) if keepers_of(place.state_dir) else NOTHING_CHANGED
 
 
-async def _is_wanted_again(client: Client, down: str) -> bool:
-    """Whether an `up` came after this `down` and before the run's end: agent and coordinator stay for it."""
+async def _was_superseded(client: Client, down: str) -> bool:
+    """Whether an `up` came after this `down`, which needs agent and coordinator."""
     try:
-        row = await client.wait(down, timeout_s=_TAKEN_BACK_WITHIN_S)
+        row = await client.wait(down, timeout_s=_UNDONE_WITHIN_S)
     except AgentrlError:
-        return False  # It left before it could say so, or hangs.
+        return False  # It ended before it could answer, or hangs.
     return row.state is OperationState.SUPERSEDED
 
 
 def what_lives(place: Place) -> str:
-    """Of an `up` that ended before any unit was started."""
+    """What is left of an `up` that ended before a unit was started."""
     names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
     if not names:
         return "Nothing was started."
     return f"No unit was started. Still there: {names}. `agentrl down --run {place.name}` ends it."
 
 
-def remembered(state_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
+def last_up(state_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
     """The run file and settings of the last `up`; None if there was none."""
     found = read_json(state_dir / paths.LAST_UP)
     file, sets = found.get("file"), found.get("sets", [])
     if not isinstance(file, str) or not isinstance(sets, list):
         return None
     return Path(file), tuple(str(one) for one in sets)
+
+
+class Up(Transaction):
+    """Sends a configuration to the coordinator of a run, which it starts if the run is on this host."""
+
+    def __init__(
+        self, cli: Cli, place: Place, args: Apply, *, create: Callable[[], NewRun], silent_s: float, follow: bool
+    ) -> None:
+        super().__init__(cli)
+        self._place = place
+        self._args = args
+        self._create = create
+        self._silent_s = silent_s
+        self._follow = follow
+        self._run: NewRun | None = None
+        self._connected = False
+        self._sent = False
+
+    async def prepare(self) -> None:
+        if not self.cli.remote:
+            await self._start()
+        name = self._place.name
+        connection = self.cli.connect() if self.cli.remote else Client.connect(run=name, timeout_s=5.0)
+        self._client = await self.resources.enter_async_context(connection)
+        self._connected = True
+
+    async def _start(self) -> None:
+        within_s = start_coordinator.START_WITHIN_S + self._silent_s
+        if self.cli.timeout_s is not None:
+            within_s = self.cli.timeout_s
+        with Progress(self.cli) as progress:
+            run = await NewRun.create_alone(self._place, self._create, progress, within_s)
+            self._run = dataclasses.replace(run, started=not keepers_of(self._place.state_dir))
+            await start_coordinator.ensure_coordinator(self._place, progress, self._silent_s, self.cli.timeout_s)
+        if not self._run.started:
+            self._run.release()
+
+    async def consent(self) -> bool:
+        self._send = await agreed(self.cli, self._client, "apply", self._args)
+        return self._send is not None
+
+    async def act(self) -> None:
+        assert self._send is not None
+        self._sent = True
+        self._accepted = await self._send()
+
+    def commit(self) -> None:
+        if self._run is not None:
+            self._run.remember()
+            self._run.release()
+
+    async def roll_back(self, cause: BaseException | None) -> str:
+        if self._sent and not _is_refusal(cause):
+            self.commit()
+            return self.cli.aimed("It was sent, and may still be done: `agentrl status` shows it.")
+        run = self._run
+        if run is None:
+            return NOTHING_CHANGED if self._connected and cause is not None else ""
+        try:
+            if not self._connected:
+                return what_lives(self._place)
+            return await run.undo() if run.started or cause is not None else ""
+        except BaseException:
+            output.note(what_lives(self._place))
+            raise
+        finally:
+            run.release()
+
+    async def finish(self) -> ExitCode:
+        cli, name = self.cli, self._place.name
+        with self._explained():
+            if cli.wait:
+                row = await finished(cli, self._client, self._accepted.operation)
+                if row.superseded_by == "down":
+                    raise TakenDownError(ended(f"The run {name} is not up: {row.reason}"), hint=_BRINGS_IT_UP)
+                code = await report(cli, self._client, name, row, self._accepted.effect, line=self._follow)
+            else:
+                report_accepted(cli, self._accepted)
+                code = ExitCode.OK
+            if self._follow and code in (ExitCode.OK, ExitCode.UNHEALTHY):
+                await follow_changes(cli, self._client, until_the_run_ends=True)
+        return code
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say that the run goes on if the waiting ends early, or that another command took it down."""
+        name = self._place.name
+        try:
+            yield
+        except TakenDownError:
+            raise
+        except BaseException as error:
+            silent = isinstance(error, NoCoordinatorError | WaitTimeoutError)
+            if silent and not self.cli.remote and not left_up(self._place.state_dir):
+                # A coordinator that ends with its run may end before it answers.
+                raise TakenDownError(f"The run {name} was taken down meanwhile.", hint=_BRINGS_IT_UP) from None
+            output.note(self.cli.aimed(f"The run {name} goes on. `agentrl status` shows it, `agentrl down` ends it."))
+            raise
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    return isinstance(error, AgentrlError) and not isinstance(error, NoCoordinatorError | WaitTimeoutError)

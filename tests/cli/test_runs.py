@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.forget_run import remove_state
+from agentrl.cli.run_removal import remove_state
 from agentrl.client.run_processes import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode

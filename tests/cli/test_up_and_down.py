@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.forget_run import remove_state
-from agentrl.cli.up_transaction import Turn
+from agentrl.cli.run_removal import remove_state
+from agentrl.cli.up_transaction import BeginLock
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from tests.cli.conftest import Said
@@ -116,7 +116,7 @@ def test_an_up_beside_one_that_comes_to_nothing_is_fine(a_run: Run, monkeypatch:
     a_run.write()
     monkeypatch.setenv("AGENTRL_HOME", str(a_run.home))
     paths.create_run(a_run.name, a_run.dir)
-    begins = Turn.take(a_run.state_dir)
+    begins = BeginLock.take(a_run.state_dir)
     assert begins is not None
     process = a_run.start("up", str(a_run.file))
     assert process.stderr is not None

@@ -1,8 +1,9 @@
-"""What an up that comes to nothing takes back, and what it leaves to others."""
+"""What an `up` that was not accepted undoes, and what it leaves to another `up`."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from agentrl.cli import up_transaction
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.cli.start_coordinator import Place
-from agentrl.cli.up_transaction import NOTHING_CHANGED, Beginning, Turn
+from agentrl.cli.up_transaction import NOTHING_CHANGED, BeginLock, NewRun
 from agentrl.client.run_processes import Living
 from agentrl.config import paths
 from agentrl.errors import ConflictError
@@ -30,52 +31,52 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place("demo", paths.state_dir("demo"), tmp_path / "dir")
 
 
-def make(place: Place, elsewhere: Path | None = None) -> Beginning:
-    begun = Beginning.make(place, place.run_dir / "run.yaml", (), elsewhere=elsewhere)
-    return Beginning(begun.place, begun.file, begun.sets, begun.new_run, begun.new_dir, started=True)
+def created(place: Place, elsewhere: Path | None = None) -> NewRun:
+    run = NewRun.create(place, place.run_dir / "run.yaml", (), elsewhere=elsewhere)
+    return dataclasses.replace(run, started=True)
 
 
-def test_a_run_that_was_made_for_nothing_is_not_there_afterwards(place: Place) -> None:
-    begun = make(place)
+def test_an_undone_run_is_removed(place: Place) -> None:
+    run = created(place)
     assert [run.name for run in paths.list_runs()] == ["demo"]
-    assert asyncio.run(begun.taken_back()) == NOTHING_CHANGED
+    assert asyncio.run(run.undo()) == NOTHING_CHANGED
     assert paths.list_runs() == []
     assert not place.run_dir.exists()
 
 
-def test_what_was_there_before_or_was_accepted_stays(place: Place) -> None:
-    make(place).accepted()
-    asyncio.run(make(place).taken_back())
+def test_an_accepted_run_is_not_removed(place: Place) -> None:
+    created(place).remember()
+    asyncio.run(created(place).undo())
     assert [run.name for run in paths.list_runs()] == ["demo"]
 
 
-def test_what_another_command_had_accepted_meanwhile_stays(place: Place) -> None:
-    first, second = make(place), make(place)
-    second.accepted()
-    asyncio.run(first.taken_back())
+def test_a_run_that_another_command_had_accepted_is_not_removed(place: Place) -> None:
+    first, second = created(place), created(place)
+    second.remember()
+    asyncio.run(first.undo())
     assert [run.name for run in paths.list_runs()] == ["demo"]
 
 
-def test_a_state_directory_of_before_and_a_full_run_directory_are_not_removed(place: Place, tmp_path: Path) -> None:
+def test_an_older_state_directory_and_a_full_run_directory_are_not_removed(place: Place, tmp_path: Path) -> None:
     elsewhere = tmp_path / "data"
     elsewhere.mkdir()
-    begun = make(place, elsewhere)
+    run = created(place, elsewhere)
     (place.run_dir / "notes").touch()
-    asyncio.run(begun.taken_back())
+    asyncio.run(run.undo())
     assert elsewhere.exists()
     assert (place.run_dir / "notes").exists()
 
 
-def test_a_link_to_a_state_directory_that_is_away_is_not_removed(place: Place, tmp_path: Path) -> None:
+def test_a_link_to_a_state_directory_that_is_not_mounted_is_not_removed(place: Place, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     place.state_dir.parent.mkdir()
     place.state_dir.symlink_to(disk / "demo")
-    asyncio.run(make(place, disk / "demo").taken_back())
+    asyncio.run(created(place, disk / "demo").undo())
     assert place.state_dir.is_symlink()
 
 
-def test_a_run_that_is_brought_up_while_it_is_taken_back_keeps_agent_and_coordinator(
+def test_undo_leaves_agent_and_coordinator_to_an_up_that_superseded_its_down(
     tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = list[Living]()
@@ -85,18 +86,18 @@ def test_a_run_that_is_brought_up_while_it_is_taken_back_keeps_agent_and_coordin
         return []
 
     monkeypatch.setattr(up_transaction, "end", end)
-    monkeypatch.setattr(up_transaction, "_TAKEN_BACK_WITHIN_S", 1.0)
+    monkeypatch.setattr(up_transaction, "_UNDONE_WITHIN_S", 1.0)
     with Scripted(tmp_path / "home") as coordinator:
         coordinator.rows["host"] = HostRow("here", "up")
         coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")
         coordinator.ends_as = OperationState.SUPERSEDED
-        told = asyncio.run(Beginning(place, new_run=True, started=True).taken_back())
-    assert "Another `up` was accepted meanwhile" in told
+        left = asyncio.run(NewRun(place, new_state_dir=True, started=True).undo())
+    assert "Another `up` was accepted meanwhile" in left
     assert not ended, "they keep a run that is wanted"
     assert place.state_dir.exists()
 
 
-def test_a_run_that_another_up_brought_up_in_the_last_moment_is_left_to_it(tmp_path: Path, place: Place) -> None:
+def test_undo_leaves_agent_and_coordinator_to_an_up_that_was_accepted_first(tmp_path: Path, place: Place) -> None:
     with Scripted(tmp_path / "home") as coordinator:
         coordinator.rows["host"] = HostRow("here", "up")
         coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")
@@ -106,60 +107,60 @@ def test_a_run_that_another_up_brought_up_in_the_last_moment_is_left_to_it(tmp_p
             raise ConflictError("The run is up.")
 
         coordinator.answers["down"] = down  # type: ignore[assignment]
-        told = asyncio.run(Beginning(place, new_run=True, started=True).taken_back())
-    assert "Another `up` was accepted meanwhile" in told
+        left = asyncio.run(NewRun(place, new_state_dir=True, started=True).undo())
+    assert "Another `up` was accepted meanwhile" in left
     assert json.loads((place.state_dir / "coordinator.json").read_text())["pid"] == os.getpid()
 
 
-class Seen(Progress):
-    """What a second `up` says while it waits for its turn; `done` happens when it first says so."""
+class Waiting(Progress):
+    """The progress of an `up` that waits for the lock; it calls `done` with its first message."""
 
     def __init__(self, done: Callable[[], object]) -> None:
         super().__init__(Cli(json=True))
-        self.said: list[str] = []
+        self.steps: list[str] = []
         self._done = done
 
     def step(self, sentence: str) -> None:
-        if not self.said:
+        if not self.steps:
             self._done()
-        self.said.append(sentence)
+        self.steps.append(sentence)
 
 
-def in_turn(place: Place, progress: Progress, within_s: float = 60.0) -> Beginning:
-    return asyncio.run(Beginning.in_turn(place, lambda: make(place), progress, within_s))
+def create_alone(place: Place, progress: Progress, within_s: float = 60.0) -> NewRun:
+    return asyncio.run(NewRun.create_alone(place, lambda: created(place), progress, within_s))
 
 
-def test_a_second_up_goes_on_when_the_first_was_accepted(place: Place) -> None:
-    first = in_turn(place, Seen(lambda: pytest.fail("nobody else is there")))
+def test_a_second_up_continues_when_the_first_was_accepted(place: Place) -> None:
+    first = create_alone(place, Waiting(lambda: pytest.fail("nobody else is there")))
 
     def accepted() -> None:
-        first.accepted()
-        first.let_go()
+        first.remember()
+        first.release()
 
-    second = in_turn(place, seen := Seen(accepted))
-    assert seen.said
-    assert not second.new_run
+    second = create_alone(place, seen := Waiting(accepted))
+    assert seen.steps
+    assert not second.new_state_dir
     assert (place.state_dir / paths.LAST_UP).exists()
 
 
-def test_a_second_up_makes_the_run_anew_when_the_first_took_it_back(place: Place) -> None:
-    first = in_turn(place, Seen(lambda: pytest.fail("nobody else is there")))
+def test_a_second_up_creates_the_run_again_when_the_first_undid_it(place: Place) -> None:
+    first = create_alone(place, Waiting(lambda: pytest.fail("nobody else is there")))
     (before,) = paths.list_runs()
 
     def taken_back() -> None:
         with ThreadPoolExecutor(1) as elsewhere:
-            elsewhere.submit(asyncio.run, first.taken_back()).result()
+            elsewhere.submit(asyncio.run, first.undo()).result()
         assert paths.list_runs() == []
-        first.let_go()
+        first.release()
 
-    second = in_turn(place, Seen(taken_back))
+    second = create_alone(place, Waiting(taken_back))
     (after,) = paths.list_runs()
     assert after.uuid != before.uuid
-    assert second.new_run, "it is this one's to take back now"
-    assert Turn.take(place.state_dir) is None, "and its turn"
+    assert second.new_state_dir, "it is this one's to take back now"
+    assert BeginLock.take(place.state_dir) is None, "and its turn"
 
 
-def test_a_second_up_says_who_begins_the_run_when_that_takes_too_long(place: Place) -> None:
-    in_turn(place, Seen(lambda: pytest.fail("nobody else is there")))
+def test_a_second_up_is_refused_when_the_first_takes_too_long(place: Place) -> None:
+    create_alone(place, Waiting(lambda: pytest.fail("nobody else is there")))
     with pytest.raises(ConflictError, match="Another `agentrl up` begins the run demo"):
-        in_turn(place, Seen(lambda: None), within_s=0.0)
+        create_alone(place, Waiting(lambda: None), within_s=0.0)

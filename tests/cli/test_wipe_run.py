@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agentrl.cli.wipe_run import sentence
+from agentrl.cli.run_removal import sentence
 from agentrl.client.run_processes import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode

@@ -1,0 +1,63 @@
+"""What `up` reports at its end: units kept, started, replaced and stopped, settings changed, and which units are up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from agentrl.cli import output
+from agentrl.cli.execute import exit_code, tell, unit_rows
+from agentrl.cli.options import Cli
+from agentrl.client import Client
+from agentrl.errors import ExitCode
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.rows import OperationRow, UnitRow, UnitState
+
+_NOT_UP_SHOWN = 10
+_UP = (UnitState.READY, UnitState.SUSPECT)
+
+
+async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
+    """Print the report; `line`: the JSON document is one line of several. Returns UNHEALTHY if a unit is not up."""
+    # The units as they are now: one that came up may have died since.
+    wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
+    not_up = {name: unit for name, unit in wanted.items() if unit.state not in _UP and not unit.done}
+    by_role = Counter(unit.role for unit in wanted.values() if unit.state in _UP)
+    code = exit_code(row)
+    if code is ExitCode.OK and not_up:
+        code = ExitCode.UNHEALTHY
+    summary: dict[str, Any] = {
+        "kept": sorted(wanted.keys() - {*effect.starts, *effect.stops}),
+        "started": [name for name in effect.starts if name not in effect.restarts],
+        "replaced": sorted(effect.restarts),
+        "stopped": sorted(effect.stops),
+        "changed": list(effect.changes),
+    }
+    if cli.json:
+        states = {name: {"state": unit.state, "reason": unit.reason} for name, unit in sorted(not_up.items())}
+        document = {"operation": row, "effect": effect, **summary, "up": by_role, "not_up": states}
+        (output.emit_line if line else output.emit)(document)
+        return code
+    tell(row, "up")
+    for word, names in summary.items():
+        if names:
+            output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")
+    for note in effect.notes:
+        output.say(note)
+    if by_role:
+        output.say(f"up now: {', '.join(f'{role} {count}' for role, count in sorted(by_role.items()))}")
+    _note_units_that_are_not_up(cli, run, list(not_up.values()))
+    return code
+
+
+def _note_units_that_are_not_up(cli: Cli, run: str, units: list[UnitRow]) -> None:
+    for unit in units[:_NOT_UP_SHOWN]:
+        output.note(f"agentrl: {unit.unit} is not up now: {unit.state}{f', {unit.reason}' if unit.reason else ''}")
+    if len(units) > _NOT_UP_SHOWN:
+        output.note(f"agentrl: and {len(units) - _NOT_UP_SHOWN} more are not up now")
+    with_log = next((unit.unit for unit in units if not unit.could_not_start), "")
+    if with_log:
+        output.note(cli.aimed(f"`agentrl logs {with_log}` shows what it wrote, `agentrl status` how it goes on."))
+    elif units:
+        checks = f"`agentrl config check --run {run}`" if not cli.remote else "`agentrl config check RUN.yaml`"
+        output.note(cli.aimed(f"{checks} looks for its program, `agentrl status` shows how it goes on."))

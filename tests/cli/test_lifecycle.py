@@ -1,0 +1,104 @@
+"""The stages of a command on a whole run, and what signals do in each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from agentrl.cli.lifecycle import Transaction, carry_out
+from agentrl.cli.options import Cli
+from agentrl.errors import ExitCode, RefusedError
+
+
+class Recorded(Transaction):
+    """Records its stages, and sends a signal to this process in one of them."""
+
+    def __init__(self, *, consents: bool = True, at: str = "", number: signal.Signals | None = None) -> None:
+        super().__init__(Cli())
+        self.stages: list[str] = []
+        self._consents = consents
+        self._at = at
+        self._number = number
+
+    async def _stage(self, name: str) -> None:
+        self.stages.append(name)
+        if name == self._at:
+            if self._number is None:
+                raise RefusedError("no")
+            os.kill(os.getpid(), self._number)
+            # A signal reaches the event loop by its next turns.
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert self._number is signal.SIGHUP, "the command should have ended"
+
+    async def prepare(self) -> None:
+        await self._stage("prepare")
+
+    async def consent(self) -> bool:
+        await self._stage("consent")
+        return self._consents
+
+    async def act(self) -> None:
+        await self._stage("act")
+
+    async def roll_back(self, cause: BaseException | None) -> str:
+        self.stages.append(f"roll back {type(cause).__name__}")
+        return "undone"
+
+    def commit(self) -> None:
+        self.stages.append("commit")
+
+    async def finish(self) -> ExitCode:
+        await self._stage("finish")
+        return ExitCode.CONFLICT
+
+
+def test_a_transaction_with_consent_is_committed_before_it_waits() -> None:
+    transaction = Recorded()
+    assert asyncio.run(carry_out(transaction)) is ExitCode.CONFLICT
+    assert transaction.stages == ["prepare", "consent", "act", "commit", "finish"]
+
+
+def test_a_transaction_without_consent_is_rolled_back(capsys: pytest.CaptureFixture[str]) -> None:
+    transaction = Recorded(consents=False)
+    assert asyncio.run(carry_out(transaction)) is ExitCode.OK
+    assert transaction.stages == ["prepare", "consent", "roll back NoneType"]
+    assert capsys.readouterr().err == "undone\n"
+
+
+@pytest.mark.parametrize("at", ["prepare", "consent", "act"])
+def test_an_error_before_the_commit_rolls_back(at: str) -> None:
+    transaction = Recorded(at=at)
+    with pytest.raises(RefusedError):
+        asyncio.run(carry_out(transaction))
+    assert transaction.stages[-2:] == [at, "roll back RefusedError"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("at", "last"), [("act", "roll back CancelledError"), ("finish", "finish")])
+def test_ctrl_c_and_sigterm_roll_back_before_the_commit_and_only_end_the_waiting_after_it(
+    number: signal.Signals, at: str, last: str
+) -> None:
+    transaction = Recorded(at=at, number=number)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(carry_out(transaction))
+    assert transaction.stages[-1] == last
+
+
+def test_a_terminal_that_closes_before_the_commit_does_not_end_the_command() -> None:
+    code = (
+        "import asyncio, os, sys, signal\n"
+        "from tests.cli.test_lifecycle import Recorded, carry_out\n"
+        "told = os.dup(1)\n"
+        "transaction = Recorded(at='act', number=signal.SIGHUP)\n"
+        "code = asyncio.run(carry_out(transaction))\n"
+        "os.write(told, f'{code} {transaction.stages[-1]}'.encode())\n"
+    )
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("0 commit", "")
