@@ -45,7 +45,7 @@ def test_where_nothing_could_be_read_nothing_is_promised(shell: Shell, down: str
     said = shell("records", "list", "--run", down, "--json", expect=ExitCode.NO_COORDINATOR)
     assert said.json["error"]["hint"] == f"agentrl up --run {down} starts it."
     said = shell("up", "--run", down, "--read-only", expect=ExitCode.CONFLICT)
-    assert "has no store that could be read from" in said.err
+    assert "has no store to read from" in said.err
     assert not (shell.home / down / "hosts").exists(), "nothing is started for it"
 
 
