@@ -1,7 +1,9 @@
 """Token ids and log-probs as they are stored: one byte of format version, then little-endian numbers of four bytes.
 
-Invariants: what was packed is unpacked unchanged (log-probs as float32); data of another format or of a broken length
-is refused, never guessed. Empty bytes are an empty list: the field of a document that was never written.
+Invariants:
+- unpacking gives back what was packed (log-probs as float32);
+- data of another format or of a broken length is refused, never guessed;
+- empty bytes are an empty list: a field of a document that was never written.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from collections.abc import Iterable
 from agentrl.errors import AgentrlError
 
 FORMAT = 1
+NUMBER_BYTES = 4
 
 _BIG_ENDIAN = sys.byteorder == "big"
-_ID_CODE = "I" if array("I").itemsize == 4 else "L"
+_ID_CODE = "I" if array("I").itemsize == NUMBER_BYTES else "L"
 
 
 class BinaryFormatError(AgentrlError):
@@ -38,7 +41,21 @@ def pack_floats(numbers: Iterable[float]) -> bytes:
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    return list(_unpacked(array("f"), data))
+    return _unpacked(array("f"), data).tolist()
+
+
+def payload(data: bytes) -> bytes:
+    """The numbers alone, still little-endian. Raises BinaryFormatError."""
+    if not data:
+        return b""
+    if data[0] != FORMAT:
+        raise BinaryFormatError(
+            f"Token data has format {data[0]}, and this program reads format {FORMAT}.",
+            hint="Another version of agentrl wrote it.",
+        )
+    if len(data) % NUMBER_BYTES != 1:
+        raise BinaryFormatError(f"Token data of {len(data)} bytes is cut off.")
+    return data[1:]
 
 
 def _packed(numbers: array[int] | array[float]) -> bytes:
@@ -48,16 +65,7 @@ def _packed(numbers: array[int] | array[float]) -> bytes:
 
 
 def _unpacked(numbers: array[float], data: bytes) -> array[float]:
-    if not data:
-        return numbers
-    if data[0] != FORMAT:
-        raise BinaryFormatError(
-            f"Token data has format {data[0]}, and this program reads format {FORMAT}.",
-            hint="It was written by another version of agentrl.",
-        )
-    if len(data) % numbers.itemsize != 1:
-        raise BinaryFormatError(f"Token data of {len(data)} bytes is cut off.")
-    numbers.frombytes(data[1:])
+    numbers.frombytes(payload(data))
     if _BIG_ENDIAN:
         numbers.byteswap()
     return numbers

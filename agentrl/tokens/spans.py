@@ -40,20 +40,20 @@ class StoredCall(msgspec.Struct, frozen=True):
     base_length: int = 0
 
 
-def span_ids(span: Span, calls: Mapping[int, StoredCall]) -> list[int]:
-    """The tokens of a span, out of the stored calls.
-
-    What a call added to the tree lies beyond what any earlier call had, so it is always in the stored part.
-    """
-    call = calls[span.call]
-    if span.kind == "model":
-        ids = call.output[span.start : span.start + span.length]
-    else:
-        offset = span.start - call.base_length
-        ids = call.prompt[offset : offset + span.length] if offset >= 0 else []
-    if len(ids) != span.length:
+def stored_slice(span: Span, base_length: int, stored: int) -> slice:
+    """Where the tokens of a span stand in the stored output (model) or stored prompt (environment) of its call, which
+    has `stored` tokens. A span never lies in the part of the prompt that the base call stores."""
+    start = span.start if span.kind == "model" else span.start - base_length
+    if start < 0 or start + span.length > stored:
         raise ValueError(f"{span} points beyond the tokens that call {span.call} has")
-    return ids
+    return slice(start, start + span.length)
+
+
+def span_ids(span: Span, calls: Mapping[int, StoredCall]) -> list[int]:
+    """The tokens of a span."""
+    call = calls[span.call]
+    ids = call.output if span.kind == "model" else call.prompt
+    return ids[stored_slice(span, call.base_length, len(ids))]
 
 
 def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:

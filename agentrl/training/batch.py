@@ -1,53 +1,68 @@
-"""What a Step trains, as plain values: token trees with everything that the loss needs to know of each token.
+"""What a step trains: token trees with everything that the loss needs to know about each token.
 
-Invariants: a trajectory is complete in itself, so a batch that was written to a file trains like one from the store;
-behaviour log-probs, versions and temperature belong to the tokens of a segment one by one, and only segments that train
-have them; a parent stands before its children.
+Tokens and log-probs are arrays, so nothing behind this module loops over tokens.
+
+Invariants:
+- a trajectory is complete in itself, so a batch from a file trains like one from the store;
+- behavior log-probs, versions and temperature belong to the tokens of segments that train;
+- a parent stands before its children.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from agentrl.errors import AgentrlError
+from agentrl.tokens import version_runs
 from agentrl.tokens.spans import ROOT
+from agentrl.tokens.version_runs import Runs
+
+Array = np.ndarray[Any, Any]
+_NO_LOG_PROBS = np.empty(0)
 
 
 class BrokenTrajectoryError(AgentrlError):
     """Stored token data does not fit together."""
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A span with its tokens."""
+class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A span with its tokens. Sequences are turned into arrays."""
 
     parent: int
-    """Index of the segment before it, ROOT if it begins a sequence."""
-    ids: list[int]
+    """Index of the segment before it; ROOT if it begins a sequence."""
+    ids: Array
     trains: bool = False
-    log_probs: list[float] = []
-    """Of a segment that trains: what the engine sampled with, at `temperature`."""
-    versions: list[tuple[int, int]] = []
+    log_probs: Array = _NO_LOG_PROBS
+    """Of a segment that trains: the engine's log-probs at `temperature`."""
+    versions: Runs = []
     """Of a segment that trains: runs of (version, tokens)."""
     temperature: float = 1.0
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "ids", np.asarray(self.ids, dtype=np.int64))
+        msgspec.structs.force_setattr(self, "log_probs", np.asarray(self.log_probs, dtype=np.float64))
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One record's token tree."""
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The token tree of one record."""
 
     record: str
     group: str = ""
-    """Members of a group are packed together: they begin alike."""
+    """Members of a group are packed together, because they begin alike."""
     segments: list[Segment]
     advantage: float = 0.0
     decays: bool = False
-    """Whether the bounds of its ratios close with age."""
+    """Whether the bounds of its ratios tighten with age."""
 
     @property
     def group_key(self) -> str:
-        """A record without a group is one by itself."""
+        """A record without a group is a group of its own."""
         return self.group or self.record
 
     @property
@@ -59,12 +74,12 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(segment.ids) for segment in self.segments)
 
     @property
-    def versions(self) -> dict[int, int]:
-        """How many tokens that train each version generated."""
-        found: dict[int, int] = {}
+    def versions(self) -> Counter[int]:
+        """How many trained tokens each version generated."""
+        found: Counter[int] = Counter()
         for segment in self.segments:
             for version, count in segment.versions if segment.trains else ():
-                found[version] = found.get(version, 0) + count
+                found[version] += count
         return found
 
     def problem(self) -> str:
@@ -76,49 +91,60 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             if not segment.trains:
                 continue
             if segment.parent == ROOT:
-                return f"{where} trains, but nothing stands before it that it could be predicted from"
+                return f"{where} trains, but no token stands before it to predict it from"
             if len(segment.log_probs) != len(segment.ids):
                 return f"{where} has {len(segment.ids)} tokens and {len(segment.log_probs)} log-probs"
-            if sum(count for _, count in segment.versions) != len(segment.ids):
-                return f"{where} has {len(segment.ids)} tokens, and not as many versions"
+            if version_runs.total(segment.versions) != len(segment.ids):
+                return f"{where} has {len(segment.ids)} tokens, but its versions cover another number"
         return ""
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one Step trains."""
+class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one step trains."""
 
     step: int
     base_version: int
     trajectories: list[Trajectory]
     ages: Mapping[int, int] = {}
-    """Of every version that a trained token has: publications from it to `base_version`."""
+    """For every version of a trained token: publications from it to `base_version`."""
     ages_s: Mapping[int, float] = {}
-    """Of the same versions, where decay goes by time: from the announcement to the lease of the Step."""
+    """For the same versions, if decay goes by time: seconds from the announcement to the lease of the step."""
 
     @property
     def trained_tokens(self) -> int:
         return sum(trajectory.trained_tokens for trajectory in self.trajectories)
 
 
-def in_parts(batch: Batch, count: int) -> list[Batch]:
-    """Disjoint parts of whole groups, in the batch's order and with as even numbers of groups as there are; fewer
-    parts if there are fewer groups."""
+def split_by_groups(batch: Batch, count: int) -> list[Batch]:
+    """Disjoint parts of whole groups, in order and as even as possible; fewer parts if there are fewer groups."""
     groups: dict[str, list[Trajectory]] = {}
     for one in batch.trajectories:
         groups.setdefault(one.group_key, []).append(one)
     members = list(groups.values())
     count = max(1, min(count, len(members)))
     edges = [place * len(members) // count for place in range(count + 1)]
-    cuts = [members[low:high] for low, high in itertools.pairwise(edges)]
-    return [msgspec.structs.replace(batch, trajectories=_flat(cut)) for cut in cuts]
+    parts = [itertools.chain.from_iterable(members[low:high]) for low, high in itertools.pairwise(edges)]
+    return [msgspec.structs.replace(batch, trajectories=list(part)) for part in parts]
 
 
-def _flat(groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:
-    return [one for group in groups for one in group]
+def path_to(trajectory: Trajectory, leaf: int) -> list[int]:
+    """Indices of the segments from the root to `leaf`."""
+    path: list[int] = []
+    at = leaf
+    while at != ROOT:
+        path.append(at)
+        at = trajectory.segments[at].parent
+    return path[::-1]
 
 
 def checked(trajectory: Trajectory) -> Trajectory:
-    """The same, or BrokenTrajectoryError."""
+    """Returns the trajectory, or raises BrokenTrajectoryError."""
     if problem := trajectory.problem():
         raise BrokenTrajectoryError(f"{problem}.")
     return trajectory
+
+
+def version_of_each_token(segments: Sequence[Segment]) -> Array:
+    """The versions of the tokens of these segments."""
+    runs = [run for segment in segments for run in segment.versions]
+    return np.repeat([version for version, _ in runs], [count for _, count in runs]).astype(np.int64)

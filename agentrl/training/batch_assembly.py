@@ -1,28 +1,34 @@
-"""From the documents of a Step to what it trains.
+"""From the stored documents of a step to the batch that it trains.
 
-Invariants: tokens come from the stored calls and from nowhere else; a record whose oldest trained token is past the
-bound trains nothing, whatever was believed when the Step was leased; a call that was sampled in a way whose log-probs
-cannot be recomputed is refused, never approximated.
+Invariants:
+- tokens come from the stored calls and from nowhere else;
+- a record whose oldest trained token is past the bound trains nothing, also if it was fresh when the step was leased;
+- a call whose log-probs cannot be recomputed because of the way it was sampled is refused, never approximated.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from agentrl.errors import ConfigError
 from agentrl.policies import advantages
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.version_tree import VersionTree
-from agentrl.store.documents import DBRecordData, DispatchedSamplingTask
+from agentrl.store import publications, trajectories
+from agentrl.store.database import Database
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Step
 from agentrl.tokens import version_runs
-from agentrl.tokens.binary_format import unpack_floats, unpack_ids
-from agentrl.tokens.spans import Span, StoredCall, span_ids
-from agentrl.training.batch import Batch, BrokenTrajectoryError, Segment, Trajectory, checked
+from agentrl.tokens.binary_format import payload
+from agentrl.tokens.spans import Span, stored_slice
+from agentrl.training.batch import Array, Batch, BrokenTrajectoryError, Segment, Trajectory, checked
+from agentrl.training.batch_selection import Look
+from agentrl.training.trainer_knobs import Plan
 
 log = logging.getLogger("trainer")
 
@@ -45,17 +51,38 @@ class UntrainableSamplingError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A batch, and who is not in it."""
+class Assembled:
+    """A batch, and the records that are left out of it."""
 
     batch: Batch
     stale: tuple[str, ...] = ()
     """Records past the bound."""
     broken: tuple[str, ...] = ()
-    """Records whose stored tokens do not fit together; why is in the log."""
+    """Records whose stored tokens do not fit together; the log has the reason."""
 
 
-def make_batch(
+async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, tree: VersionTree) -> Assembled:
+    """The batch of a leased step."""
+    wanted = set(leased.records)
+    data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
+    calls = await trajectories.calls_of(database, [one.id for one in data])
+    made = assemble(
+        leased.step,
+        leased.base_version,
+        data,
+        [call for of_record in calls.values() for call in of_record],
+        tree,
+        plan.freshness,
+        environments={name: look.ready[name].task.environment for name in leased.tasks},
+        normalise=plan.normalise,
+    )
+    if not plan.decays_by_time:
+        return made
+    ages_s = await publications.ages_s(database, made.batch.ages, leased.leased_at)
+    return replace(made, batch=msgspec.structs.replace(made.batch, ages_s=ages_s))
+
+
+def assemble(
     step: int,
     base_version: int,
     data: Sequence[DBRecordData],
@@ -65,9 +92,9 @@ def make_batch(
     *,
     environments: Mapping[str, str] | None = None,
     normalise: bool = False,
-) -> Made:
-    """`calls` are all calls of these records. Records without advantage do not train. `environments` names the
-    environment of every Task; `normalise` brings the advantages of each to one scale."""
+) -> Assembled:
+    """`calls` are all calls of these records. Records without an advantage do not train. `environments` names the
+    environment of each task; `normalise` brings the advantages of each environment to one scale."""
     of_record: dict[str, list[DispatchedSamplingTask]] = {}
     for call in calls:
         of_record.setdefault(call.record, []).append(call)
@@ -79,8 +106,8 @@ def make_batch(
             continue
         try:
             trajectory = trajectory_of(one, of_record.get(one.id, []))
-        except BrokenTrajectoryError as wrong:
-            log.error("%s does not train: %s", one.id, wrong.message)
+        except BrokenTrajectoryError as error:
+            log.error("%s does not train: %s", one.id, error.message)
             broken.append(one.id)
             continue
         rule = freshness.of((environments or {}).get(one.task, ""))
@@ -89,13 +116,14 @@ def make_batch(
         else:
             stale.append(one.id)
     if normalise:
-        made = _normalised(made, data, environments or {})
+        made = _normalized(made, data, environments or {})
     seen = {version for trajectory in made for version in trajectory.versions}
     ages = {version: tree.age(version, base_version) for version in sorted(seen)}
-    return Made(Batch(step=step, base_version=base_version, trajectories=made, ages=ages), tuple(stale), tuple(broken))
+    batch = Batch(step=step, base_version=base_version, trajectories=made, ages=ages)
+    return Assembled(batch, tuple(stale), tuple(broken))
 
 
-def _normalised(
+def _normalized(
     made: Sequence[Trajectory], data: Sequence[DBRecordData], environments: Mapping[str, str]
 ) -> list[Trajectory]:
     capped = {one.id for one in data if one.capped}
@@ -112,28 +140,29 @@ def _normalised(
 
 
 def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask]) -> Trajectory:
-    """The token tree of a record with everything that its tokens were sampled with."""
+    """The token tree of a record, with the log-probs, versions and temperatures of its tokens."""
     known = {call.index: call for call in calls}
-    index_of = {call.id: call.index for call in calls}
-    stored = {call.index: _stored(call, index_of) for call in calls}
-    segments: list[Segment] = []
-    for span in data.spans:
-        call = known.get(span.call)
-        if call is None:
-            raise BrokenTrajectoryError(f"{data.id} has a span of call {span.call}, which is not stored.")
-        segments.append(_segment(span, call, stored))
+    ids = {call.id for call in calls}
+    for call in calls:
+        if call.base and call.base not in ids:
+            raise BrokenTrajectoryError(f"{call.id} builds on {call.base}, which is not stored.")
+    arrays = {call.index: _Tokens.of(call) for call in calls}
+    missing = [span.call for span in data.spans if span.call not in known]
+    if missing:
+        raise BrokenTrajectoryError(f"{data.id} has a span of call {missing[0]}, which is not stored.")
+    segments = [_segment(span, known[span.call], arrays[span.call]) for span in data.spans]
     return checked(
         Trajectory(record=data.id, group=data.task, segments=segments, advantage=float(data.advantage or 0.0))
     )
 
 
 def refuse_untrainable(sampling: Mapping[str, Any]) -> float:
-    """The temperature; UntrainableSamplingError if more than that was done to the distribution."""
+    """Returns the temperature. Raises UntrainableSamplingError if anything else changed the distribution."""
     for name, neutral in NEUTRAL.items():
         if name in sampling and sampling[name] not in neutral:
             raise UntrainableSamplingError(
                 f"A call that should train was sampled with {name}={sampling[name]!r}; its log-probs cannot be "
-                f"recomputed.",
+                "recomputed.",
                 hint=f"Leave {name} out of the sampling of training; evaluation may use it.",
             )
     temperature = float(sampling.get("temperature", 1.0))
@@ -145,30 +174,35 @@ def refuse_untrainable(sampling: Mapping[str, Any]) -> float:
     return temperature
 
 
-def _segment(span: Span, call: DispatchedSamplingTask, stored: Mapping[int, StoredCall]) -> Segment:
+class _Tokens(NamedTuple):
+    """The stored tokens of a call as arrays."""
+
+    prompt: Array
+    output: Array
+    log_probs: Array
+
+    @classmethod
+    def of(cls, call: DispatchedSamplingTask) -> _Tokens:
+        return cls(
+            np.frombuffer(payload(call.prompt), "<u4"),
+            np.frombuffer(payload(call.output), "<u4"),
+            np.frombuffer(payload(call.log_probs), "<f4"),
+        )
+
+
+def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens) -> Segment:
     try:
-        ids = span_ids(span, stored)
-    except ValueError as broken:
-        raise BrokenTrajectoryError(f"{call.record}: {broken}.") from None
-    if span.kind != "model":
-        return Segment(parent=span.parent, ids=ids)
-    log_probs = unpack_floats(call.log_probs)[span.start : span.start + span.length]
-    try:
-        runs = version_runs.cut(call.versions, span.start, span.length)
+        ids = tokens.output if span.kind == "model" else tokens.prompt
+        part = stored_slice(span, call.base_length, len(ids))
+        if span.kind != "model":
+            return Segment(parent=span.parent, ids=ids[part])
+        return Segment(
+            parent=span.parent,
+            ids=ids[part],
+            trains=True,
+            log_probs=tokens.log_probs[part],
+            versions=version_runs.cut(call.versions, span.start, span.length),
+            temperature=refuse_untrainable(call.sampling),
+        )
     except ValueError as broken:
         raise BrokenTrajectoryError(f"{call.id}: {broken}.") from None
-    return Segment(
-        parent=span.parent,
-        ids=ids,
-        trains=True,
-        log_probs=log_probs,
-        versions=runs,
-        temperature=refuse_untrainable(call.sampling),
-    )
-
-
-def _stored(call: DispatchedSamplingTask, index_of: Mapping[str, int]) -> StoredCall:
-    if call.base and call.base not in index_of:
-        raise BrokenTrajectoryError(f"{call.id} builds on {call.base}, which is not stored.")
-    base = index_of[call.base] if call.base else None
-    return StoredCall(unpack_ids(call.prompt), unpack_ids(call.output), base, call.base_length)

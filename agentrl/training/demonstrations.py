@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
@@ -118,13 +119,14 @@ def trajectory_of(one: Demonstration, template: Template, name: str) -> Trajecto
     segments: list[Segment] = []
     for role, texts in _runs(one.conversation):
         if role == "assistant":
-            ids = template.assistant(texts[0])
+            ids = np.array(template.assistant(texts[0]))
+            versions = [(0, len(ids))]
             trained = Segment(
-                parent=len(segments) - 1, ids=ids, trains=True, log_probs=[0.0] * len(ids), versions=[(0, len(ids))]
+                parent=len(segments) - 1, ids=ids, trains=True, log_probs=np.zeros(len(ids)), versions=versions
             )
             segments.append(trained)
         else:
-            ids = _read(role, texts, one, template, not segments)
+            ids = np.array(_read(role, texts, one, template, not segments))
             segments.append(Segment(parent=len(segments) - 1 if segments else ROOT, ids=ids))
     # Demonstrations of one task begin alike, so they are packed together.
     return Trajectory(record=name, group="demonstrations", segments=segments)

@@ -10,8 +10,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from agentrl.store import evaluations
+from agentrl.config.run import RunConfig
+from agentrl.store import datasets, evaluations
 from agentrl.store.database import Database
 from agentrl.telemetry.learning import EVALUATION, EVALUATION_MARGIN
 from agentrl.unit import Unit
@@ -37,6 +39,13 @@ def over_all(numbers: Mapping[str, float]) -> dict[str, float]:
         # Of a mean of means of different tasks: their errors are independent.
         told[EVALUATION_MARGIN.name] = math.hypot(*margins) / len(means)
     return told
+
+
+def has_held_out_tasks(config: RunConfig) -> bool:
+    return any(
+        environment.evaluation or datasets.split_of(datasets.read(Path(environment.dataset)), "eval", default="train")
+        for environment in config.environments.values()
+    )
 
 
 class Evaluator:

@@ -1,6 +1,9 @@
-"""The model that a run begins with.
+"""The model that a run begins with, and the reference policy that training is compared with.
 
-Invariant: the directory is whole or not there; built once, it is kept, so all lives of the run begin with the same.
+Invariants:
+- the directory of a built model is whole or absent; it is built once, so all lineages of the run begin alike;
+- the reference is written once, before the first step that is compared with it, and no later lineage changes it;
+- the reference is weights alone, so it is never trained.
 """
 
 from __future__ import annotations
@@ -13,17 +16,19 @@ from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.errors import ConfigError
 from agentrl.store import datasets
-from agentrl.training.atomic_directories import whole_directory
+from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
 from agentrl.training.demonstrations import Demonstration
+from agentrl.training.learner import Learner
 
 BUILT = "model"
-"""Within the run's directory."""
-MOST_TEXTS = 4_000
+REFERENCE = Path("reference") / "initial"
+"""Both within the run's directory."""
+MAX_TEXTS = 4_000
 """Enough for the merges of a small vocabulary."""
 
 
 def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demonstration]) -> Path:
-    """Where it is; built now if the configuration says so and it is not there yet."""
+    """The directory of the model. Builds the model if the configuration wants that and it does not exist yet."""
     if config.model is None:
         raise ConfigError("The run has no model to train.", hint="Write `model: {path: ...}` or `{build: tiny}`.")
     if config.model.path:
@@ -31,22 +36,26 @@ def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demon
     target = run_dir / BUILT
     if not (target / "config.json").is_file():
         longest = max(4096, config.sampling.context)
-        texts = list(itertools.islice(_texts(config, demonstrations), MOST_TEXTS))
+        texts = list(itertools.islice(_texts(config, demonstrations), MAX_TEXTS))
         with whole_directory(target, durable=True) as directory:
             build_tiny(directory, texts, seed=config.training.random, max_position_embeddings=longest)
     return target
 
 
-def has_held_out_tasks(config: RunConfig) -> bool:
-    return any(
-        environment.evaluation or datasets.split_of(datasets.read(Path(environment.dataset)), "eval", default="train")
-        for environment in config.environments.values()
-    )
+def keep_reference(run_dir: Path, learner: Learner, *, new_run: bool) -> None:
+    """Writes the reference if it does not exist, and compares with it from now on. With `new_run` an existing one is
+    replaced: a lineage that never trained left it. A run that asks for a reference later gets its current weights."""
+    directory = run_dir / REFERENCE
+    sweep_unfinished(directory.parent)
+    if new_run or not directory.is_dir():
+        with whole_directory(directory, durable=True) as unfinished:
+            learner.save(unfinished)
+    learner.compare_with(directory)
 
 
 def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[str]:
-    """What the vocabulary is made for: demonstrations first, they show how the agent is to speak."""
-    for one in demonstrations[: MOST_TEXTS // 8]:
+    """The texts that the vocabulary is trained on: demonstrations first, because they show how the agent writes."""
+    for one in demonstrations[: MAX_TEXTS // 8]:
         yield from one.texts
     for environment in config.environments.values():
         yield environment.system

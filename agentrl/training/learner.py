@@ -9,28 +9,26 @@ happens, so the same batch after the same state gives the same bits on one threa
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.policy_loss import Aggregation, PolicyLoss
 from agentrl.training import losses, step_metrics
-from agentrl.training.batch import Batch, Segment, Trajectory, in_parts
+from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.losses import Denominator, PairFacts, Terms
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.policy_model import MicroBatch, collate, layout_of, load_model, read_companions, save_model, score
 
 Objective = PolicyLoss | Literal["supervised"]
-_FREE = (0.0, math.inf)
-"""Bounds that no ratio leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +52,25 @@ class StepResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class _Counts(NamedTuple):
-    of_record: Mapping[int, int]
+class _Facts(NamedTuple):
+    """What is known about the records and versions of one optimizer step, to be indexed by pairs."""
+
+    advantages: Tensor
+    decays: Tensor
+    """Whether the bounds of a record's ratios tighten with age."""
+    pairs_of_record: Tensor
     whole: Denominator
+    versions: Tensor
+    """In ascending order; the next two stand beside it."""
+    ages: Tensor
+    bounds: Tensor | None
+    """[versions, 2]: lower and upper bound of the ratio."""
 
 
 class _Part(NamedTuple):
     """What one optimizer step is over."""
 
-    batch: Batch
-    counts: _Counts
+    facts: _Facts
     micros: list[MicroBatch]
     proximal: list[Tensor | None]
     reference: list[Tensor | None]
@@ -127,9 +134,19 @@ class Learner:
         """Weights, configuration and tokenizer; the names of the files."""
         return save_model(self.model, directory, companions=self._companions)
 
-    def train(self, batch: Batch, objective: Objective, *, optimizer_steps: int = 1) -> StepResult:
-        """So many optimizer steps over disjoint parts of the batch, whole groups each; all of them or none."""
-        cut = [self._part(part, objective) for part in in_parts(batch, optimizer_steps)]
+    def train(
+        self,
+        batch: Batch,
+        objective: Objective,
+        *,
+        learning_rate: float | None = None,
+        optimizer_steps: int = 1,
+    ) -> StepResult:
+        """Makes optimizer steps over disjoint parts of the batch, each of whole groups; all of them or none.
+        `learning_rate` stays in force; None keeps the current one."""
+        if learning_rate is not None:
+            self.optimizers.set_learning_rate(learning_rate)
+        cut = [self._part(part, objective) for part in split_by_groups(batch, optimizer_steps)]
         # One process has the whole batch, so nobody else counts parts. Ranks that share one must agree here on which
         # are empty everywhere: a rank with fewer optimizer steps than another leaves it waiting in a reduction.
         parts = [part for part in cut if part.micros]
@@ -161,23 +178,22 @@ class Learner:
 
     def _part(self, batch: Batch, objective: Objective) -> _Part:
         packed = self._packed(batch.trajectories)
-        pairs_of = Counter(record for row in packed for record in row.pairs.record)
-        counts = _Counts(pairs_of, self._everywhere(pairs_of))
+        facts = self._facts(batch, packed, objective)
         micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
         proximal = self._proximal(micros, objective)
-        return _Part(batch, counts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
+        return _Part(facts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
 
     def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Its length before it was cut; it is left where optimizers look for it."""
         self.optimizers.zero_grad()
         for micro, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
-            facts = replace(self._facts(micro, part.batch, part.counts, objective, before), reference=first)
+            facts, ages = _of_pairs(micro, part.facts, objective, proximal=before, reference=first)
             scored = score(self._model, micro, self.layout)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
             # Data parallelism averages gradients; the denominator counts all processes, so the sum is wanted.
             self.accelerator.backward(loss * self.accelerator.num_processes)
-            measured.add(loss, scored, terms, facts, self._ages(micro, part.batch))
+            measured.add(loss, scored, terms, facts, ages)
             self._on_progress()
         if objective != "supervised" and objective.denominator == "kept":
             self._count_kept_only(measured)
@@ -198,15 +214,13 @@ class Learner:
     @torch.no_grad()
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Of all tokens but the first of each sequence, at temperature 1."""
-        whole = [_whole_sequence(index, ids) for index, ids in enumerate(sequences)]
-        found: list[list[float]] = [[] for _ in sequences]
-        packed = rows(whole, "linear")
-        for part in micro_batches(packed, self.settings.tokens_per_batch):
-            micro = self._collated(part)
-            scored = score(self._model, micro, self.layout)
-            for record, value in zip(micro.record.tolist(), scored.log_probs.tolist(), strict=True):
-                found[record].append(value)
-        return found
+        packed = rows([_whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
+        micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
+        if not micros:
+            return [[] for _ in sequences]
+        records = torch.cat([micro.record for micro in micros])
+        values = torch.cat([score(self._model, micro, self.layout).log_probs for micro in micros])
+        return [values[records == index].tolist() for index in range(len(sequences))]
 
     def _count_kept_only(self, measured: step_metrics.Measures) -> None:
         """One factor for the whole gradient, before it is clipped."""
@@ -226,42 +240,33 @@ class Learner:
             cost = 4.0 * int(self.model.config.hidden_size)
         return rows(trajectories, self.layout, row_tokens=self.settings.tokens_per_batch, token_cost=cost)
 
-    def _everywhere(self, pairs_of: Mapping[int, int]) -> Denominator:
-        """The sums over all processes; whole records belong to one of them."""
-        here = torch.tensor([sum(pairs_of.values()), len(pairs_of)], device=self.accelerator.device)
+    def _facts(self, batch: Batch, packed: Sequence[Row], objective: Objective) -> _Facts:
+        device, dtype = self.accelerator.device, self._log_dtype
+        records = np.concatenate([row.pairs.record for row in packed]) if packed else np.empty(0, dtype=np.int64)
+        pairs_of = np.bincount(records, minlength=len(batch.trajectories))
+        versions = sorted(batch.ages)
+        bounds = None
+        if objective != "supervised" and objective.decay is not None:
+            decay, ages = objective.decay, batch.ages_s or batch.ages
+            bounds = torch.tensor([decay.bounds(-ages[one], 0) for one in versions], dtype=dtype, device=device)
+        return _Facts(
+            advantages=torch.tensor([one.advantage for one in batch.trajectories], dtype=dtype, device=device),
+            decays=torch.tensor([one.decays for one in batch.trajectories], device=device),
+            pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
+            whole=self._everywhere(len(records), int((pairs_of > 0).sum())),
+            versions=torch.tensor(versions, device=device),
+            ages=torch.tensor([batch.ages[one] for one in versions], device=device),
+            bounds=bounds,
+        )
+
+    def _everywhere(self, pairs: int, records: int) -> Denominator:
+        """The sums over all processes; each record belongs to one of them."""
+        here = torch.tensor([pairs, records], device=self.accelerator.device)
         pairs, records = self.accelerator.reduce(here, "sum").tolist()
         return Denominator(pairs, records)
 
     def _collated(self, part: Sequence[Row]) -> MicroBatch:
         return collate(part, self.accelerator.device, self._log_dtype)
-
-    def _facts(
-        self, micro: MicroBatch, batch: Batch, counts: _Counts, objective: Objective, before: Tensor | None
-    ) -> PairFacts:
-        how = "token-mean" if objective == "supervised" else objective.aggregation
-        options = {"dtype": self._log_dtype, "device": self.accelerator.device}
-        records = micro.record.tolist()
-        advantages = torch.tensor([batch.trajectories[record].advantage for record in records], **options)
-        longest = 0 if objective == "supervised" else objective.longest
-        weight = losses.pair_weights(records, counts.of_record, counts.whole, how, longest=longest)
-        weights = torch.tensor(weight, **options)
-        return PairFacts(micro.behaviour, advantages, weights, before, self._bounds(micro, batch, objective))
-
-    def _bounds(self, micro: MicroBatch, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor] | None:
-        if objective == "supervised" or objective.decay is None:
-            return None
-        decay = objective.decay
-        bounds = {version: decay.bounds(-age, 0) for version, age in (batch.ages_s or batch.ages).items()}
-        decays = [one.decays for one in batch.trajectories]
-        pairs = [
-            bounds[version] if decays[record] else _FREE
-            for record, version in zip(micro.record.tolist(), micro.version.tolist(), strict=True)
-        ]
-        options = {"dtype": self._log_dtype, "device": self.accelerator.device}
-        return torch.tensor([low for low, _ in pairs], **options), torch.tensor([high for _, high in pairs], **options)
-
-    def _ages(self, micro: MicroBatch, batch: Batch) -> Tensor:
-        return torch.tensor([batch.ages.get(version, 0) for version in micro.version.tolist()])
 
     @torch.no_grad()
     def _proximal(self, micros: Sequence[MicroBatch], objective: Objective) -> list[Tensor | None]:
@@ -276,6 +281,30 @@ class Learner:
         if objective == "supervised" or self._reference is None:
             return [None] * len(micros)
         return [score(self._reference, micro, self.layout).log_probs for micro in micros]
+
+
+def _of_pairs(
+    micro: MicroBatch, facts: _Facts, objective: Objective, *, proximal: Tensor | None, reference: Tensor | None
+) -> tuple[PairFacts, Tensor]:
+    """What the loss needs for each pair, and the age of each pair."""
+    how: Aggregation = "token-mean" if objective == "supervised" else objective.aggregation
+    longest = 0 if objective == "supervised" else objective.longest
+    version = torch.searchsorted(facts.versions, micro.version) if len(facts.versions) else None
+    bounds = None
+    if facts.bounds is not None and version is not None:
+        decays = facts.decays[micro.record]
+        lower, upper = facts.bounds[version].unbind(-1)
+        # Bounds that no ratio leaves, for records that do not decay.
+        bounds = torch.where(decays, lower, 0.0), torch.where(decays, upper, math.inf)
+    pairs = PairFacts(
+        micro.behaviour,
+        facts.advantages[micro.record],
+        losses.pair_weights(micro.record, facts.pairs_of_record, facts.whole, how, longest=longest),
+        proximal,
+        bounds,
+        reference,
+    )
+    return pairs, torch.zeros_like(micro.version) if version is None else facts.ages[version]
 
 
 def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
@@ -297,9 +326,6 @@ def _optimizers_of(model: transformers.PreTrainedModel, settings: LearnerSetting
 
 
 def _whole_sequence(index: int, ids: Sequence[int]) -> Trajectory:
-    first = Segment(parent=-1, ids=list(ids[:1]))
-    if len(ids) < 2:
-        return Trajectory(record=str(index), segments=[first])
-    rest = list(ids[1:])
-    scored = Segment(parent=0, ids=rest, trains=True, log_probs=[0.0] * len(rest), versions=[(0, len(rest))])
-    return Trajectory(record=str(index), segments=[first, scored])
+    first, rest = np.asarray(ids[:1]), np.asarray(ids[1:])
+    scored = Segment(parent=0, ids=rest, trains=True, log_probs=np.zeros(len(rest)), versions=[(0, len(rest))])
+    return Trajectory(record=str(index), segments=[Segment(parent=-1, ids=first), scored])

@@ -7,7 +7,6 @@ and gradient do not depend on how pairs are spread over micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,16 +98,14 @@ class Denominator:
 
 
 def pair_weights(
-    records: Sequence[int], pairs_of: Mapping[int, int], whole: Denominator, how: Aggregation, *, longest: int = 0
-) -> list[float]:
-    """What each pair counts. `records` names the record of every pair, `pairs_of` has all pairs of each record."""
-    if how == "token-mean":
-        return [1.0 / whole.pairs] * len(records)
-    if how == "record-sum":
-        return [1.0 / whole.records] * len(records)
-    if how == "dr-grpo":
-        return [1.0 / (whole.records * longest)] * len(records)
-    return [1.0 / (whole.records * pairs_of[record]) for record in records]
+    records: Tensor, pairs_of_record: Tensor, whole: Denominator, how: Aggregation, *, longest: int = 0
+) -> Tensor:
+    """The weight of each pair. `records` is the record of each pair, `pairs_of_record` counts all pairs of a record."""
+    pairs_of = pairs_of_record[records]
+    if how == "record-mean":
+        return 1.0 / (whole.records * pairs_of)
+    denominator = {"token-mean": whole.pairs, "record-sum": whole.records, "dr-grpo": whole.records * longest}[how]
+    return torch.full_like(pairs_of, 1.0 / denominator)
 
 
 def _outside(log_probs: Tensor, facts: PairFacts) -> Tensor:

@@ -20,11 +20,10 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.training import batch_dumps, checkpoints, initial_model, warmup
 from agentrl.training.batch import Batch
-from agentrl.training.batch_dumps import Recorded
+from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
 from agentrl.training.demonstrations import read_demonstrations, tokenized
 from agentrl.training.learner import Learner
-from agentrl.training.reference import REFERENCE
 from agentrl.training.resume import CHECKPOINTS, settings_of
 
 SUPERVISED = "supervised"
@@ -69,7 +68,13 @@ def train_recorded(
     _refuse_gap(wanted, progress.step, named=start is not None)
     done = 0
     for one in wanted:
-        result = batch_dumps.train(learner, _as_configured(one, config) if as_configured else one)
+        settings = _as_configured(one, config) if as_configured else one
+        result = learner.train(
+            one.batch,
+            settings.loss,
+            learning_rate=settings.learning_rate,
+            optimizer_steps=settings.optimizer_steps,
+        )
         done += 1
         if not tell(Stepped(one.batch.step, wanted[-1].batch.step, result.metrics)):
             break
@@ -79,7 +84,7 @@ def train_recorded(
     return Done(begin, done, last, out)
 
 
-def _as_configured(one: Recorded, config: RunConfig) -> Recorded:
+def _as_configured(one: DumpedBatch, config: RunConfig) -> DumpedBatch:
     training = config.training
     return msgspec.structs.replace(
         one,
@@ -108,8 +113,8 @@ def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done
     while step < last:
         step += 1
         batch = Batch(step=step, base_version=0, trajectories=[shown[next(order)] for _ in range(size)])
-        learner.optimizers.set_learning_rate(float(training.learning_rate) * warmup.cooled(step, last))
-        result = learner.train(batch, "supervised")
+        learning_rate = float(training.learning_rate) * warmup.cooled(step, last)
+        result = learner.train(batch, "supervised", learning_rate=learning_rate)
         if not result.applied:
             raise ConfigError(
                 f"The loss of step {step} is {result.metrics['loss']}.", hint="Lower training.learning_rate."
@@ -130,7 +135,7 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
     if not (start / "config.json").is_file():
         raise ConfigError(f"{start} is neither a model nor a checkpoint: it has no config.json.")
     learner = Learner(start, settings_of(config))
-    if (kept := Path(config.dir) / REFERENCE).is_dir():
+    if (kept := Path(config.dir) / initial_model.REFERENCE).is_dir():
         learner.compare_with(kept)
     if not (start / PROGRESS_FILE).is_file():
         return learner, Progress(step=0, version=0)
@@ -142,7 +147,7 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
     return learner, checkpoints.read_progress(start)
 
 
-def _starting_point(config: RunConfig, recorded: list[Recorded]) -> Path:
+def _starting_point(config: RunConfig, recorded: list[DumpedBatch]) -> Path:
     """The oldest checkpoint of the run from which recorded batches lead on; else the model that it began with."""
     known = sorted(_checkpoints(Path(config.dir)), key=lambda found: (found[0], -found[1].stat().st_mtime))
     for step, directory in known:
@@ -162,7 +167,7 @@ def _checkpoints(run_dir: Path) -> Iterator[tuple[int, Path]]:
         yield checkpoints.read_progress(file.parent).step, file.parent
 
 
-def _refuse_gap(wanted: list[Recorded], step: int, *, named: bool) -> None:
+def _refuse_gap(wanted: list[DumpedBatch], step: int, *, named: bool) -> None:
     """A step that is missing would go unnoticed. Where the start was named, the first batch follows whatever it is."""
     before = wanted[0].after if named and wanted else step
     for one in wanted:

@@ -1,18 +1,22 @@
 """From token trees to rows of tokens that share what they have in common.
 
-Invariants: the packed trie of a group holds ids only, so two members that sampled the same ids share the forward pass
-and nothing else; depth-first order, position = depth, key j is visible to query i iff j <= i < end[j]; a pair's logits
-are those at its token's parent. Every trained token of a trajectory is exactly one pair, however rows are cut.
+Invariants:
+- the packed tree of a group holds ids only: two members that sampled the same ids share the forward pass and nothing
+  else;
+- tokens stand in depth-first order, position = depth, key j is visible to query i if j <= i < end[j];
+- the logits of a pair are those at the parent of its token;
+- every trained token of a trajectory is exactly one pair, however rows are cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from agentrl.tokens.spans import ROOT
-from agentrl.training.batch import Segment, Trajectory
+import numpy as np
+
+from agentrl.training.batch import Array, Segment, Trajectory, path_to, version_of_each_token
 
 Layout = Literal["tree", "linear"]
 """`tree`: a group shares what it has in common. `linear`: every branch is a row of its own, for models whose layers
@@ -21,32 +25,34 @@ carry a state along the row."""
 ALWAYS_SHARE = float("inf")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """(record, token) pairs, column by column."""
+    """(record, token) pairs as columns."""
 
-    asked: list[int] = field(default_factory=list)
-    """Index into the row's `asked`."""
-    target: list[int] = field(default_factory=list)
-    record: list[int] = field(default_factory=list)
+    asked: Array
+    """Index into the row's `asked_at`."""
+    target: Array
+    record: Array
     """Index of the trajectory in its batch."""
-    behaviour: list[float] = field(default_factory=list)
-    version: list[int] = field(default_factory=list)
+    behaviour: Array
+    version: Array
 
     def __len__(self) -> int:
         return len(self.target)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One packed sequence."""
 
-    ids: list[int]
-    positions: list[int]
-    ends: list[int]
-    asked: list[tuple[int, float]] = field(default_factory=list)
-    """Where logits are wanted, and at which temperature; siblings want the same ones."""
-    pairs: Pairs = field(default_factory=Pairs)
+    ids: Array
+    positions: Array
+    ends: Array
+    asked_at: Array
+    """Where logits are needed; siblings need the same ones."""
+    temperatures: Array
+    """Of each of these places."""
+    pairs: Pairs
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,42 +67,44 @@ def rows(
 ) -> list[Row]:
     """Rows that hold every pair once.
 
-    `row_tokens`: how long a row may become; a single trajectory is never cut. `token_cost`: what a token costs outside
-    of attention, in keys that are looked at; it decides whether sharing is worth the longer row.
+    `row_tokens`: the longest row; a single trajectory is never cut. `token_cost`: the cost of a token outside of
+    attention, measured in attended keys; it decides whether sharing is worth the longer row.
     """
+    branches = [list(_branches(index, one)) for index, one in enumerate(trajectories)]
     if layout == "linear":
-        return [row for index, one in enumerate(trajectories) for row in _linear(index, one)]
-    made: list[Row] = []
+        made = [_linear_row(branch) for of_one in branches for branch in of_one]
+        return [row for row in made if len(row.pairs)]
+    made = []
     for members in _by_group(trajectories):
-        trie = _Trie()
+        tree = _PrefixTree()
         for index in members:
-            if len(trie) and not _worth_sharing(trie, trajectories[index], row_tokens, token_cost):
-                made.append(trie.row())
-                trie = _Trie()
-            trie.insert(index, trajectories[index])
-        made.append(trie.row())
+            if tree.length and not _worth_sharing(tree, branches[index], row_tokens, token_cost):
+                made.append(tree.row())
+                tree = _PrefixTree()
+            tree.insert(branches[index])
+        made.append(tree.row())
     return [row for row in made if len(row.pairs)]
 
 
-def _worth_sharing(trie: _Trie, more: Trajectory, row_tokens: int, token_cost: float) -> bool:
+def micro_batches(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
+    """Rows of similar length together; at most `tokens` with padding, unless a single row is longer."""
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        # The first row of a batch is its longest: all others are padded to it.
+        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0]) > tokens:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def _worth_sharing(tree: _PrefixTree, more: Sequence[_Branch], row_tokens: int, token_cost: float) -> bool:
     """A dense mask is computed in full: a longer row costs attention among tokens that do not see each other."""
-    length, new, alone = len(trie), trie.new_tokens(more), more.tokens
+    length, new, alone = tree.length, tree.new_tokens(more), sum(branch.new_tokens(0) for branch in more)
     if length + new > row_tokens:
         return False
     if token_cost == ALWAYS_SHARE:
         return True
     return token_cost * new + (length + new) ** 2 - length**2 <= token_cost * alone + alone**2
-
-
-def micro_batches(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Rows of similar length together, padding included at most `tokens` in each where a row alone is not longer."""
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=len, reverse=True):
-        # The first of a batch is its longest: all others are padded to it.
-        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0]) > tokens:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
 
 
 def _by_group(trajectories: Sequence[Trajectory]) -> list[list[int]]:
@@ -106,144 +114,163 @@ def _by_group(trajectories: Sequence[Trajectory]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _versions(segment: Segment) -> Iterator[int]:
-    for version, count in segment.versions:
-        for _ in range(count):
-            yield version
+class _Branch(NamedTuple):
+    """The ids from the root to a leaf of a trajectory."""
+
+    trajectory: int
+    """Index of the trajectory in its batch."""
+    ids: Array
+    shown: list[tuple[Segment, int]]
+    """The segments that no earlier branch shows, with the places where they begin."""
+
+    def new_tokens(self, known: int) -> int:
+        """How many tokens no earlier branch shows, apart from the first `known` ones."""
+        ends = ((start, start + len(segment.ids)) for segment, start in self.shown)
+        return sum(max(0, end - max(start, known)) for start, end in ends)
 
 
-class _Trie:
-    """Nodes are numbered as they come; `row` brings them into depth-first order."""
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._child: dict[tuple[int, int], int] = {}
-        self._trained: list[tuple[int, Segment, list[int]]] = []
-        """Trajectory, segment, and the nodes of its tokens."""
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def insert(self, index: int, trajectory: Trajectory) -> None:
-        ends: list[int] = []
-        for segment in trajectory.segments:
-            node = ROOT if segment.parent == ROOT else ends[segment.parent]
-            nodes: list[int] = []
-            for token in segment.ids:
-                node = self._onward(node, token)
-                nodes.append(node)
-            ends.append(node)
-            if segment.trains and nodes:
-                self._trained.append((index, segment, nodes))
-
-    def new_tokens(self, trajectory: Trajectory) -> int:
-        """How many nodes it would add, at most: branches of its own may share more."""
-        ends: list[int | None] = []
-        new = 0
-        for segment in trajectory.segments:
-            node: int | None = ROOT if segment.parent == ROOT else ends[segment.parent]
-            for token in segment.ids:
-                node = None if node is None else self._child.get((node, token))
-                new += node is None
-            ends.append(node)
-        return new
-
-    def row(self) -> Row:
-        order = self._depth_first()
-        place = [0] * len(order)
-        for at, node in enumerate(order):
-            place[node] = at
-        parents = [ROOT if self._parents[node] == ROOT else place[self._parents[node]] for node in order]
-        row = Row([self._tokens[node] for node in order], _depths(parents), _ends(parents))
-        asked: dict[tuple[int, float], int] = {}
-        for index, segment, nodes in self._trained:
-            for at, log_prob, version in zip(nodes, segment.log_probs, _versions(segment), strict=True):
-                wanted = (parents[place[at]], segment.temperature)
-                _add_pair(row.pairs, asked.setdefault(wanted, len(asked)), self._tokens[at], index, log_prob, version)
-        row.asked = list(asked)
-        return row
-
-    def _onward(self, node: int, token: int) -> int:
-        known = self._child.setdefault((node, token), len(self._tokens))
-        if known == len(self._tokens):
-            self._tokens.append(token)
-            self._parents.append(node)
-        return known
-
-    def _depth_first(self) -> list[int]:
-        children: list[list[int]] = [[] for _ in self._tokens]
-        roots: list[int] = []
-        for node, parent in enumerate(self._parents):
-            (roots if parent == ROOT else children[parent]).append(node)
-        order: list[int] = []
-        todo = roots[::-1]
-        while todo:
-            node = todo.pop()
-            order.append(node)
-            todo.extend(reversed(children[node]))
-        return order
-
-
-def _add_pair(pairs: Pairs, asked: int, target: int, record: int, log_prob: float, version: int) -> None:
-    pairs.asked.append(asked)
-    pairs.target.append(target)
-    pairs.record.append(record)
-    pairs.behaviour.append(log_prob)
-    pairs.version.append(version)
-
-
-def _depths(parents: Sequence[int]) -> list[int]:
-    found: list[int] = []
-    for parent in parents:
-        found.append(0 if parent == ROOT else found[parent] + 1)
-    return found
-
-
-def _ends(parents: Sequence[int]) -> list[int]:
-    """Where each subtree ends in depth-first order."""
-    found = list(range(1, len(parents) + 1))
-    for index in range(len(parents) - 1, -1, -1):
-        if parents[index] != ROOT:
-            found[parents[index]] = max(found[parents[index]], found[index])
-    return found
-
-
-def _linear(index: int, trajectory: Trajectory) -> Iterator[Row]:
-    """One row for each branch; a segment trains in the first branch that shows it."""
+def _branches(index: int, trajectory: Trajectory) -> Iterator[_Branch]:
     parents = {segment.parent for segment in trajectory.segments}
     done: set[int] = set()
     for leaf in range(len(trajectory.segments)):
         if leaf in parents:
             continue
-        way = _way(trajectory, leaf)
-        row = _branch(index, trajectory, way, done)
-        done.update(way)
-        if len(row.pairs):
-            yield row
+        shown: list[tuple[Segment, int]] = []
+        start = 0
+        path = path_to(trajectory, leaf)
+        for at in path:
+            segment = trajectory.segments[at]
+            if at not in done:
+                shown.append((segment, start))
+            start += len(segment.ids)
+        done.update(path)
+        yield _Branch(index, _joined([trajectory.segments[at].ids for at in path]), shown)
 
 
-def _way(trajectory: Trajectory, leaf: int) -> list[int]:
-    way: list[int] = []
-    at = leaf
-    while at != ROOT:
-        way.append(at)
-        at = trajectory.segments[at].parent
-    return way[::-1]
+class _Node:
+    """A run of ids that no branch leaves."""
+
+    __slots__ = ("children", "ids", "start")
+
+    def __init__(self, ids: Array) -> None:
+        self.ids = ids
+        self.children: dict[int, _Node] = {}
+        """By their first id."""
+        self.start = 0
+        """Place of the first id in the row."""
+
+    def split(self, at: int) -> None:
+        """Moves the ids from `at` on into an only child."""
+        rest = _Node(self.ids[at:])
+        rest.children, self.children = self.children, {int(rest.ids[0]): rest}
+        self.ids = self.ids[:at]
 
 
-def _branch(index: int, trajectory: Trajectory, way: Sequence[int], done: set[int]) -> Row:
-    ids = [token for at in way for token in trajectory.segments[at].ids]
-    row = Row(ids, list(range(len(ids))), [len(ids)] * len(ids))
-    asked: dict[tuple[int, float], int] = {}
-    start = 0
-    for at in way:
-        segment = trajectory.segments[at]
-        if segment.trains and at not in done:
-            columns = zip(segment.ids, segment.log_probs, _versions(segment), strict=True)
-            for offset, (token, log_prob, version) in enumerate(columns):
-                wanted = (start + offset - 1, segment.temperature)
-                _add_pair(row.pairs, asked.setdefault(wanted, len(asked)), token, index, log_prob, version)
-        start += len(segment.ids)
-    row.asked = list(asked)
-    return row
+class _PrefixTree:
+    """A radix tree of the ids of a group. Its nodes are runs of ids, so the work grows with branches, not tokens."""
+
+    def __init__(self) -> None:
+        self._root = _Node(np.empty(0, dtype=np.int64))
+        self._branches: list[_Branch] = []
+        self.length = 0
+
+    def insert(self, branches: Sequence[_Branch]) -> None:
+        for branch in branches:
+            *_, (node, at, known) = self._follow(branch.ids)
+            new = branch.ids[known:]
+            if len(new):
+                if at < len(node.ids):
+                    node.split(at)
+                node.children[int(new[0])] = _Node(new)
+                self.length += len(new)
+        self._branches.extend(branches)
+
+    def new_tokens(self, branches: Sequence[_Branch]) -> int:
+        """Upper bound of the tokens that the branches would add: they may share more with each other."""
+        return sum(branch.new_tokens(self._known(branch.ids)) for branch in branches)
+
+    def row(self) -> Row:
+        order, depths, ends = self._depth_first()
+        sizes = [len(node.ids) for node in order]
+        positions = np.arange(self.length) + np.repeat(depths, sizes) - np.repeat([node.start for node in order], sizes)
+        trained = [one for branch in self._branches for one in _trained(branch, self._places(branch.ids))]
+        return _row(_joined([node.ids for node in order]), positions, np.repeat(ends, sizes), trained)
+
+    def _follow(self, ids: Array) -> Iterator[tuple[_Node, int, int]]:
+        """The nodes on the way of these ids, with how many of the node's ids and of all ids match so far."""
+        node, done = self._root, 0
+        yield node, 0, 0
+        while done < len(ids) and (child := node.children.get(int(ids[done]))) is not None:
+            size = min(len(ids) - done, len(child.ids))
+            differs = ids[done : done + size] != child.ids[:size]
+            same = int(differs.argmax()) if differs.any() else size
+            node, done = child, done + same
+            yield node, same, done
+            if same < len(child.ids):
+                return
+
+    def _known(self, ids: Array) -> int:
+        *_, (_, _, known) = self._follow(ids)
+        return known
+
+    def _places(self, ids: Array) -> Array:
+        """Where these ids stand in the row."""
+        return _joined([np.arange(node.start, node.start + same) for node, same, _ in self._follow(ids)])
+
+    def _depth_first(self) -> tuple[list[_Node], list[int], list[int]]:
+        """The nodes in order, with the depth of their first id and the end of their subtree; sets their starts."""
+        order: list[_Node] = []
+        depths: list[int] = []
+        stack = [(self._root, 0)]
+        length = 0
+        while stack:
+            node, depth = stack.pop()
+            node.start = length
+            length += len(node.ids)
+            order.append(node)
+            depths.append(depth)
+            stack.extend((child, depth + len(node.ids)) for child in reversed(node.children.values()))
+        end_of: dict[_Node, int] = {}
+        for node in reversed(order):
+            end_of[node] = max((end_of[child] for child in node.children.values()), default=node.start + len(node.ids))
+        return order, depths, [end_of[node] for node in order]
+
+
+_Trained = tuple[int, Segment, Array]
+"""The index of the trajectory, a segment that trains, and the place of each token's parent in the row."""
+
+
+def _trained(branch: _Branch, places: Array) -> list[_Trained]:
+    """`places`: where the branch's ids stand in the row."""
+    return [
+        (branch.trajectory, segment, places[start - 1 : start - 1 + len(segment.ids)])
+        for segment, start in branch.shown
+        if segment.trains and len(segment.ids)
+    ]
+
+
+def _linear_row(branch: _Branch) -> Row:
+    length = len(branch.ids)
+    places = np.arange(length)
+    return _row(branch.ids, places, np.full(length, length), _trained(branch, places))
+
+
+def _row(ids: Array, positions: Array, ends: Array, trained: Sequence[_Trained]) -> Row:
+    segments = [segment for _, segment, _ in trained]
+    sizes = [len(segment.ids) for segment in segments]
+    parents = _joined([places for _, _, places in trained])
+    temperatures = np.repeat([segment.temperature for segment in segments], sizes)
+    # Siblings with one temperature need the same logits.
+    asked, which = np.unique(np.stack((parents, temperatures)), axis=1, return_inverse=True)
+    pairs = Pairs(
+        asked=which.reshape(-1),
+        target=_joined([segment.ids for segment in segments]),
+        record=np.repeat([index for index, _, _ in trained], sizes).astype(np.int64),
+        behaviour=_joined([segment.log_probs for segment in segments]),
+        version=version_of_each_token(segments),
+    )
+    return Row(ids, positions, ends, asked[0].astype(np.int64), asked[1], pairs)
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)

@@ -8,16 +8,18 @@ branch by branch, and one that nobody has looked at is refused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.training.batch import Array
 from agentrl.training.packing import Layout, Row
 
 TREE_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
@@ -55,10 +57,6 @@ class MicroBatch:
     record: Tensor
     behaviour: Tensor
     version: Tensor
-
-    @property
-    def pairs(self) -> int:
-        return int(self.target.numel())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,34 +119,34 @@ def save_model(model: transformers.PreTrainedModel, directory: Path, *, companio
 def collate(rows: Sequence[Row], device: torch.device, dtype: torch.dtype) -> MicroBatch:
     """`dtype` is that of log-probs: float32, or float64 where exactness is tested."""
     length = max(map(len, rows))
-    ids = torch.zeros(len(rows), length, dtype=torch.int64)
-    positions = torch.zeros(len(rows), length, dtype=torch.int64)
-    # A token of the padding sees itself only: a query that sees nothing would be not a number.
-    ends = torch.arange(1, length + 1).repeat(len(rows), 1)
+    ids = np.zeros((len(rows), length), dtype=np.int64)
+    positions = np.zeros((len(rows), length), dtype=np.int64)
+    # A padding token sees only itself: a query that sees no key would give not-a-number.
+    ends = np.tile(np.arange(1, length + 1), (len(rows), 1))
     for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row.ids)
-        positions[index, : len(row)] = torch.tensor(row.positions)
-        ends[index, : len(row)] = torch.tensor(row.ends)
-    at = torch.arange(length)
+        ids[index, : len(row)] = row.ids
+        positions[index, : len(row)] = row.positions
+        ends[index, : len(row)] = row.ends
+    at = np.arange(length)
     mask = (at[None, :] <= at[:, None]) & (at[:, None] < ends[:, None, :])
-    first_asked = [0]
-    for row in rows:
-        first_asked.append(first_asked[-1] + len(row.asked))
-    asked = [first + at for first, row in zip(first_asked, rows, strict=False) for at in row.pairs.asked]
-    wanted = [(index, at, heat) for index, row in enumerate(rows) for at, heat in row.asked]
-    pairs = [row.pairs for row in rows]
+    asked = [len(row.asked_at) for row in rows]
+    first_asked = np.cumsum([0, *asked[:-1]])
+
+    def joined(arrays: Iterable[Array], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(np.concatenate(list(arrays))).to(device=device, dtype=dtype)
+
     return MicroBatch(
-        ids=ids.to(device),
-        positions=positions.to(device),
-        mask=mask[:, None].to(device),
-        asked_row=torch.tensor([index for index, _, _ in wanted], device=device),
-        asked_at=torch.tensor([at for _, at, _ in wanted], device=device),
-        temperatures=torch.tensor([heat for _, _, heat in wanted], dtype=dtype, device=device),
-        asked=torch.tensor(asked, device=device),
-        target=torch.tensor([token for one in pairs for token in one.target], device=device),
-        record=torch.tensor([record for one in pairs for record in one.record], device=device),
-        behaviour=torch.tensor([value for one in pairs for value in one.behaviour], dtype=dtype, device=device),
-        version=torch.tensor([version for one in pairs for version in one.version], device=device),
+        ids=torch.from_numpy(ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        mask=torch.from_numpy(mask[:, None]).to(device),
+        asked_row=torch.from_numpy(np.repeat(np.arange(len(rows)), asked)).to(device),
+        asked_at=joined(row.asked_at for row in rows),
+        temperatures=joined((row.temperatures for row in rows), dtype),
+        asked=joined(row.pairs.asked + first for row, first in zip(rows, first_asked, strict=True)),
+        target=joined(row.pairs.target for row in rows),
+        record=joined(row.pairs.record for row in rows),
+        behaviour=joined((row.pairs.behaviour for row in rows), dtype),
+        version=joined(row.pairs.version for row in rows),
     )
 
 

@@ -1,31 +1,47 @@
-"""What is told of a Step: in its document, in curves, and on the unit's line.
+"""The numbers of a step: in its document, on the unit's line, and as curves.
 
-Invariant: names are the same everywhere; a number that means nothing for a Step is left out, never 0.
+Invariants:
+- a number has the same name everywhere;
+- a number that has no meaning for a step is left out, never 0;
+- a store that does not answer only leaves numbers out: no step is lost for them.
 """
 
 from __future__ import annotations
 
+import importlib
+import logging
 import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from agentrl.config.run import RunConfig
+from agentrl.engines.manifest import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
+from agentrl.policies import step_alarms
+from agentrl.store import attempt_statistics
+from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Step
 from agentrl.telemetry import learning
+from agentrl.telemetry.learning import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
 from agentrl.telemetry.services import BASE_VERSION, STEP
-from agentrl.training.batch_assembly import Made
+from agentrl.training.batch_assembly import Assembled
 from agentrl.training.batch_selection import Look
 from agentrl.training.learner import StepResult
 from agentrl.unit import Unit
 
-SHOWN = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s": "tokens_per_s"}
-"""Metrics of a Step that the unit's line has, and their names there."""
+log = logging.getLogger("trainer")
+
+ON_THE_LINE = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s": "tokens_per_s"}
+"""Metrics of a step that the unit's line shows, with their names there."""
 
 
-def of_step(
-    made: Made, result: StepResult, leased: Step, look: Look, *, seconds: float, moved: bool
+def step_metrics(
+    assembled: Assembled, result: StepResult, leased: Step, look: Look, *, seconds: float, moved: bool
 ) -> dict[str, float]:
-    """`moved`: the step began with other weights than those of its version; age 0 is no proof of a fault then."""
+    """`moved`: the weights were not those of the base version, so a mismatch at age 0 proves no fault."""
     groups = [look.ready[name].task for name in (*leased.tasks, *leased.filtered)]
     means = [group.baseline.mean for group in groups if group.baseline is not None]
-    trained = made.batch.trained_tokens
+    trained = assembled.batch.trained_tokens
     metrics = {
         name: value
         for name, value in result.metrics.items()
@@ -33,9 +49,9 @@ def of_step(
     } | {
         "groups": float(len(leased.tasks)),
         "groups_without_signal": float(len(leased.filtered)),
-        "records": float(len(made.batch.trajectories)),
-        "stale_records": float(len(made.stale) + len(look.decision.stale_records)),
-        "broken_records": float(len(made.broken)),
+        "records": float(len(assembled.batch.trajectories)),
+        "stale_records": float(len(assembled.stale) + len(look.decision.stale_records)),
+        "broken_records": float(len(assembled.broken)),
         "trained_tokens": float(trained),
         "trained_tokens_per_s": trained / seconds if seconds else 0.0,
         "seconds": seconds,
@@ -44,16 +60,67 @@ def of_step(
         metrics["zero_variance_share"] = len(leased.filtered) / len(groups)
     if means:
         metrics["reward_mean"] = sum(means) / len(means)
-    if made.batch.trajectories:
-        metrics["tokens_per_record"] = trained / len(made.batch.trajectories)
+    if assembled.batch.trajectories:
+        metrics["tokens_per_record"] = trained / len(assembled.batch.trajectories)
     return metrics
 
 
-def to_unit(unit: Unit, metrics: dict[str, float], step: Step) -> None:
-    """All at once: numbers of two Steps must not be taken for those of one."""
+def mismatch_limit(config: RunConfig) -> float:
+    """The largest mean difference of log-probs between engine and trainer. Embedded engines compute in float32 too."""
+    return MEAN_LIMIT if config.engines.kind == "embedded" else MEAN_LIMIT_HALF
+
+
+async def with_surroundings(
+    database: Database, config: RunConfig, metrics: Mapping[str, float], records: Sequence[str]
+) -> dict[str, float]:
+    """The metrics of a step that is about to be committed, with what alarms compare them with: the limits of the
+    mismatch, the attempts behind the step and the steps before it."""
+    known = dict(metrics)
+    limit = mismatch_limit(config)
+    for name, most, over_limit in (
+        ("mismatch_mean", limit, MISMATCH_OVER_LIMIT),
+        ("mismatch_p99", P99_OVER_MEAN * limit, MISMATCH_P99_OVER_LIMIT),
+        ("mismatch_k3", K3_OVER_SQUARE * limit**2, MISMATCH_K3_OVER_LIMIT),
+    ):
+        if name in known:
+            known[over_limit.name] = known[name] / most
+    try:
+        known |= await attempt_statistics.of_trained(database, records)
+        known |= await attempt_statistics.since(database, await attempt_statistics.last_commit(database))
+        before = await attempt_statistics.metrics_of_steps(database, step_alarms.LOOK_BACK)
+    except StoreError as away:
+        log.warning("the metrics of a step lack what the store knows: %s", away.message)
+        return known
+    return known | step_alarms.against(before, known)
+
+
+def to_unit(unit: Unit, metrics: Mapping[str, float], step: Step) -> None:
+    """Sets all numbers at once, so that numbers of two steps are never mixed."""
     unit.metrics(
         {STEP.name: step.step, BASE_VERSION.name: step.base_version}
-        | {shown: metrics[name] for name, shown in SHOWN.items() if name in metrics}
-        # One that a Step does not have says nothing any more: no alarm may go on because of it.
+        | {shown: metrics[name] for name, shown in ON_THE_LINE.items() if name in metrics}
+        # A number that this step lacks is cleared: no alarm may continue because of an earlier step.
         | {metric.name: metrics.get(metric.name, math.nan) for metric in learning.OF_STEPS}
     )
+
+
+class Curves:
+    """Metrics of steps for TensorBoard. Writes nothing if TensorBoard is not installed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._writer: Any = None
+        try:
+            module = importlib.import_module("torch.utils.tensorboard")
+        except ImportError:
+            log.info("TensorBoard is not installed; metrics are in the Step documents only")
+            return
+        self._writer = module.SummaryWriter(str(directory), flush_secs=5)
+
+    def add(self, step: int, metrics: Mapping[str, float], *, prefix: str = "train") -> None:
+        if self._writer is not None:
+            for name, value in metrics.items():
+                self._writer.add_scalar(f"{prefix}/{name}", value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

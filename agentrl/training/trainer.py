@@ -1,9 +1,11 @@
 """The trainer's loop: look for a batch, lease it, train, commit, publish, checkpoint, evaluate.
 
-Invariants: a Step is leased before the optimizer runs and committed by one conditional update after it; whatever is due
-(publication, checkpoint, evaluation) follows from where the trainer stands and not from what it just did, so a store
-that was away only delays it; a trainer whose lineage or lease is lost writes nothing any more and ends. Tensors are
-computed in a thread, one piece of work at a time; the loop stays responsive meanwhile.
+Invariants:
+- a step is leased before the optimizer runs and committed by one conditional update after it;
+- what is due (publication, checkpoint, evaluation) follows from the trainer's state and not from what it just did, so
+  a store that was away only delays it;
+- a trainer that has lost its lineage or its lease writes nothing more and ends;
+- tensors are computed in a thread, one piece of work at a time, so the loop stays responsive.
 """
 
 from __future__ import annotations
@@ -30,31 +32,27 @@ from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
 from agentrl.telemetry.services import WARMUP_UNUSED, Meter
 from agentrl.training import (
-    batch_dumps,
+    batch_assembly,
     batch_selection,
     checkpoints,
+    disk_retention,
     initial_model,
     poisoned_groups,
-    reading,
-    reference,
-    retention,
     step_reporting,
-    telling,
     weight_files,
 )
 from agentrl.training.batch import Batch
-from agentrl.training.batch_dumps import DUMPS, Recorder
+from agentrl.training.batch_dumps import DUMPS, BatchDumps
 from agentrl.training.batch_selection import Look, Place
 from agentrl.training.checkpoints import Progress
-from agentrl.training.curves import Curves
-from agentrl.training.evaluator import Evaluator, over_all
+from agentrl.training.evaluator import Evaluator, has_held_out_tasks, over_all
 from agentrl.training.learner import Learner, StepResult
-from agentrl.training.patience import Patience
 from agentrl.training.poisoned_groups import Suspicion
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
+from agentrl.training.step_reporting import Curves
 from agentrl.training.trainer_knobs import Knobs, Plan
-from agentrl.training.trainer_state import DivergedError, Standing, ending
-from agentrl.training.waiting import BatchWait
+from agentrl.training.trainer_state import DivergedError, TrainerState, ending
+from agentrl.training.waiting import BatchWait, Retrying
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
@@ -64,10 +62,10 @@ PARKED_LOOK_EVERY_S = 1.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
 COMPUTE_AT_MOST_S = 900.0
-"""Between two micro-batches; a step as a whole may take any number of them."""
+"""Between two micro-batches; a step may take any number of them."""
 AWAY_AT_MOST_S = 600.0
-"""Longer than that without a store or room on the disk is worth a question; the trainer goes on waiting."""
-NOT_FINITE_AT_MOST = 3
+"""After this time without a store or room on the disk the wait counts as late; the trainer continues to wait."""
+MAX_NOT_FINITE = 3
 
 T = TypeVar("T")
 
@@ -78,31 +76,32 @@ class Trainer:
         self._database = database
         self._config = config
         self._run_dir = unit.run_dir
-        self._recorder = Recorder(unit.run_dir / DUMPS, config.training.dumps)
+        self._dumps = BatchDumps(unit.run_dir / DUMPS, config.training.dumps)
         self._knobs = Knobs(unit, config)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
-        self._evaluates = initial_model.has_held_out_tasks(config)
+        self._evaluates = has_held_out_tasks(config)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         life = f"{unit.name}.{unit.incarnation}"
         self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
-        self._lasting = Patience(unit, self._lease, at_most_s=AWAY_AT_MOST_S).lasting
-        self._told: dict[str, object] = {}
-        self._hold, self._hold_looked_at = "", float("-inf")
+        self._until_done = Retrying(unit, self._lease, at_most_s=AWAY_AT_MOST_S).until_done
+        self._announced_plan: dict[str, object] = {}
+        """What admission was given last."""
+        self._hold, self._hold_checked_at = "", float("-inf")
         self._trial = False
-        """It holds because most attempts fail, so a few are tried meanwhile."""
+        """The trainer holds because most attempts fail, so a few records are tried meanwhile."""
         self._held_since: float | None = None
-        """Since when a Step has been held back for records under way."""
+        """Since when a step has been held back for records under way."""
         self._evaluation: dict[str, float] = {}
-        """The last that is known."""
+        """The newest results."""
         self._meter = Meter(time.monotonic())
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
-        self.standing = Standing(0)
+        self.state = TrainerState(0)
         self._suspicion = Suspicion()
         self._unannounced: Publication | None = None
-        """A number that is taken and not known to be announced: whatever was in the way, it is gone on with."""
+        """A publication whose number is taken and whose announcement is not confirmed: it is retried."""
         self._written: Manifest | None = None
-        """Its files, once they are complete: engines may be reading them."""
+        """The manifest of its files, once they are complete: engines may read them already."""
         self.learner: Learner
         self._lineage = ""
         self._tree = VersionTree()
@@ -110,7 +109,7 @@ class Trainer:
         self._known: dict[str, DBRecordData] = {}
 
     async def run(self) -> None:
-        """Until the data is at its end, the steps are done, or the unit drains."""
+        """Trains until the data ends, all steps are done, or the unit drains."""
         await self._lease.open()
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,7 +117,7 @@ class Trainer:
                 await self._work()
                 keeping.cancel()
         except ExceptionGroup as several:
-            # One reason is enough, and the runner knows how to exit for it.
+            # One error is enough; the runner knows its exit code.
             raise several.exceptions[0] from several
         finally:
             self._curves.close()
@@ -136,12 +135,12 @@ class Trainer:
             return
         why = ""
         while not why and not self._unit.draining:
-            why = await self._lasting(self._round)
+            why = await self._until_done(self._round)
             self._unit.tick()
         await self._finish(why)
 
     async def _round(self) -> str:
-        """One look at everything. Why the run is complete, if it is."""
+        """One pass of the loop. Returns why the run is complete; empty if it is not."""
         if self._unit.draining:
             return ""
         plan = self._knobs.take()
@@ -149,15 +148,15 @@ class Trainer:
             self._unit.metric(name, value)
         if wanted := self._config.training.steps:
             self._unit.metric(STEPS_WANTED.name, wanted)
-            if self.standing.committed >= wanted:
-                # Before admission is told anything: of a run that goes on after its end nothing is to be sampled.
+            if self.state.committed >= wanted:
+                # Before admission gets the plan: a run that is complete must not sample anything.
                 return f"all {wanted} steps are done"
         await self._do_what_is_due(plan)
         if self._unit.paused:
-            # Behind what is due, so that what was trained is served and saved meanwhile.
+            # After what is due, so that trained weights are served and saved while the unit is paused.
             await self._park()
             return ""
-        await self._ask_for_a_hold()
+        await self._check_for_a_hold()
         look = await self._look(plan)
         for name in look.decision.stale_groups:
             task = look.ready[name].task
@@ -183,7 +182,7 @@ class Trainer:
         return await batch_selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
 
     async def _park(self) -> None:
-        """Begin nothing; evaluations that are under way go on."""
+        """Begins nothing while paused; evaluations under way continue."""
         parked = asyncio.create_task(self._unit.park_while_paused_async(), name="park")
         try:
             while not parked.done():
@@ -194,10 +193,9 @@ class Trainer:
             await asyncio.wait([parked])
 
     async def _wait(self, why: str) -> None:
-        """The steward tells what is missing."""
         if self._batch_wait.begin():
             self._meter.set(0, 1, time.monotonic())
-        self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {why}")
+        self._unit.status(f"version {self.state.version}, step {self.state.step}: {why}")
         await self._unit.sleep_async(LOOK_EVERY_S)
 
     def _wait_is_over(self) -> None:
@@ -208,102 +206,110 @@ class Trainer:
 
     async def _step(self, look: Look, plan: Plan) -> None:
         chosen = look.decision
-        self.standing.step += 1
-        self._unit.status(f"version {self.standing.version}, step {self.standing.step}: {chosen.why}")
+        self.state.step += 1
+        self._unit.status(f"version {self.state.version}, step {self.state.step}: {chosen.why}")
         wanted = Step(
-            id=step_id(self._lineage, self.standing.step),
+            id=step_id(self._lineage, self.state.step),
             lineage=self._lineage,
-            step=self.standing.step,
-            base_version=self.standing.version,
+            step=self.state.step,
+            base_version=self.state.version,
             tasks=[group.task for group in chosen.groups],
             filtered=list(chosen.filtered),
             records=[record.record for group in chosen.groups for record in group.records],
             bounds={name: plan.freshness.of(name).oldest for name in {group.environment for group in chosen.groups}},
         )
-        # A lease whose answer was lost is given back before the next one is taken.
-        await steps.release_of(self._database, self._lineage, "its trainer did not hear that it had it")
+        # A lease whose confirmation was lost is released before the next one is taken.
+        await steps.release_of(self._database, self._lineage, "its trainer did not receive the confirmation")
         leased = await steps.lease(self._database, wanted)
         if leased is None:
             return
         began = time.monotonic()
         try:
-            made = await reading.batch_of(self._database, leased, look, plan, self._tree)
+            assembled = await batch_assembly.read_batch(self._database, leased, look, plan, self._tree)
         except AgentrlError as broken:
             await steps.release(self._database, leased.id, broken.message)
             raise
-        result = await self._train(made.batch, plan)
+        result = await self._train(assembled.batch, plan)
         if not result.applied:
             await self._quarantine(leased, result)
             return
-        records = [one.record for one in made.batch.trajectories]
-        told = step_reporting.of_step(
-            made, result, leased, look, seconds=time.monotonic() - began, moved=self.standing.trained
+        records = [one.record for one in assembled.batch.trajectories]
+        seconds = time.monotonic() - began
+        metrics = step_reporting.step_metrics(
+            assembled, result, leased, look, seconds=seconds, moved=self.state.trained
         )
-        metrics = told | self._evaluation
-        metrics = await telling.with_surroundings(self._database, self._config, metrics, records)
+        metrics |= self._evaluation
+        metrics = await step_reporting.with_surroundings(self._database, self._config, metrics, records)
         await self._commit(leased, metrics, records)
         self._suspicion.cleared(leased.tasks)
-        self._account_for(leased, made.batch.trained_tokens > 0, metrics)
+        self._account_for(leased, assembled.batch.trained_tokens > 0, metrics)
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
-        self._unit.status(f"version {self.standing.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
-        after, self.standing.trained_step = self.standing.trained_step, batch.step
-        recorded = plan.recorded(batch, after)
+        self._unit.status(f"version {self.state.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
+        after, self.state.trained_step = self.state.trained_step, batch.step
         try:
-            await asyncio.to_thread(self._recorder.write, recorded)
+            await asyncio.to_thread(self._dumps.write, batch, plan, after=after)
         except DiskError as full:
-            log.error("%s It trains without that.", full.message)
-        return await self._computed("step", batch_dumps.train, self.learner, recorded)
+            log.error("%s The step trains without it.", full.message)
+
+        def train() -> StepResult:
+            return self.learner.train(
+                batch, plan.loss, learning_rate=plan.learning_rate, optimizer_steps=plan.optimizer_steps
+            )
+
+        return await self._computed("step", train)
 
     async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
-        """The weights have moved: the answer has to be known, however often it takes to ask."""
+        """The weights have changed, so the commit is repeated until its result is known."""
 
         async def commit() -> None:
             if await steps.commit(self._database, leased.id, metrics, records=records):
                 return
             found = await self._database.find_one("Step", {"_id": leased.id}, projection=["status"])
             if found is None or found["status"] != StepStatus.COMMITTED:
-                raise LineageClosedError(f"{leased.id} was taken from this trainer; what it trained does not count.")
-            # An earlier answer was lost on its way; only this trainer commits under this lineage.
+                raise LineageClosedError(
+                    f"Another trainer has taken {leased.id}; what this one trained does not count."
+                )
+            # The confirmation of an earlier commit was lost; only this trainer commits under this lineage.
             await steps.follow(self._database)
 
-        await self._lasting(commit)
+        await self._until_done(commit)
 
     async def _quarantine(self, leased: Step, result: StepResult) -> None:
-        """The weights are as they were. The batch does not come back."""
+        """The weights are unchanged. The batch is never trained again."""
         reason = f"poison: loss {result.metrics['loss']}, gradient {result.metrics['gradient_norm']}"
         log.error("step %d is skipped, its tasks are dead (%s)", leased.step, reason)
         await steps.release(self._database, leased.id, reason)
         await poisoned_groups.bury(self._database, leased.tasks, reason)
-        self.standing.not_finite += 1
-        self._unit.metric(NOT_FINITE.name, self.standing.not_finite)
-        if self.standing.not_finite >= NOT_FINITE_AT_MOST:
+        self.state.not_finite += 1
+        self._unit.metric(NOT_FINITE.name, self.state.not_finite)
+        if self.state.not_finite >= MAX_NOT_FINITE:
             raise DivergedError(
-                f"{NOT_FINITE_AT_MOST} batches in a row gave a loss that is not finite ({reason}).",
+                f"{MAX_NOT_FINITE} batches in a row gave a loss that is not finite ({reason}).",
                 hint="Go back to a checkpoint, with a lower learning rate.",
             )
 
     def _account_for(self, step: Step, trained: bool, metrics: dict[str, float]) -> None:
-        now = self.standing
+        now = self.state
         now.committed += 1
         now.steps_published += 1
         now.not_finite = 0
         self._unit.metric(NOT_FINITE.name, 0)
         now.trained |= trained
-        now.taught += trained
-        self._unit.metric(NOTHING_TRAINED.name, now.for_nothing)
+        now.effective += trained
+        self._unit.metric(NOTHING_TRAINED.name, now.useless_steps)
         self._curves.add(now.step, metrics)
         step_reporting.to_unit(self._unit, metrics, step)
 
     # ---- what is due ----
 
     async def _do_what_is_due(self, plan: Plan, *, last: bool = False) -> None:
-        now = self.standing
-        told = plan.told(self._hold, trial=self._trial)
-        if told != self._told:
-            if not await lineages.tell_plan(self._database, self._lineage, told):
+        now = self.state
+        wanted = plan.for_admission(self._hold, trial=self._trial)
+        if wanted != self._announced_plan:
+            if not await lineages.tell_plan(self._database, self._lineage, wanted):
                 raise steps.closed(self._lineage)
-            self._told = told
+            self._announced_plan = wanted
         if self._unannounced or (now.trained and (last or now.steps_published >= plan.publish_every)):
             await self._publish(now.version)
         behind = now.step - now.checkpoint
@@ -316,7 +322,7 @@ class Trainer:
     async def _publish(self, parent: int | None) -> None:
         if self._unannounced is None:
             self._unannounced = await publications.take_number(
-                self._database, parent=parent, lineage=self._lineage, step=self.standing.step
+                self._database, parent=parent, lineage=self._lineage, step=self.state.step
             )
         taken = self._unannounced
         self._unit.status(f"writes version {taken.id}")
@@ -324,21 +330,21 @@ class Trainer:
             self._written = await self._computed(
                 "publication", weight_files.write_weights, self._run_dir, taken.id, self.learner, self._probes
             )
-        # A trainer that was replaced and does not know should not serve its weights to anybody.
+        # A trainer that was replaced and does not know it must not publish.
         if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
             self._database, taken.id, self._lineage, weight_files.as_document(self._written)
         ):
             raise steps.closed(self._lineage)
         self._unannounced = self._written = None
         self._tree.add(taken.id, parent)
-        now = self.standing
+        now = self.state
         now.version, now.trained, now.steps_published = taken.id, False, 0
         now.since_evaluation += 1
         self._unit.weights = taken.id
-        await retention.tidy_weights(self._database, self._run_dir, taken.id, keep=self._knobs.kept.versions)
+        await disk_retention.tidy_weights(self._database, self._run_dir, taken.id, keep=self._knobs.kept.versions)
 
     async def _checkpoint(self, *, last: bool = False) -> None:
-        now = self.standing
+        now = self.state
         name = checkpoints.name_of(now.step, self._lineage)
         document = await stored_checkpoints.begin(
             self._database, step=now.step, lineage=self._lineage, version=now.version, path=f"{CHECKPOINTS}/{name}"
@@ -352,19 +358,19 @@ class Trainer:
             if last:
                 raise
             now.tried_checkpoint = now.step
-            # Training goes on: what it would lose is no more than it has not saved yet.
-            log.error("%s It is tried again after the next step.", full.message)
+            # Training continues: a crash loses no more than what is not saved yet.
+            log.error("%s The checkpoint is retried after the next step.", full.message)
             self._unit.status(f"no checkpoint: {full.message}")
             return
         facts = {file: CheckpointFile(fact.bytes, fact.hash) for file, fact in files.items()}
         if not await stored_checkpoints.complete(self._database, document.id, facts):
             raise steps.closed(self._lineage)
         now.checkpoint = now.step
-        await retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
+        await disk_retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
 
     async def _evaluate(self) -> None:
-        await self._evaluator.want(self.standing.version)
-        self.standing.since_evaluation = 0
+        await self._evaluator.want(self.state.version)
+        self.state.since_evaluation = 0
 
     def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
         self._curves.add(version, numbers, prefix="evaluation")
@@ -375,83 +381,89 @@ class Trainer:
     # ---- beginning and end ----
 
     async def _start(self) -> None:
-        start = await self._lasting(self._take_over)
+        start = await self._until_done(self._take_over)
         if self._config.training.reference == "initial":
-            await self._lasting(lambda: self._keep_reference(anew=start.anew))
-        # Its own version, once it has one: a second root of the tree would have no age to the first.
-        await self._lasting(lambda: self._publish(self.standing.version or start.parent))
-        first = self.standing.version
-        await self._lasting(lambda: lineages.set_first_version(self._database, self._lineage, first))
+            await self._until_done(lambda: self._keep_reference(new_run=start.new_run))
+        # The parent is its own version, once it has one: a second root of the version tree would have no age.
+        await self._until_done(lambda: self._publish(self.state.version or start.parent))
+        first = self.state.version
+        await self._until_done(lambda: lineages.set_first_version(self._database, self._lineage, first))
         if start.warmed_up:
-            await self._lasting(self._checkpoint)
-        await self._lasting(self._evaluator.adopt)
+            await self._until_done(self._checkpoint)
+        await self._until_done(self._evaluator.adopt)
         if self._evaluates and self._config.evaluation.every and start.parent is None:
-            # What the run begins with is what it is compared with at the end.
-            await self._lasting(self._evaluate)
+            # The initial weights are what the run is compared with at the end.
+            await self._until_done(self._evaluate)
 
     async def _take_over(self) -> Start:
-        say, tick, owner = self._unit.status, self._unit.tick, self._lease.incarnation
-        start = await take_over(self._database, self._config, self._run_dir, owner, say=say, on_progress=tick)
+        start = await take_over(
+            self._database,
+            self._config,
+            self._run_dir,
+            self._lease.incarnation,
+            report=self._unit.status,
+            on_progress=self._unit.tick,
+        )
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
-        self._stand_at(start, await publications.parents(self._database))
+        self._set_state(start, await publications.parents(self._database))
         self._suspicion = await poisoned_groups.recall(self._database)
         committed = {"status": StepStatus.COMMITTED}
-        self.standing.committed = await self._database.count("Step", committed)
-        self.standing.taught = await self._database.count("Step", committed | {"records.0": {"$exists": True}})
-        self._unit.metric(NOTHING_TRAINED.name, self.standing.for_nothing)
+        self.state.committed = await self._database.count("Step", committed)
+        self.state.effective = await self._database.count("Step", committed | {"records.0": {"$exists": True}})
+        self._unit.metric(NOTHING_TRAINED.name, self.state.useless_steps)
         return start
 
-    async def _keep_reference(self, *, anew: bool) -> None:
-        # One that was replaced and does not know would write over what its successor is compared with.
+    async def _keep_reference(self, *, new_run: bool) -> None:
+        # A trainer that was replaced would overwrite the reference of its successor.
         if not await lineages.is_open(self._database, self._lineage):
             raise steps.closed(self._lineage)
-        await asyncio.to_thread(reference.keep, self._run_dir, self.learner, anew=anew)
+        await asyncio.to_thread(initial_model.keep_reference, self._run_dir, self.learner, new_run=new_run)
 
-    def _stand_at(self, start: Start, parents: dict[int, int | None]) -> None:
+    def _set_state(self, start: Start, parents: dict[int, int | None]) -> None:
         self.learner = start.learner
         self._lineage = start.lineage.id
         self._probes = start.probes
         self._tree = VersionTree(parents)
-        self.standing = Standing(start.step, checkpoint=start.step, trained_step=start.step)
-        self._recorder.forget_after(start.step)
+        self.state = TrainerState(start.step, checkpoint=start.step, trained_step=start.step)
+        self._dumps.forget_after(start.step)
 
     async def _finish(self, why: str) -> None:
-        """Nothing that was trained is lost by a planned end."""
+        """A planned end loses nothing that was trained."""
         self._wait_is_over()
         plan = self._knobs.take()
         if why:
-            why = ending(why, self.standing)
-            # What would be admitted from here on, nobody would train.
+            why = ending(why, self.state)
+            # Nothing admitted from here on would be trained.
             self._hold, self._trial = f"complete: {why}", False
-        await self._lasting(lambda: self._do_what_is_due(plan, last=True))
+        await self._until_done(lambda: self._do_what_is_due(plan, last=True))
         if why and not self._unit.draining:
             log.info("complete: %s", why)
             self._unit.status(f"complete but for evaluations: {why}")
             if self._evaluates:
-                await self._lasting(lambda: self._evaluator.want(self.standing.version))
-            await self._lasting(lambda: self._evaluator.see_through(self._unit))
-        self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.standing.version}")
+                await self._until_done(lambda: self._evaluator.want(self.state.version))
+            await self._until_done(lambda: self._evaluator.see_through(self._unit))
+        self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.state.version}")
 
     async def _stay_frozen(self) -> None:
-        """What the run begins with is published, and evaluated; that is all there is to do."""
-        version = self.standing.version
+        """Publishes and evaluates the initial weights, and trains nothing."""
+        version = self.state.version
         self._unit.status(f"frozen at version {version}")
-        await self._lasting(lambda: self._do_what_is_due(self._knobs.take()))
-        await self._lasting(lambda: self._evaluator.see_through(self._unit))
+        await self._until_done(lambda: self._do_what_is_due(self._knobs.take()))
+        await self._until_done(lambda: self._evaluator.see_through(self._unit))
         self._unit.status(f"frozen at version {version}; nothing is trained")
 
-    # ---- small things ----
+    # ---- helpers ----
 
     def _place(self, plan: Plan) -> Place:
-        now = self.standing
+        now = self.state
         waited = 0.0 if self._held_since is None else time.monotonic() - self._held_since
         publishes = now.steps_published + 1 >= plan.publish_every
         most = self._config.training.max_trained_count
         return Place(self._tree, now.version, publishes, self._epochs, waited, most)
 
-    async def _ask_for_a_hold(self) -> None:
-        if time.monotonic() - self._hold_looked_at >= HOLD_LOOK_EVERY_S:
-            self._hold_looked_at = time.monotonic()
+    async def _check_for_a_hold(self) -> None:
+        if time.monotonic() - self._hold_checked_at >= HOLD_LOOK_EVERY_S:
+            self._hold_checked_at = time.monotonic()
             found = await batch_selection.validity(self._database)
             self._hold, self._trial = found.hold, bool(found.hold)
             self._unit.metric(VALID.name, math.nan if found.share is None else found.share)

@@ -19,8 +19,6 @@ from agentrl.policies.admission import Plan as Ahead
 from agentrl.policies.admission import batch_records, refuse_impossible
 from agentrl.policies.freshness import STRATEGIES, Decay, Freshness, Strategy
 from agentrl.policies.policy_loss import PolicyLoss
-from agentrl.training.batch import Batch
-from agentrl.training.batch_dumps import Recorded
 from agentrl.unit import Unit
 from agentrl.unit.unit_knobs import Knob
 
@@ -49,17 +47,8 @@ class Plan:
     """Whether advantages are brought to one scale within each environment."""
     decays_by_time: bool = False
 
-    def recorded(self, batch: Batch, after: int) -> Recorded:
-        return Recorded(
-            batch=batch,
-            after=after,
-            loss=self.loss,
-            learning_rate=self.learning_rate,
-            optimizer_steps=self.optimizer_steps,
-        )
-
-    def told(self, hold: str, *, trial: bool = False) -> dict[str, object]:
-        """What admission must know: why it holds, and whether a few are tried meanwhile."""
+    def for_admission(self, hold: str, *, trial: bool = False) -> dict[str, object]:
+        """What admission needs: the settings, why it holds, and whether a few records are tried meanwhile."""
         bounds = {name: own.oldest for name, own in self.freshness.of_environments.items()}
         numbers = {"bound": self.freshness.oldest, "groups": self.groups, "publish_every": self.publish_every}
         return {**numbers, "bounds": bounds, "hold": hold, "trial": trial}

@@ -40,9 +40,9 @@ def warm_up(
     loss: float | None = None
     turns = order(len(demonstrations), chance)
     for step in range(1, steps + 1):
-        learner.optimizers.set_learning_rate(learning_rate * cooled(step, steps))
         chosen = [demonstrations[next(turns)] for _ in range(min(batch, len(demonstrations)))]
-        done = learner.train(Batch(step=step, base_version=0, trajectories=chosen), "supervised")
+        shown = Batch(step=step, base_version=0, trajectories=chosen)
+        done = learner.train(shown, "supervised", learning_rate=learning_rate * cooled(step, steps))
         loss = done.metrics["loss"]
         if not done.applied:
             raise WarmupFailedError(

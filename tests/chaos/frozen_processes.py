@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from agentrl.store import checkpoints, lineages, run_database
 from agentrl.store.documents import Lineage, load
-from agentrl.training import history
+from agentrl.training.resume import valid_checkpoints
 from tests.chaos.fault_injection import LostError, Storm
 from tests.chaos.processes import Role, frozen
 from tests.chaos.run_under_test import Arena
@@ -146,7 +146,7 @@ async def _take_over(arena: Arena) -> Lineage:
     database = run_database.open_database(run_database.configuration(arena.dir), arena.state_dir)
     try:
         every = [load(Lineage, found) for found in await database.find("Lineage", {})]
-        newest = history.standing(every, await checkpoints.newest_first(database))[0]
+        newest = valid_checkpoints(every, await checkpoints.newest_first(database))[0]
         return await lineages.begin(database, "rival-0.1", parent_checkpoint=newest.id, after_step=newest.step)
     finally:
         await database.close()

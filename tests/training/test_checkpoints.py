@@ -14,9 +14,9 @@ from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.store.documents import Checkpoint, Lineage
 from agentrl.training import atomic_directories, checkpoints
 from agentrl.training.checkpoints import Progress
-from agentrl.training.history import standing
 from agentrl.training.learner import Learner
 from agentrl.training.optimizers import Kind
+from agentrl.training.resume import valid_checkpoints
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group
 
@@ -144,22 +144,22 @@ def checkpoint(step: int, name: str) -> Checkpoint:
 def test_a_checkpoint_stands_as_long_as_history_went_through_it() -> None:
     saved = [checkpoint(10, "a"), checkpoint(20, "a"), checkpoint(30, "a"), checkpoint(25, "b"), checkpoint(40, "b")]
     lives = [lineage("a", at=1), lineage("b", "step-000020.a", at=2)]
-    assert [one.id for one in standing(lives, saved)] == [
+    assert [one.id for one in valid_checkpoints(lives, saved)] == [
         "step-000040.b",
         "step-000025.b",
         "step-000020.a",
         "step-000010.a",
     ]
     lives.append(lineage("c", "step-000025.b", at=3))
-    assert [one.step for one in standing(lives, saved)] == [25, 20, 10]
+    assert [one.step for one in valid_checkpoints(lives, saved)] == [25, 20, 10]
     lives.append(lineage("d", "step-000025.b", at=4))
-    assert [one.step for one in standing(lives, saved)] == [25, 20, 10]
+    assert [one.step for one in valid_checkpoints(lives, saved)] == [25, 20, 10]
     # Begun from nothing: nothing of what was before stands.
     lives.append(lineage("e", at=5))
-    assert standing(lives, saved) == []
-    assert standing([], []) == []
+    assert valid_checkpoints(lives, saved) == []
+    assert valid_checkpoints([], []) == []
 
 
 def test_history_is_followed_through_a_checkpoint_that_was_deleted() -> None:
     lives = [lineage("a@x.1", at=1), lineage("b", "step-000020.a@x.1", at=2)]
-    assert [one.step for one in standing(lives, [checkpoint(10, "a@x.1"), checkpoint(30, "a@x.1")])] == [10]
+    assert [one.step for one in valid_checkpoints(lives, [checkpoint(10, "a@x.1"), checkpoint(30, "a@x.1")])] == [10]

@@ -35,8 +35,8 @@ def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny
     assert plan.loss.decay is not None
     assert plan.freshness.oldest == 3
     numbers = {"bound": 3, "groups": 2, "publish_every": 1, "bounds": {}}
-    assert plan.told("") == numbers | {"hold": "", "trial": False}
-    assert plan.told("most fail", trial=True) == numbers | {"hold": "most fail", "trial": True}
+    assert plan.for_admission("") == numbers | {"hold": "", "trial": False}
+    assert plan.for_admission("most fail", trial=True) == numbers | {"hold": "most fail", "trial": True}
 
 
 def test_a_value_that_contradicts_the_others_is_refused_and_changes_nothing(
@@ -68,8 +68,8 @@ def test_an_environment_keeps_its_own_bound_when_that_of_the_run_is_changed(
     unit._knobs.offer("bound", 1)
     unit._knobs.offer("strategy", "wait")
     plan = knobs.take()
-    assert plan.told("")["bounds"] == {"shop": 7, "other": 7}
-    assert plan.told("")["bound"] == 1
+    assert plan.for_admission("")["bounds"] == {"shop": 7, "other": 7}
+    assert plan.for_admission("")["bound"] == 1
     assert plan.freshness.of("shop").strategy == "wait"
 
 

@@ -49,10 +49,10 @@ def test_a_demonstration_has_the_ids_that_an_episode_would_have(tiny: Path, tmp_
     assert [segment.trains for segment in trajectory.segments] == [False, True, False, True]
     tools = [tool.spec for tool in one.tools]
     assert tools[0].signature == "lookup(item)"
-    assert trajectory.segments[0].ids == template.first("Price the order.", tools, "3 apples")
-    assert trajectory.segments[1].ids == template.assistant("<tool_call>lookup(apples)</tool_call>")
-    assert trajectory.segments[2].ids == template.tool_results(["7"])
-    assert trajectory.segments[3].ids == template.assistant("<answer>21</answer>")
+    assert trajectory.segments[0].ids.tolist() == template.first("Price the order.", tools, "3 apples")
+    assert trajectory.segments[1].ids.tolist() == template.assistant("<tool_call>lookup(apples)</tool_call>")
+    assert trajectory.segments[2].ids.tolist() == template.tool_results(["7"])
+    assert trajectory.segments[3].ids.tolist() == template.assistant("<answer>21</answer>")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ async def recorded(
     mine = trainer(db, config, tmp_path)
 
     def change() -> None:
-        if mine.standing.step == 3:
+        if mine.state.step == 3:
             mine._unit._knobs.offer("learning_rate", 3e-3)
 
     after(monkeypatch, steps, "commit", change)
@@ -127,7 +127,7 @@ async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_pat
     def again(place: Path, start: Path | None = None) -> None:
         offline.train_recorded(recorded, place, start=start, out=None, as_configured=False, tell=Ear())
 
-    with pytest.raises(ConfigError, match="holds no recorded batches"):
+    with pytest.raises(ConfigError, match="has no recorded batches"):
         again(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="neither a model nor a checkpoint"):
         again(tmp_path / "dumps", tmp_path / "dumps")
@@ -167,10 +167,10 @@ async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
 
 
 def test_batches_of_steps_that_were_rolled_back_are_forgotten(tmp_path: Path) -> None:
-    recorder = batch_dumps.Recorder(tmp_path, 3)
+    dumps = batch_dumps.BatchDumps(tmp_path, 3)
     for step in (8, 9, 10):
         (tmp_path / f"step-{step:06d}.msgpack").touch()
-    recorder.forget_after(8)
+    dumps.forget_after(8)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000008.msgpack"]
 
 

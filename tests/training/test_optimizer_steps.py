@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from agentrl.policies.policy_loss import PolicyLoss
-from agentrl.training.batch import Batch, Trajectory, in_parts
+from agentrl.training.batch import Batch, Trajectory, split_by_groups
 from agentrl.training.learner import Learner
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, chain, group, some, trajectory_of_calls
@@ -37,7 +38,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_parts_are_whole_groups_in_order_and_of_even_size(count: int, wanted: int, sizes: list[int]) -> None:
     batch = groups(count)
     random.Random(2).shuffle(batch.trajectories)
-    parts = in_parts(batch, wanted)
+    parts = split_by_groups(batch, wanted)
     named = [list(dict.fromkeys(one.group for one in part.trajectories)) for part in parts]
     assert [len(names) for names in named] == sizes
     order = list(dict.fromkeys(one.group for one in batch.trajectories))
@@ -49,14 +50,15 @@ def test_parts_are_whole_groups_in_order_and_of_even_size(count: int, wanted: in
 
 
 def test_nothing_is_cut_into_one_part_of_nothing() -> None:
-    assert in_parts(batch_of([]), 3) == [batch_of([])]
+    (empty,) = split_by_groups(batch_of([]), 3)
+    assert empty.trajectories == []
 
 
 def test_steps_over_parts_give_the_bits_of_their_batches_one_after_the_other(tiny: Path) -> None:
     one, other = (make_learner(tiny, optimizer="muon", learning_rate=RATE) for _ in range(2))
     batch = groups(4)
     whole = one.train(batch, PolicyLoss(), optimizer_steps=3)
-    losses = [other.train(part, PolicyLoss()).metrics["loss"] for part in in_parts(batch, 3)]
+    losses = [other.train(part, PolicyLoss()).metrics["loss"] for part in split_by_groups(batch, 3)]
     assert whole.metrics["optimizer_steps"] == 3
     assert whole.metrics["loss"] == pytest.approx(sum(losses) / 3, abs=1e-12)
     assert same(weights(one), weights(other))
@@ -68,8 +70,8 @@ def at_the_start(learner: Learner, batch: Batch) -> Batch:
     known = []
     for one in batch.trajectories:
         (prompt, said) = one.segments
-        (found,) = learner.log_probs([prompt.ids + said.ids])
-        answer = msgspec.structs.replace(said, log_probs=found[-len(said.ids) :])
+        (found,) = learner.log_probs([[*prompt.ids, *said.ids]])
+        answer = msgspec.structs.replace(said, log_probs=np.array(found[-len(said.ids) :]))
         known.append(msgspec.structs.replace(one, segments=[prompt, answer]))
     return msgspec.structs.replace(batch, trajectories=known)
 

@@ -27,7 +27,7 @@ def context_of(trajectory: Trajectory, index: int) -> list[int]:
     parent = trajectory.segments[index].parent
     if parent < 0:
         return []
-    return context_of(trajectory, parent) + trajectory.segments[parent].ids
+    return context_of(trajectory, parent) + trajectory.segments[parent].ids.tolist()
 
 
 def reference(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[float, dict[str, torch.Tensor]]:
@@ -39,7 +39,7 @@ def reference(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[
             if not segment.trains:
                 continue
             context = context_of(trajectory, index)
-            logits = learner.model(torch.tensor([context + segment.ids])).logits[0, len(context) - 1 : -1]
+            logits = learner.model(torch.tensor([context + segment.ids.tolist()])).logits[0, len(context) - 1 : -1]
             spread = torch.log_softmax(logits / segment.temperature, dim=-1)
             now = spread[torch.arange(len(segment.ids)), torch.tensor(segment.ids)]
             ratio = (now - torch.tensor(segment.log_probs, dtype=torch.float64)).exp()
@@ -150,9 +150,10 @@ def test_every_trained_token_is_one_pair_behind_its_own_context(row_tokens: int,
         for asked, target, record, log_prob, version in zip(
             pairs.asked, pairs.target, pairs.record, pairs.behaviour, pairs.version, strict=True
         ):
-            at, heat = row.asked[asked]
+            at = row.asked_at[asked]
             before = [row.ids[j] for j in range(len(row)) if j <= at < row.ends[j]]
-            found.append((record, tuple(before), target, log_prob, version, heat))
+            assert row.positions[at] == len(before) - 1
+            found.append((record, tuple(before), target, log_prob, version, row.temperatures[asked]))
     assert sorted(found) == sorted(expected_pairs(members))
 
 
@@ -160,7 +161,7 @@ def expected_pairs(members: Sequence[Trajectory]) -> list[tuple[object, ...]]:
     return [
         (
             record,
-            tuple(context_of(member, index) + segment.ids[:at]),
+            tuple(context_of(member, index) + segment.ids[:at].tolist()),
             token,
             segment.log_probs[at],
             segment.versions[0][0],
@@ -181,7 +182,7 @@ def test_what_a_group_has_in_common_is_there_once() -> None:
     (row,) = rows(members)
     assert len(row) == len(prompt) + 8 * 3
     # The first tokens of all members are asked of the same place.
-    assert len(row.asked) == 1 + 8 * 2
+    assert len(row.asked_at) == 1 + 8 * 2
 
 
 def test_sharing_is_given_up_where_attention_would_cost_more() -> None:

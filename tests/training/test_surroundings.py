@@ -13,7 +13,7 @@ from agentrl.policies.status_tables import Actor
 from agentrl.store import attempt_statistics, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, ToolCall, to_bson
-from agentrl.training import batch_selection, retention
+from agentrl.training import batch_selection, disk_retention
 from tests.store.flow import RULE, admit, claim_one, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
 from tests.waiting import aeventually
@@ -165,7 +165,7 @@ async def test_weights_that_an_evaluation_waits_for_stay_also_when_they_were_ove
             await evaluations.want(db, version)
 
     async def left() -> list[int]:
-        await retention.tidy_weights(db, tmp_path, 4, keep=2)
+        await disk_retention.tidy_weights(db, tmp_path, 4, keep=2)
         return [version for version in range(1, 5) if (tmp_path / publications.path_of(version)).exists()]
 
     assert await left() == [2, 3, 4]

@@ -22,7 +22,7 @@ from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Lineage
 from agentrl.store.steps import LineageClosedError
-from agentrl.training import checkpoints, patience, weight_files
+from agentrl.training import checkpoints, waiting, weight_files
 from agentrl.training import trainer as training
 from agentrl.training.learner import Learner
 from agentrl.training.trainer import DivergedError
@@ -227,7 +227,7 @@ LOST: dict[str, tuple[tuple[object, str], int]] = {
 async def test_an_answer_that_was_lost_is_asked_for_again(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    monkeypatch.setattr(patience, "STORE_AGAIN_S", 0.0)
+    monkeypatch.setattr(waiting, "STORE_AGAIN_S", 0.0)
     await closed_groups(db, 6)
     place, time = LOST[lost]
     passed = 0
@@ -252,7 +252,7 @@ async def test_an_answer_that_was_lost_is_asked_for_again(
 async def test_a_drain_while_the_store_is_away_still_ends_with_a_checkpoint(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "STORE_AGAIN_S", 0.0)
+    monkeypatch.setattr(waiting, "STORE_AGAIN_S", 0.0)
     await closed_groups(db, 6)
     mine = trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path)
     begun = 0

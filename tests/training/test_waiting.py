@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.training.waiting import LATE, LATE_AFTER_S, BatchWait, late_after_s
+from agentrl.training.waiting import LATE_AFTER_S, LATE_FACTOR, BatchWait, late_after_s
 
 
 class Unit:
@@ -41,4 +41,4 @@ def test_a_wait_is_one_however_often_it_is_looked_and_the_next_one_knows_how_lon
     waiting.end()
     waiting.end()
     assert waiting.begin()
-    assert unit.limits == [LATE_AFTER_S, LATE * 100.0]
+    assert unit.limits == [LATE_AFTER_S, LATE_FACTOR * 100.0]

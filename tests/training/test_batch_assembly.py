@@ -14,7 +14,7 @@ from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, call_i
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.token_tree import TokenTree
 from agentrl.training.batch import BrokenTrajectoryError
-from agentrl.training.batch_assembly import UntrainableSamplingError, make_batch, refuse_untrainable, trajectory_of
+from agentrl.training.batch_assembly import UntrainableSamplingError, assemble, refuse_untrainable, trajectory_of
 from tests.training.trees import Call, fork, some
 
 TREE = VersionTree({1: None, 2: 1, 3: 2, 4: 1})
@@ -61,10 +61,10 @@ def test_every_generated_token_comes_back_with_what_it_was_sampled_with(number: 
             context: list[int] = []
             at = segment.parent
             while at >= 0:
-                context = trajectory.segments[at].ids + context
+                context = [*trajectory.segments[at].ids, *context]
                 at = trajectory.segments[at].parent
             for offset, token in enumerate(segment.ids):
-                place = (round(segment.temperature - 0.5), tuple(context + segment.ids[:offset]))
+                place = (round(segment.temperature - 0.5), tuple([*context, *segment.ids[:offset]]))
                 assert place not in found, index
                 found[place] = (token, segment.log_probs[offset])
     assert found == {
@@ -76,29 +76,29 @@ def test_every_generated_token_comes_back_with_what_it_was_sampled_with(number: 
 
 def test_versions_follow_their_tokens_and_the_oldest_decides() -> None:
     data, calls = stored([(0, [1, 2], [3, 4, 5, 6])], versions=[(1, 1), (3, 3)])
-    made = make_batch(7, 3, [data], calls, TREE, Freshness(bound=2))
+    made = assemble(7, 3, [data], calls, TREE, Freshness(bound=2))
     assert made.batch.trajectories[0].versions == {1: 1, 3: 3}
     assert made.batch.ages == {1: 2, 3: 0}
-    late = make_batch(7, 3, [data], calls, TREE, Freshness(bound=1))
+    late = assemble(7, 3, [data], calls, TREE, Freshness(bound=1))
     assert late.stale == (data.id,)
     assert late.batch.trajectories == []
 
 
 def test_age_goes_over_the_common_ancestor_of_two_lineages() -> None:
     data, calls = stored([(0, [1, 2], [3, 4])], versions=[(3, 2)])
-    made = make_batch(7, 4, [data], calls, TREE, Freshness(bound=3))
+    made = assemble(7, 4, [data], calls, TREE, Freshness(bound=3))
     assert made.batch.ages == {3: 3}
-    assert make_batch(7, 4, [data], calls, TREE, Freshness(bound=2)).stale == (data.id,)
+    assert assemble(7, 4, [data], calls, TREE, Freshness(bound=2)).stale == (data.id,)
 
 
 def test_environments_are_cut_by_their_own_bounds_and_decay_only_where_they_say_so() -> None:
     rules = Freshness("drop", 0, of_environments={"slow": Freshness("decay", 1, hard_bound=2)})
     data, calls = stored([(0, [1, 2], [3, 4])], versions=[(1, 2)])
-    late = make_batch(7, 3, [data], calls, TREE, rules, environments={data.task: "fast"})
+    late = assemble(7, 3, [data], calls, TREE, rules, environments={data.task: "fast"})
     assert late.stale == (data.id,)
-    slow = make_batch(7, 3, [data], calls, TREE, rules, environments={data.task: "slow"})
+    slow = assemble(7, 3, [data], calls, TREE, rules, environments={data.task: "slow"})
     assert [one.decays for one in slow.batch.trajectories] == [True]
-    fresh = make_batch(7, 1, [data], calls, TREE, rules, environments={data.task: "fast"})
+    fresh = assemble(7, 1, [data], calls, TREE, rules, environments={data.task: "fast"})
     assert [one.decays for one in fresh.batch.trajectories] == [False]
 
 
@@ -110,7 +110,7 @@ def test_advantages_are_brought_to_one_scale_within_an_environment() -> None:
         data.append(msgspec.structs.replace(one, task=f"task {name}", capped=name == "a"))
         calls += its
     environments = {"task a": "shop", "task b": "shop", "task c": "alone"}
-    made = make_batch(1, 1, data, calls, TREE, Freshness(), environments=environments, normalise=True).batch
+    made = assemble(1, 1, data, calls, TREE, Freshness(), environments=environments, normalise=True).batch
     found = {one.record: one.advantage for one in made.trajectories}
     mean, spread = (2 * 1.0 - 3.0) / 3, (32 / 9) ** 0.5
     assert found["b"] == pytest.approx((-3.0 - mean) / spread, rel=1e-5)
@@ -120,7 +120,7 @@ def test_advantages_are_brought_to_one_scale_within_an_environment() -> None:
 
 def test_records_without_advantage_do_not_train() -> None:
     data, calls = stored([(0, [1, 2], [3, 4])], advantage=None)
-    assert make_batch(1, 1, [data], calls, TREE, Freshness()).batch.trajectories == []
+    assert assemble(1, 1, [data], calls, TREE, Freshness()).batch.trajectories == []
 
 
 def broken(change: str) -> tuple[DBRecordData, list[DispatchedSamplingTask]]:
@@ -144,7 +144,7 @@ def test_a_record_whose_tokens_do_not_fit_together_is_left_out_and_named(
     with pytest.raises(BrokenTrajectoryError):
         trajectory_of(data, calls)
     good, more = stored([(0, [1, 2], [3, 4])], record="good")
-    made = make_batch(1, 1, [data, good], [*calls, *more], TREE, Freshness())
+    made = assemble(1, 1, [data, good], [*calls, *more], TREE, Freshness())
     assert made.broken == (RECORD,)
     assert [one.record for one in made.batch.trajectories] == ["good"]
     assert RECORD in caplog.text
