@@ -167,9 +167,7 @@ def test_the_denominator_is_one_number(lengths: list[int]) -> None:
     summed = pair_weights(records, pairs_of, whole, "record-sum")
     assert float(summed.sum()) == pytest.approx(len(records) / len(lengths))
     fixed = pair_weights(records, pairs_of, whole, "dr-grpo", longest=9)
-    assert fixed.unique().tolist() == [1 / (9 * len(lengths))], (
-        "every token weighs the same, also in a long record"
-    )
+    assert fixed.unique().tolist() == [1 / (9 * len(lengths))], "every token weighs the same, also in a long record"
 
 
 def test_contradictions_are_refused() -> None:

@@ -135,7 +135,7 @@ async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_pat
     with pytest.raises(ConfigError, match="Step 4 was not recorded, but step 5 was"):
         again(tmp_path / "dumps")
     (tmp_path / "dumps" / "step-000003.msgpack").write_bytes(b"rubbish")
-    with pytest.raises(ConfigError, match=r"step-000003\.msgpack is no recorded batch"):
+    with pytest.raises(ConfigError, match=r"step-000003\.msgpack is not a recorded batch"):
         again(tmp_path / "dumps")
 
 
