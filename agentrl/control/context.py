@@ -27,6 +27,7 @@ from agentrl.control.state.unit_metrics import Metrics
 from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
+from agentrl.supervision.instructions import Persist, Publish
 from agentrl.supervision.liveness import Health, Leases
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
@@ -68,7 +69,11 @@ class Context:
     def happened(self, event: events.Event) -> None:
         """Tell the supervisor; what it instructs is carried out at the end of this turn of the loop."""
         rolled = msgspec.structs.replace(event, dice=self.dice.random())
-        self.executor.add(self.supervisor.handle(rolled, self.clock.now()))
+        instructions = self.supervisor.handle(rolled, self.clock.now())
+        for instruction in instructions:
+            if isinstance(instruction, Persist | Publish):
+                self.operations.unit_changed(instruction.key)
+        self.executor.add(instructions)
 
     # ---- rows ----
 

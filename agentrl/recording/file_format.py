@@ -84,12 +84,9 @@ class Packer:
 
     def pack(self, changes: Iterable[Change]) -> bytes:
         """The body of one `ROWS` block."""
-        parts = []
-        for change in changes:
-            body = _encoder.encode(change)
-            parts.append(self._compress.compress(_LENGTH.pack(len(body)) + body))
-        parts.append(self._compress.flush(zlib.Z_SYNC_FLUSH))
-        return b"".join(parts)
+        bodies = map(_encoder.encode, changes)
+        data = b"".join(_LENGTH.pack(len(body)) + body for body in bodies)
+        return self._compress.compress(data) + self._compress.flush(zlib.Z_SYNC_FLUSH)
 
 
 class Unpacker:

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.control.state.feed_publisher import Feed
+from agentrl.control.state.feed_publisher import REFRESH_S, Feed
 from agentrl.protocol import wire
 from agentrl.protocol.feed import FeedBeat, FeedRow
 from agentrl.protocol.rows import AnyRow, HostRow, UnitRow, UnitState
@@ -90,6 +90,27 @@ def test_what_is_urgent_goes_out_at_once_and_is_not_sent_twice() -> None:
     feed.tick(0.7, 0.0)
     feed.tick(1.4, 0.0)
     assert len(decoded(frames)) == 3
+
+
+def test_every_row_is_shown_within_the_refresh_time_however_many_there_are() -> None:
+    frames: list[bytes] = []
+    feed = Feed("e", frames.append)
+    names = [f"host-{number}" for number in range(3000)]
+    for name in names:
+        feed.set(f"host/{name}", host(name, 1), urgent=True)
+    for step in range(600):
+        now = step / 10
+        if now == 10.0:
+            frames.clear()
+            for name in names:
+                feed.set(f"host/{name}", host(name, 2))
+        # Some change all the time, and take their part of the budget.
+        for name in names[:100]:
+            feed.set(f"host/{name}", host(name, 10 + step))
+        feed.tick(now, 0.0)
+        if now >= 10.0 + REFRESH_S + 1.0:
+            break
+    assert {key for key, _ in decoded(frames)} == {f"host/{name}" for name in names}
 
 
 def test_many_that_change_all_the_time_share_a_budget_and_none_is_forgotten() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.control.state.operations import Goal, Operation, Operations, Want
 from agentrl.protocol.rows import OperationState, UnitState
@@ -31,6 +36,8 @@ class Room:
         self.operations.begin(self.operation, {unit: Goal(Want.UP) for unit in slots})
 
     def review(self) -> OperationState:
+        for slot in self.slots.values():
+            self.operations.unit_changed(slot.unit)
         self.operations.review(101.0)
         return self.operation.state
 
@@ -56,3 +63,52 @@ def test_a_fatal_unit_that_is_wanted_again_stands_in_nobodys_way() -> None:
     room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
     room.slots["steward"].generation += 1
     assert room.review() is OperationState.RUNNING
+
+
+UNITS = ("web-0", "web-1", "web-2", "db-0")
+changes = st.fixed_dictionaries(
+    {
+        "unit": st.sampled_from(UNITS),
+        "state": st.sampled_from(UnitState),
+        "incarnation": st.integers(0, 2),
+        "tree_gone": st.booleans(),
+        "done": st.booleans(),
+        "wanted": st.booleans(),
+        "generation": st.integers(0, 1),
+        "desired_by": st.sampled_from(("op-1", "op-1", "op-2")),
+    }
+)
+goals = st.builds(Goal, st.sampled_from(Want), st.integers(0, 1), st.booleans())
+
+
+@given(
+    wanted=st.fixed_dictionaries({unit: goals for unit in UNITS[:3]}),
+    steps=st.lists(st.lists(changes, max_size=3), min_size=1, max_size=8),
+)
+def test_review_of_changed_units_equals_a_review_of_all(
+    wanted: dict[str, Goal], steps: list[list[dict[str, Any]]]
+) -> None:
+    groups = {
+        name: GroupState(GroupSpec(name, Role.SIDECAR, ("true",), after=after), 1)
+        for name, after in (("web", ("db",)), ("db", ()))
+    }
+    slots = {unit: Slot(unit, unit.partition("-")[0], 0, desired_by="op-1") for unit in UNITS}
+    state = State(RunState(up=True), groups, slots)
+    kept = Operations(state, lambda operation: None)
+    operation = Operation("op-1", "up", b"", "", "ann", OperationState.ACCEPTED, 100.0, 700.0)
+    kept.add(operation)
+    kept.begin(operation, wanted)
+    for now, step in enumerate(step for step in steps if not operation.state.ended):
+        for change in step:
+            slot = slots[change["unit"]]
+            for name, value in change.items():
+                setattr(slot, name, value)
+            kept.unit_changed(slot.unit)
+        fresh = Operations(state, lambda operation: None)
+        other = msgspec.structs.replace(operation)
+        fresh.restore([other])
+        kept.review(float(now))
+        fresh.review(float(now))
+        assert (operation.state, operation.waiting_for) == (other.state, other.waiting_for)
+        if operation.state is not OperationState.SUPERSEDED:
+            assert operation.reason == other.reason

@@ -256,6 +256,23 @@ def test_a_disk_that_is_too_slow_costs_the_rest_of_the_minute(tmp_path: Path) ->
     assert state_at(recording, BEGAN + FRAME_S) == {"run": "as it is"}
 
 
+def test_rows_are_compressed_where_the_disk_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[list[Change]] = []
+    monkeypatch.setattr(Packer, "pack", lambda self, changes: bytes(packed.append(list(changes)) or b""))
+    waiting: list[Callable[[], None]] = []
+    writer = Writer(tmp_path, "e", lambda: [("run", wire.raw("up"))], run=lambda work: waiting.append(work) or True)
+    writer.tick(BEGAN)
+    writer.row(BEGAN + 1, "run", wire.raw("down"))
+    writer.tick(BEGAN + 2)
+    assert len(waiting) == 2
+    assert not packed
+    for work in waiting:
+        work()
+    writer.close()
+    waiting[-1]()
+    assert packed == [[Change(BEGAN, "run", wire.raw("up"))], [Change(BEGAN + 1, "run", wire.raw("down"))]]
+
+
 def test_files_are_their_owners_alone(begin: Callable[..., Run], tmp_path: Path) -> None:
     begin(tmp_path / "new")
     (file,) = (tmp_path / "new").iterdir()

@@ -24,6 +24,8 @@ MIN_GAP_S = 0.5
 BEAT_S = 1.0
 BUDGET_BYTES_PER_S = 15_000
 """For all rows that are not urgent. Where hundreds of units change all the time, each is shown less often."""
+REFRESH_S = 9.0
+"""The budget grows with the rows, so that even if all of them change, each is shown within this time."""
 BURST_S = 1.0
 """What a quiet feed has saved up may go out at once."""
 
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 class _Entry:
     """One key. `row` is None once it was removed."""
 
-    __slots__ = ("body", "dirty", "due", "first", "held", "row")
+    __slots__ = ("body", "dirty", "due", "first", "held", "row", "sent_bytes")
 
     def __init__(self) -> None:
         self.row: AnyRow | None = None
@@ -46,6 +48,7 @@ class _Entry:
         self.first = False
         """It goes before others, as soon as it may go at all."""
         self.due = float("-inf")
+        self.sent_bytes = 0
 
     def encoded(self) -> msgspec.Raw:
         if self.body is None:
@@ -70,6 +73,8 @@ class Feed:
         self._too_large: set[str] = set()
         self._now = float("-inf")
         self._next_beat = float("-inf")
+        self._bytes = 0
+        """Of all rows as they were sent last."""
         self._spent_until = float("-inf")
         """The budget of the time up to here has been spent."""
 
@@ -153,7 +158,7 @@ class Feed:
 
     def _send_or_hold(self, key: str, entry: _Entry, now: float) -> None:
         if entry.due <= now:
-            self._spent_until += self._send(key, entry) / BUDGET_BYTES_PER_S
+            self._spent_until += self._send(key, entry) / max(BUDGET_BYTES_PER_S, self._bytes / REFRESH_S)
         elif entry.dirty and not entry.held:
             entry.held = True
             heapq.heappush(self._held, (entry.due, key))
@@ -170,6 +175,9 @@ class Feed:
         value = None if entry.row is None else entry.encoded()
         frame = wire.encode(FeedRow(self.epoch, self.seq, key, wire.raw(None) if value is None else value))
         self._publish(frame)
+        size = 0 if entry.row is None else len(frame)
+        self._bytes += size - entry.sent_bytes
+        entry.sent_bytes = size
         self.on_row(key, entry.row, value)
         if entry.row is None:
             self._forget(key, entry)

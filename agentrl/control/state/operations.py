@@ -79,6 +79,14 @@ class Operation(msgspec.Struct):
         )
 
 
+class _Progress:
+    """How far the units of one operation are."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, str] = {}
+        self.broken: dict[str, str] = {}
+
+
 class Operations:
     """All operations that are under way, and the last that ended."""
 
@@ -86,6 +94,9 @@ class Operations:
         self._state = state
         self._changed = changed
         self._by_id: dict[str, Operation] = {}
+        self._progress: dict[str, _Progress] = {}
+        """Of running operations; without an entry all of their units are looked at."""
+        self._changed_units: set[str] = set()
         self.forgotten: list[str] = []
         """Ids that were dropped; whoever persists operations empties this."""
 
@@ -115,6 +126,8 @@ class Operations:
     def begin(self, operation: Operation, goals: dict[str, Goal]) -> None:
         operation.goals = goals
         operation.state = OperationState.RUNNING
+        # A command may change what is wanted of any unit.
+        self._progress.clear()
         self._changed(operation)
 
     def waits_for(self, operation: Operation, what: str) -> None:
@@ -128,6 +141,7 @@ class Operations:
             return
         operation.state, operation.reason, operation.ended_at = state, reason, now
         operation.waiting_for = ()
+        self._progress.pop(operation.id, None)
         self._changed(operation)
 
     def supersede(self, command: str, by: Operation, reason: str, now: float) -> None:
@@ -137,41 +151,54 @@ class Operations:
                 other.superseded_by = by.command
                 self.finish(other, OperationState.SUPERSEDED, now, f"{by.who} {reason} ({short(by.id)})")
 
+    def unit_changed(self, unit: str) -> None:
+        """The next review compares this unit with the goals again."""
+        self._changed_units.add(unit)
+
     def review(self, now: float) -> None:
-        """Compare every running operation with what is."""
+        """Compare running operations with the units that changed since the last review."""
+        changed, self._changed_units = self._changed_units, set()
         for operation in self.live():
             if operation.state is not OperationState.RUNNING:
                 continue
             if not operation.by_itself:
-                self._review_goals(operation, now)
+                self._review_goals(operation, changed, now)
             if not operation.state.ended and now > operation.deadline:
                 waiting = "; ".join(operation.waiting_for) or "its end"
                 late = now - operation.accepted_at
                 self.finish(operation, OperationState.FAILED, now, f"not done after {late:.0f} s: waits for {waiting}")
 
-    def _review_goals(self, operation: Operation, now: float) -> None:
-        waiting: list[str] = []
-        broken: list[str] = []
-        unreached: set[str] = set()
-        for unit, goal in operation.goals.items():
-            slot = self._state.slots.get(unit)
+    def _review_goals(self, operation: Operation, changed: set[str], now: float) -> None:
+        progress = self._progress.get(operation.id)
+        if progress is None:
+            progress = self._progress[operation.id] = _Progress()
+            units = list(operation.goals)
+        elif changed:
+            units = sorted(unit for unit in changed if unit in operation.goals)
+        else:
+            return
+        for unit in units:
+            slot, goal = self._state.slots.get(unit), operation.goals[unit]
             if slot is not None and _superseded(operation.id, slot, goal):
                 reason = f"{unit} was given another aim by operation {short(slot.desired_by)}"
                 self.finish(operation, OperationState.SUPERSEDED, now, reason)
                 return
-            verdict = _compare(slot, goal)
-            if verdict == "broken" and slot is not None:
-                broken.append(f"{unit} is fatal: {slot.reason}")
-            elif verdict == "waiting" and slot is not None:
-                waiting.append(f"{unit} is {slot.state.value} ({slot.reason})")
-                unreached.add(unit)
-        # What waits behind a fatal unit would be waited for in vain until the deadline, and the cause not told before.
-        if waiting and not (broken and unreached <= self._behind_the_fatal()):
-            if tuple(waiting) != operation.waiting_for:
-                operation.waiting_for = tuple(waiting)
+            _compare(progress, slot, goal, unit)
+        # The units that a fatal one blocks may have changed without being a goal themselves.
+        if units or (progress.broken and progress.waiting):
+            self._conclude(operation, progress, now)
+
+    def _conclude(self, operation: Operation, progress: _Progress, now: float) -> None:
+        waiting, broken = progress.waiting, progress.broken
+        # A unit that waits behind a fatal one would wait until the deadline, and hide the cause until then.
+        if waiting and not (broken and waiting.keys() <= self._behind_the_fatal()):
+            waiting_for = tuple(waiting[unit] for unit in operation.goals if unit in waiting)
+            if waiting_for != operation.waiting_for:
+                operation.waiting_for = waiting_for
                 self._changed(operation)
         elif broken:
-            self.finish(operation, OperationState.FAILED, now, "; ".join(broken))
+            reasons = (broken[unit] for unit in operation.goals if unit in broken)
+            self.finish(operation, OperationState.FAILED, now, "; ".join(reasons))
         else:
             self.finish(operation, OperationState.SUCCEEDED, now)
 
@@ -199,12 +226,20 @@ def _superseded(operation: str, slot: Slot, goal: Goal) -> bool:
     return not goal.shared or (goal.want is Want.UP and (not slot.wanted or bool(slot.held)))
 
 
-def _compare(slot: Slot | None, goal: Goal) -> str:
-    if slot is None:
-        return "reached"
-    if goal.want is Want.ENDED:
-        return "reached" if slot.incarnation > goal.than or slot.tree_gone else "waiting"
-    if slot.state is UnitState.FATAL:
-        return "broken"
+def _compare(progress: _Progress, slot: Slot | None, goal: Goal, unit: str) -> None:
+    """Note whether a unit is still waited for, or cannot reach its goal any more."""
+    progress.waiting.pop(unit, None)
+    progress.broken.pop(unit, None)
+    if slot is None or _is_reached(slot, goal):
+        return
+    if goal.want is Want.UP and slot.state is UnitState.FATAL:
+        progress.broken[unit] = f"{unit} is fatal: {slot.reason}"
+    else:
+        progress.waiting[unit] = f"{unit} is {slot.state.value} ({slot.reason})"
+
+
+def _is_reached(slot: Slot, goal: Goal) -> bool:
     later = slot.incarnation > goal.than
-    return "reached" if later and (slot.state is UnitState.READY or slot.done) else "waiting"
+    if goal.want is Want.ENDED:
+        return later or slot.tree_gone
+    return later and (slot.state is UnitState.READY or slot.done)
