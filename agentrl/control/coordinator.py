@@ -24,6 +24,7 @@ from agentrl.control.commands.collect_stacks import Stacks
 from agentrl.control.commands.desired_state import DesiredState
 from agentrl.control.commands.key_commands import KeyCommands
 from agentrl.control.commands.prepared import Prepare, preparing
+from agentrl.control.commands.staleness_preview import StalenessPreview
 from agentrl.control.commands.tuning import Tuning
 from agentrl.control.context import Context
 from agentrl.control.executor import Executor
@@ -31,7 +32,6 @@ from agentrl.control.feed_recorder import FeedRecorder
 from agentrl.control.handlers.client_queries import Queries
 from agentrl.control.handlers.client_requests import ClientHandler
 from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostHandler
-from agentrl.control.handlers.outside import Outside
 from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_agent_watch import HostAgentWatch
@@ -145,7 +145,7 @@ class Coordinator:
             context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
         )
         served = ServedCommands(context, asks)
-        tuning = Tuning(context, self._settings, asks, Outside(context, served).told)
+        tuning = Tuning(context, self._settings, asks, StalenessPreview(context, served.ask).extend)
         commands = {**self._commands(Stacks(context, asks)), **tuning.table, **served.table}
         owners = {**dict.fromkeys(tuning.table, tuning.ask_owner), **dict.fromkeys(served.table, served.prepare)}
         self._clients = ClientHandler(context, self._queries.handlers, commands, owners, served)

@@ -1,23 +1,23 @@
-"""What another staleness bound would leave outside of the records that are ready.
+"""The effect of a staleness bound on the records that are ready: how many would be too old to train.
 
-Invariants: the steward counts, so the number is that of every screen, whoever takes Steps now and also where nobody
-does; records that nobody could count are not taken for none.
+Invariants: the steward counts, so the number equals that of every screen, also when no trainer takes steps; if the
+steward cannot count, the effect says so and does not claim that no record is lost.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from agentrl.config.policy_rules import freshness_rule
 from agentrl.control.context import Context
-from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
 from agentrl.formatting.amounts import counted
 from agentrl.policies.freshness import STRATEGIES, Strategy
 from agentrl.protocol import messages
-from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import KnobValue
@@ -26,25 +26,27 @@ from agentrl.protocol.wire import decode_as
 
 RULES = ("bound", "hard_bound", "strategy")
 """Knobs of the trainer by which records become too old."""
-_ASKS = "staleness"
+_QUERY = "staleness"
+
+AskSteward = Callable[[CommandSpec, messages.Request, str], Awaitable[msgspec.Raw]]
 
 
-class Outside:
-    def __init__(self, context: Context, serving: ServedCommands) -> None:
+class StalenessPreview:
+    def __init__(self, context: Context, ask_steward: AskSteward) -> None:
         self._context = context
-        self._serving = serving
+        self._ask_steward = ask_steward
 
-    async def told(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Effect:
-        """The effect with what becomes of ready records; `taken` if a trainer is there to drop them."""
+    async def extend(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Effect:
+        """Add to the effect of a knob what becomes of ready records; `taken` if a trainer is there to drop them."""
         if not self._is_a_rule(name):
             return effect
         before, after = self._oldest({}), self._oldest({name: value})
         try:
-            report = await self._count()
-        except AgentrlError as away:
-            sentence, lost = f"how old the ready records are is not known: {away.message}", after < before
+            report = await self._ages()
+        except AgentrlError as failed:
+            sentence, lost = f"how old the ready records are is not known: {failed.message}", after < before
         else:
-            sentence, lost = outside(report, before, after, taken=taken)
+            sentence, lost = describe(report, before, after, taken=taken)
         if lost and taken:
             return msgspec.structs.replace(effect, loses=(*effect.loses, sentence))
         return msgspec.structs.replace(effect, changes=(*effect.changes, sentence))
@@ -66,24 +68,24 @@ class Outside:
         except ConfigError as wrong:
             raise RefusedError(wrong.message, hint=wrong.hint) from wrong
 
-    async def _count(self) -> StalenessReport:
-        request = messages.Request(uuid.uuid4().hex, _ASKS)
-        return decode_as(StalenessReport, await self._serving.ask(COMMANDS[_ASKS], request, "coordinator"))
+    async def _ages(self) -> StalenessReport:
+        request = messages.Request(uuid.uuid4().hex, _QUERY)
+        return decode_as(StalenessReport, await self._ask_steward(COMMANDS[_QUERY], request, "coordinator"))
 
 
-def outside(report: StalenessReport, before: int, after: int, *, taken: bool) -> tuple[str, bool]:
-    """In a sentence how many records would be too old, and whether some that are not would become it."""
+def describe(report: StalenessReport, before: int, after: int, *, taken: bool) -> tuple[str, bool]:
+    """Returns how many records would be too old, in a sentence, and whether the change makes any of them so."""
     ready, already = _older(report.ready, after), _older(report.ready, max(before, after))
     late = _older(report.under_way, after) - _older(report.under_way, max(before, after))
     total = counted(sum(report.ready.values()), "ready records")
-    said = f"{ready or 'none'} of {total} would be outside"
+    sentence = f"{ready or 'none'} of {total} would be outside"
     if already:
-        said += f" ({'all' if already == ready else already} already)"
+        sentence += f" ({'all' if already == ready else already} already)"
     if ready > already:
-        said += " and dropped" if taken else ", though nobody takes a step now"
+        sentence += " and dropped" if taken else ", although no trainer takes steps now"
     if late:
-        said += f"; {late} under way would come too late"
-    return said, ready > already or late > 0
+        sentence += f"; {late} under way would come too late"
+    return sentence, ready > already or late > 0
 
 
 def _older(ages: dict[int, int], bound: int) -> int:
