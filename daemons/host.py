@@ -1,12 +1,14 @@
 """The host agent: `python -m daemons.host --state-dir S --run-dir R --name H --with-coordinator`.
 
 On another host than the coordinator's: `--coordinator ADDRESS --key FILE --run UUID` instead of `--with-coordinator`.
+
+This file takes the lock and starts the coordinator before it imports the host agent (`host_main_loop`): while the
+agent imports its modules the coordinator imports its own, which shortens `agentrl up`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import signal
@@ -14,63 +16,23 @@ import sys
 from pathlib import Path
 
 from agentrl.config.paths import make_run_dir, read_run
-from agentrl.errors import AgentrlError, ConfigError, ExitCode
-from agentrl.host.agent import Agent
+from agentrl.errors import AgentrlError, ConfigError
 from agentrl.host.agent_lock import AgentLock
-from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
-from agentrl.host.spawn_environment import Home
-from agentrl.protocol import wire
-from agentrl.transport.addresses import hub_address
-from agentrl.transport.curve_keys import ClientKey
-from agentrl.transport.dealer import Dealer
+from agentrl.host.coordinator_process import coordinator_command, living_coordinator, start_coordinator
 
 log = logging.getLogger("host")
 
 
-async def run(args: argparse.Namespace, home: Home) -> int:
-    loop, finished = asyncio.get_running_loop(), asyncio.Event()
-    # Before the claim: whoever reads there which process this is may end it at once, and it shall end in order.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, finished.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
-    folder = home.state_dir / "hosts" / home.host
-    claim = AgentLock(folder, home.run, home.host)
-    dealer = Dealer(
-        home.coordinator,
-        key=ClientKey.load(home.key) if home.key else None,
-        on_message=lambda frame: agent.receive_frame(frame),
-        on_connected=lambda: agent.connected(),
-        on_disconnected=lambda: agent.disconnected(),
-        on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
-    )
-    agent = Agent(
-        home,
-        lambda message: dealer.send(wire.encode(message)),
-        use_cgroups=args.cgroups == "auto",
-        finished=finished,
-    )
-    agent.start()
-    dealer.start()
-    if args.with_coordinator:
-        output = folder / "coordinator.log"
-        agent.guard(
-            CoordinatorWatchdog(
-                agent.processes,
-                home.state_dir,
-                output,
-                home.run,
-                on_given_up=claim.note_coordinator,
-                on_left=agent.coordinator_left,
-            )
-        )
-    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
-    try:
-        await finished.wait()
-    finally:
-        dealer.close()
-        await agent.close()
-        claim.release()
-    return ExitCode.OK
+class EarlySignals:
+    """Remembers SIGTERM and SIGINT until the event loop handles them, so that the agent always ends in order."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._remember)
+
+    def _remember(self, *_: object) -> None:
+        self.seen = True
 
 
 def run_uuid(state_dir: Path) -> str:
@@ -80,19 +42,19 @@ def run_uuid(state_dir: Path) -> str:
     return known.uuid
 
 
-def home_of(args: argparse.Namespace, uuid: str) -> Home:
-    """Units have working directories of their own, so every path is a whole one."""
-    return Home(
-        run=uuid,
-        host=args.name,
-        state_dir=args.state_dir.absolute(),
-        run_dir=args.run_dir.absolute(),
-        key=args.key.absolute() if args.key else None,
-        coordinator=args.coordinator or hub_address(uuid),
-    )
+def start_coordinator_early(args: argparse.Namespace, uuid: str) -> int:
+    """The pid of the new coordinator; 0 if one lives or it cannot be started, which the watchdog then handles."""
+    if not args.with_coordinator or living_coordinator(args.state_dir) is not None:
+        return 0
+    try:
+        command = coordinator_command(args.state_dir)
+        return start_coordinator(command, uuid, args.state_dir / "hosts" / args.name / "coordinator.log")
+    except OSError as failed:
+        log.error("The coordinator cannot be started: %s.", failed)
+        return 0
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agentrl daemon host", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
@@ -103,19 +65,32 @@ def main() -> int:
     parser.add_argument("--run", default="", help="uuid of the run; otherwise from run.json")
     parser.add_argument("--cgroups", choices=("auto", "off"), default="auto")
     args = parser.parse_args()
+    # Units have working directories of their own, so every path is absolute.
+    for name in ("state_dir", "run_dir", "key"):
+        if path := getattr(args, name):
+            setattr(args, name, path.absolute())
+    return args
+
+
+def main() -> int:
+    args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         uuid = args.run or run_uuid(args.state_dir)
         if os.environ.get("AGENTRL_RUN") != uuid:
-            # The mark must stand in /proc/PID/environ from the first moment of a process on, so begin once more.
+            # The mark must be in /proc/PID/environ from the start of the process, so it executes itself again.
             os.execve(
                 sys.executable,
                 [sys.executable, "-m", "daemons.host", *sys.argv[1:]],
                 {**os.environ, "AGENTRL_RUN": uuid},
             )
-        home = home_of(args, uuid)
-        make_run_dir(home.run_dir)
-        return asyncio.run(run(args, home))
+        make_run_dir(args.run_dir)
+        signals = EarlySignals()
+        lock = AgentLock(args.state_dir / "hosts" / args.name, uuid, args.name)
+        coordinator_pid = start_coordinator_early(args, uuid)
+        from daemons.host_main_loop import run_agent
+
+        return run_agent(args, uuid, lock, coordinator_pid, ended_early=lambda: signals.seen)
     except AgentrlError as failed:
         print(f"host agent: {failed}", file=sys.stderr)
         return failed.exit_code

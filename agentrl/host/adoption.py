@@ -70,4 +70,4 @@ def _environment(services: Services, entry: Entry) -> Mapping[str, str]:
         return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s)
     except ConfigError as missing:
         log.warning("Probes of %s run without its secrets: %s", entry.name, missing)
-        return spawn_environment.without_marks(os.environ)
+        return procfs.without_marks(os.environ)

@@ -64,7 +64,7 @@ class Agent:
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
         self.finished = finished or asyncio.Event()
         """Set when the agent has nothing more to do."""
-        self.guardian: CoordinatorWatchdog | None = None
+        self.watchdog: CoordinatorWatchdog | None = None
         self._send = send
         self._greeted = False
         self._exiting = False
@@ -99,15 +99,15 @@ class Agent:
             self.lives[life.name] = life
         self._rounds.start()
 
-    def guard(self, guardian: CoordinatorWatchdog) -> None:
+    def guard(self, watchdog: CoordinatorWatchdog) -> None:
         """Keep a coordinator alive from now on."""
-        self.guardian = guardian
-        guardian.start()
+        self.watchdog = watchdog
+        watchdog.start()
 
     async def close(self) -> None:
         """Stop everything of the agent itself. Units live on."""
-        if self.guardian is not None:
-            self.guardian.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
         self._rounds.stop()
         for life in self.lives.values():
             life.stop_watching()
@@ -177,8 +177,8 @@ class Agent:
 
     def receive(self, message: ToHost) -> None:
         """Act on one message. Never raises for anything that a coordinator may say."""
-        if self.guardian is not None:
-            self.guardian.heard(message, self.send)
+        if self.watchdog is not None:
+            self.watchdog.received(message, self.send)
         match message:
             case messages.Spawn():
                 self._spawn(message)
@@ -293,8 +293,8 @@ class Agent:
 
     def _exit_when_empty(self) -> None:
         self._exiting = True
-        if self.guardian is not None:
-            self.guardian.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
         self.check_finished()
 
     def coordinator_left(self) -> bool:
@@ -307,7 +307,7 @@ class Agent:
 
     def _been_lonely(self) -> None:
         """Without units to keep there is nothing to wait for, unless a coordinator is being brought back."""
-        if self._empty and not (self.guardian is not None and self.guardian.keeping):
+        if self._empty and not (self.watchdog is not None and self.watchdog.active):
             self.finished.set()
 
     def check_finished(self) -> None:

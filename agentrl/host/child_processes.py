@@ -120,6 +120,10 @@ class ChildProcesses:
         """
         pid = self._spawner.spawn(command, env, cwd, output, cgroups) if cgroups else 0
         pid = pid or _spawn_directly(command, env, cwd, output, cgroups)
+        return self.watch_child(pid, on_exit)
+
+    def watch_child(self, pid: int, on_exit: OnExit) -> Process:
+        """Take charge of a child that was started in another way and has not been reaped."""
         pidfd = os.pidfd_open(pid)
         stat = procfs.read_stat(pid)
         process = Process(pid, stat.start_ticks if stat else 0, pidfd, on_exit, is_child=True)

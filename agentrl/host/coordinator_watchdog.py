@@ -1,19 +1,18 @@
-"""The host agent as guardian of the coordinator.
+"""Keeps one coordinator alive: starts or adopts it, replaces it when it dies or hangs, and reports what happened.
 
-Invariants: at most one coordinator is started by this agent at a time, and a living one is adopted, never doubled; it
-is restarted at once after its first death and with growing pauses after that; one that says nothing for too long is
-continued if somebody stopped it, and else made to write its stacks, ended and replaced; an end that a restart cannot
-cure (a wrong configuration, a lock held by another, an orderly end) is written down and left, but for an orderly end
-with which the agent ends. Whatever befell a coordinator is told to the one that listens next.
+* At most one coordinator is started at a time; a living one is adopted.
+* The first death is followed by a restart at once, later ones after growing pauses.
+* A coordinator that is silent too long is continued if a signal stopped it. Otherwise it writes its stacks and is
+  replaced.
+* An end that a restart cannot cure (wrong configuration, a lock held by another process, an orderly end) is final.
+* The next coordinator that greets this agent learns what happened to those before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -21,44 +20,71 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import ExitCode
-from agentrl.host import procfs, spawn_environment
+from agentrl.host import procfs
 from agentrl.host.child_processes import ChildProcesses, Process
+from agentrl.host.coordinator_process import coordinator_command, living_coordinator, start_coordinator
 from agentrl.host.log_files import tail_of
-from agentrl.host.silence import SilenceTimer
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import BeatAck, CoordinatorTrouble, ExitStatus, ToHost, Welcome
 
 log = logging.getLogger(__name__)
 
+START_WITHIN_S = 60.0
+"""A new coordinator reads its journal before it sends its first message."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _GOOD_LIFE_S = 60.0
-# Who holds the lock may have been started a moment ago and not have said yet which process it is.
+# The holder of the lock may have started a moment ago, before it wrote coordinator.json.
 _HOLDER_WITHIN_S = 5.0
 _HOLDER_POLL_S = 0.2
 _STACKS_GRACE_S = 2.0
-"""How long one that hangs has to write its stacks before it is killed."""
-_MOST_UNTOLD = 20
+"""How long a coordinator that hangs has to write its stacks before it is killed."""
+_MOST_TROUBLES = 20
+_LOOKS_PER_PATIENCE = 20
+_PACE_S = (0.05, 1.0)
 
 
-class CoordinatorFile(msgspec.Struct, frozen=True):
-    """The part of coordinator.json that tells which process it is."""
+class SilenceTimer:
+    """Measures how long the coordinator has been silent, in looks of the agent's own loop.
 
-    pid: int
-    start_ticks: int
-    boot_id: str
+    Each look adds at most two paces. So time in which this agent was stopped, or the host slept, does not count.
+    """
 
+    def __init__(self) -> None:
+        self.patience_s = START_WITHIN_S
+        """How long a silence may last; the coordinator's Welcome sets it."""
+        self.lasted_s = 0.0
+        self._heard = False
+        self._looked_at = 0.0
 
-def read_coordinator_identity(state_dir: Path) -> procfs.Identity | None:
-    try:
-        found = msgspec.json.decode((state_dir / "coordinator.json").read_bytes(), type=CoordinatorFile)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return procfs.Identity(found.pid, found.start_ticks, found.boot_id)
+    @property
+    def pace_s(self) -> float:
+        """The time between looks."""
+        least, most = _PACE_S
+        return min(max(self.patience_s / _LOOKS_PER_PATIENCE, least), most)
+
+    @property
+    def too_long(self) -> bool:
+        return self.lasted_s >= (self.patience_s if self._heard else max(self.patience_s, START_WITHIN_S))
+
+    def begin(self, now: float) -> None:
+        """A new coordinator process starts; until its first message it has the time of a slow start."""
+        self._heard, self._looked_at, self.lasted_s = False, now, 0.0
+
+    def heard(self) -> None:
+        self._heard, self.lasted_s = True, 0.0
+
+    def reset(self) -> None:
+        self.lasted_s = 0.0
+
+    def look(self, now: float) -> None:
+        # Twice the pace: a loop that is a little late was not stopped.
+        self.lasted_s += min(now - self._looked_at, 2 * self.pace_s)
+        self._looked_at = now
 
 
 class CoordinatorWatchdog:
-    """Keeps one coordinator alive."""
+    """Owns the coordinator process of one run on this host."""
 
     def __init__(
         self,
@@ -70,25 +96,28 @@ class CoordinatorWatchdog:
         on_given_up: Callable[[str], None],
         on_left: Callable[[], bool],
         command: tuple[str, ...] = (),
+        started_pid: int = 0,
     ) -> None:
+        """`on_left` is called when the coordinator ended in order; it returns whether the agent ends too.
+        `started_pid` is a coordinator that this process has started already."""
         self._processes = processes
         self._state_dir = state_dir
         self._log_path = log_path
         self._run = run
         self._on_given_up = on_given_up
         self._on_left = on_left
-        """The coordinator went in order. Answers whether the agent ends with it."""
-        self._command = command or (sys.executable, "-m", "daemons.coordinator", "--state-dir", str(state_dir))
+        self._command = command or coordinator_command(state_dir)
+        self._started_pid = started_pid
         self._process: Process | None = None
         self._began = 0.0
         self._deaths = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._restart_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
         self._silence = SilenceTimer()
         self._continued = False
-        """This coordinator was stopped by a signal once, and continued."""
+        """A signal stopped this coordinator once, and the watchdog continued it."""
         self._ending_because = ""
-        self._untold: deque[tuple[float, CoordinatorTrouble]] = deque(maxlen=_MOST_UNTOLD)
+        self._unreported: deque[tuple[float, CoordinatorTrouble]] = deque(maxlen=_MOST_TROUBLES)
         self.given_up = ""
         """Why no coordinator is started any more."""
 
@@ -97,92 +126,84 @@ class CoordinatorWatchdog:
         return self._process.pid if self._process is not None else 0
 
     @property
-    def keeping(self) -> bool:
-        """True while a coordinator lives or will be started again."""
+    def active(self) -> bool:
+        """A coordinator lives or will be started again."""
         return not self.given_up
 
     def start(self) -> None:
         """Adopt the living coordinator, or start one."""
-        self._timer = None
+        self._restart_timer = None
         if self._process is not None or self.given_up:
             return
         self._began = asyncio.get_running_loop().time()
-        self._look_again()
-        if self._adopted():
+        self._schedule_look()
+        pid, self._started_pid = self._started_pid, 0
+        if not pid and self._adopt():
             return
         try:
-            self._guard(self._spawn())
-            log.info("The coordinator was started as process %d.", self.pid)
+            pid = pid or start_coordinator(self._command, self._run, self._log_path)
         except OSError as failed:
             log.error("The coordinator cannot be started: %s.", failed)
-            self._again()
+            self._restart()
+            return
+        self._watch(self._processes.watch_child(pid, self._on_exit))
+        log.info("The coordinator was started as process %d.", pid)
 
     def stop(self) -> None:
-        """No restarts any more; a living coordinator lives on."""
+        """End the restarts. A living coordinator lives on."""
         self.given_up = self.given_up or "the host agent ends"
-        for timer in (self._timer, self._watch):
+        for timer in (self._restart_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
 
-    def heard(self, message: ToHost, send: Callable[[Message], bool]) -> None:
-        """The coordinator said something. One that knows this host is told what befell others before it."""
+    def received(self, message: ToHost, send: Callable[[Message], bool]) -> None:
+        """The coordinator sent a message. One that knows this host gets the reports about earlier coordinators."""
         self._silence.heard()
         if isinstance(message, Welcome):
             self._silence.patience_s = message.coordinator_silent_s or self._silence.patience_s
         if isinstance(message, Welcome | BeatAck):
-            self._tell(send)
+            self._report(send)
 
-    def _tell(self, send: Callable[[Message], bool]) -> None:
+    def _report(self, send: Callable[[Message], bool]) -> None:
         now = asyncio.get_running_loop().time()
-        while self._untold:
-            at, trouble = self._untold[0]
+        while self._unreported:
+            at, trouble = self._unreported[0]
             if not send(msgspec.structs.replace(trouble, age_s=now - at)):
                 return
-            self._untold.popleft()
+            self._unreported.popleft()
 
-    def _guard(self, process: Process) -> None:
+    def _watch(self, process: Process) -> None:
         self._process = process
         self._continued, self._ending_because = False, ""
         self._silence.begin(asyncio.get_running_loop().time())
 
-    def _adopted(self) -> bool:
-        identity = read_coordinator_identity(self._state_dir)
-        if identity is None:
-            return False
-        process = self._processes.adopt(identity, self._on_exit)
+    def _adopt(self) -> bool:
+        identity = living_coordinator(self._state_dir)
+        process = self._processes.adopt(identity, self._on_exit) if identity is not None else None
         if process is None:
             return False
-        self._guard(process)
+        self._watch(process)
         log.info("The coordinator lives as process %d and was adopted.", process.pid)
         return True
 
-    def _spawn(self) -> Process:
-        env = spawn_environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
-        output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            return self._processes.spawn(self._command, env=env, on_exit=self._on_exit, output=output)
-        finally:
-            os.close(output)
-
     # ---- silence ----
 
-    def _look_again(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = asyncio.get_running_loop().call_later(self._silence.pace_s, self._look)
+    def _schedule_look(self) -> None:
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._look_timer = asyncio.get_running_loop().call_later(self._silence.pace_s, self._look)
 
     def _look(self) -> None:
-        self._look_again()
+        self._schedule_look()
         self._silence.look(asyncio.get_running_loop().time())
         if self._process is not None and self._silence.too_long:
-            self._unhang(self._process)
+            self._continue_or_replace(self._process)
 
-    def _unhang(self, process: Process) -> None:
-        """Nothing was heard of it for too long."""
+    def _continue_or_replace(self, process: Process) -> None:
         stat = procfs.read_stat(process.pid)
         stopped = stat is not None and stat.state in ("T", "t")
         lasted_s = self._silence.lasted_s
-        self._silence.once_more()
+        self._silence.reset()
         if stopped and not self._continued:
             self._continued = True
             process.signal(signal.SIGCONT)
@@ -198,7 +219,7 @@ class CoordinatorWatchdog:
         trouble = CoordinatorTrouble(
             process.pid, what, done, exit=exit, tail=tail_of(self._log_path), log=str(self._log_path)
         )
-        self._untold.append((asyncio.get_running_loop().time(), trouble))
+        self._unreported.append((asyncio.get_running_loop().time(), trouble))
         log.warning("The coordinator (process %d) %s: %s.", process.pid, what, done)
 
     # ---- ends ----
@@ -212,32 +233,32 @@ class CoordinatorWatchdog:
             if not self._on_left():
                 self._give_up("The coordinator ended by itself.")
         elif status.code == ExitCode.CONFIG:
-            self._give_up(f"The coordinator's configuration is wrong; its reason stands in {self._log_path}.")
+            self._give_up(f"The coordinator's configuration is wrong; {self._log_path} has the reason.")
         elif status.code == ExitCode.CONFLICT:
-            self._look_for_holder(asyncio.get_running_loop().time() + _HOLDER_WITHIN_S)
+            self._adopt_holder(asyncio.get_running_loop().time() + _HOLDER_WITHIN_S)
         else:
             self._note(process, self._ending_because or "ended", "another one was started", status)
-            self._again()
+            self._restart()
 
-    def _look_for_holder(self, deadline: float) -> None:
-        """Another coordinator holds the lock: adopt it as soon as it says which process it is."""
+    def _adopt_holder(self, deadline: float) -> None:
+        """Another coordinator holds the lock: adopt it as soon as coordinator.json names it."""
         loop = asyncio.get_running_loop()
-        self._timer = None
-        if self._adopted():
+        self._restart_timer = None
+        if self._adopt():
             return
         if loop.time() >= deadline:
-            self._give_up(f"Another coordinator holds {self._state_dir}; the reason stands in {self._log_path}.")
+            self._give_up(f"Another coordinator holds {self._state_dir}; {self._log_path} has the reason.")
             return
-        self._timer = loop.call_later(_HOLDER_POLL_S, self._look_for_holder, deadline)
+        self._restart_timer = loop.call_later(_HOLDER_POLL_S, self._adopt_holder, deadline)
 
     def _give_up(self, sentence: str) -> None:
-        log.error("%s No other is started.", sentence)
+        log.error("%s No other coordinator is started.", sentence)
         self.given_up = sentence
         self._on_given_up(sentence)
 
-    def _again(self) -> None:
+    def _restart(self) -> None:
         loop = asyncio.get_running_loop()
         self._deaths = 0 if loop.time() - self._began > _GOOD_LIFE_S else self._deaths
         pause_s = 0.0 if self._deaths == 0 else min(_FIRST_PAUSE_S * 2 ** (self._deaths - 1), _LONGEST_PAUSE_S)
         self._deaths += 1
-        self._timer = loop.call_later(pause_s, self.start)
+        self._restart_timer = loop.call_later(pause_s, self.start)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -165,7 +164,7 @@ class Sweeper:
         for pid, why in members.items():
             _note(swept, tree, pid, why)
         for pid in members:
-            kill_exactly(pid, snapshot.stats[pid].start_ticks)
+            procfs.kill_exactly(pid, snapshot.stats[pid].start_ticks)
         return bool(members)
 
     async def _snapshot(self) -> Snapshot:
@@ -180,28 +179,10 @@ class Sweeper:
         return await asyncio.to_thread(lambda: Snapshot().with_marks())
 
 
-def kill_exactly(pid: int, start_ticks: int, number: int = signal.SIGKILL) -> bool:
-    """Signal a process if it still is the one that was looked at."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        stat = procfs.read_stat(pid)
-        if stat is None or stat.start_ticks != start_ticks:
-            return False
-        signal.pidfd_send_signal(pidfd, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    finally:
-        os.close(pidfd)
-    return True
-
-
 def kill_all_and_wait(processes: list[ProcessInfo], within_s: float) -> list[ProcessInfo]:
     """For callers without a loop: kill exactly these; returns those that still live after the time."""
     for info in processes:
-        kill_exactly(info.pid, info.start_ticks)
+        procfs.kill_exactly(info.pid, info.start_ticks)
     deadline = time.monotonic() + within_s
     left = processes
     while left and time.monotonic() < deadline:

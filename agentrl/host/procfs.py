@@ -7,7 +7,9 @@ stranger by now; a process that vanished while it was read is `None`, never an e
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,23 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARK_RUN = b"AGENTRL_RUN"
 MARK_INCARNATION = b"AGENTRL_INCARNATION"
 MARK_HOST = b"AGENTRL_HOST"
+
+MARKS = (
+    "AGENTRL_RUN",
+    "AGENTRL_HOST",
+    "AGENTRL_INCARNATION",
+    "AGENTRL_UNIT",
+    "AGENTRL_SLOT",
+    "AGENTRL_GROUP",
+    "AGENTRL_RUN_DIR",
+    "AGENTRL_STATE_DIR",
+    "AGENTRL_COORDINATOR",
+    "AGENTRL_TOKEN",
+    "AGENTRL_HEARTBEAT_S",
+    "AGENTRL_ORPHAN_LEASE_S",
+    "AGENTRL_KEY",
+)
+"""All variables that identify a process of a run. A process that starts another one does not pass them on."""
 
 _LOOKS, _LOOK_S = 1000, 0.001
 """An exec takes microseconds; on a busy machine it is interrupted in the middle, and goes on when it is its turn."""
@@ -155,3 +174,25 @@ def read_bytes(path: str) -> bytes:
             return file.readall()
     except OSError:
         return b""
+
+
+def without_marks(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in MARKS}
+
+
+def kill_exactly(pid: int, start_ticks: int, number: int = signal.SIGKILL) -> bool:
+    """Signal a process, unless its pid belongs to another process by now."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        stat = read_stat(pid)
+        if stat is None or stat.start_ticks != start_ticks:
+            return False
+        signal.pidfd_send_signal(pidfd, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(pidfd)
+    return True

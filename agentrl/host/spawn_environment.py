@@ -16,25 +16,9 @@ from pathlib import Path
 
 from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
+from agentrl.host import procfs
 from agentrl.protocol.messages import Spawn
 from agentrl.protocol.specs import Probe, incarnation_name, split_unit
-
-MARKS = (
-    "AGENTRL_RUN",
-    "AGENTRL_HOST",
-    "AGENTRL_INCARNATION",
-    "AGENTRL_UNIT",
-    "AGENTRL_SLOT",
-    "AGENTRL_GROUP",
-    "AGENTRL_RUN_DIR",
-    "AGENTRL_STATE_DIR",
-    "AGENTRL_COORDINATOR",
-    "AGENTRL_TOKEN",
-    "AGENTRL_HEARTBEAT_S",
-    "AGENTRL_ORPHAN_LEASE_S",
-    "AGENTRL_KEY",
-)
-"""All variables that say who a process is; a process that starts another role must not hand them on."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +32,6 @@ class Home:
     key: Path | None = None
     coordinator: str = ""
     """The address at which the agent itself found the coordinator."""
-
-
-def without_marks(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name not in MARKS}
 
 
 def filled(text: str, home: Home, unit: str) -> str:
@@ -83,7 +63,7 @@ def filled_probe(probe: Probe, home: Home, unit: str) -> Probe:
 def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
     """The whole environment of one incarnation. Raises ConfigError if a secret is not there."""
     spec = spawn.spec
-    env = without_marks(os.environ)
+    env = procfs.without_marks(os.environ)
     # Each of fifty units with a thread per core would make every one of them slow: one, or what it reserves.
     threads = str(max(1, math.ceil(spec.resources.cpus)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -109,7 +89,7 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
 
 def of_probe(unit_env: Mapping[str, str], home: Home, unit: str, incarnation: int) -> dict[str, str]:
     """The environment of a probe's command: the unit's settings, but not its right to speak for it."""
-    return without_marks(unit_env) | identity_marks(home, unit, incarnation)
+    return procfs.without_marks(unit_env) | identity_marks(home, unit, incarnation)
 
 
 def identity_marks(home: Home, unit: str, incarnation: int) -> dict[str, str]:

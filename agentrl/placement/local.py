@@ -17,10 +17,9 @@ from pathlib import Path
 
 from agentrl.config.paths import read_run
 from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError, ExitCode
-from agentrl.host import spawn_environment
+from agentrl.host import procfs
 from agentrl.host.agent_lock import read_agent_file
 from agentrl.host.log_files import private
-from agentrl.host.process_trees import kill_exactly
 from agentrl.placement import Placed
 
 _START_WITHIN_S = 90.0
@@ -46,7 +45,7 @@ class LocalPlacement:
             known = read_agent_file(self._state_dir, host)
             if known is None:
                 continue
-            kill_exactly(known.pid, known.start_ticks, signal.SIGTERM)
+            procfs.kill_exactly(known.pid, known.start_ticks, signal.SIGTERM)
             while known.identity.alive():
                 if time.monotonic() > deadline:
                     raise AgentrlError(f"The host agent of {host} (process {known.pid}) does not end.")
@@ -78,7 +77,7 @@ class LocalPlacement:
         folder = self._state_dir / "hosts" / host
         command = [sys.executable, "-m", "daemons.host", "--state-dir", str(self._state_dir)]
         command += ["--run-dir", str(self._run_dir), "--name", host, "--run", self._run, *self._arguments]
-        env = spawn_environment.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
+        env = procfs.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(folder / "agent.log", "ab", opener=private) as output:

@@ -50,7 +50,7 @@ async def guarding(folder: Path, gave_up: list[str], agent: Agent | None = None)
         gave_up.append("it left")
         return agent is not None and agent.coordinator_left()
 
-    guardian = CoordinatorWatchdog(
+    watchdog = CoordinatorWatchdog(
         processes,
         folder,
         folder / "coordinator.log",
@@ -59,11 +59,11 @@ async def guarding(folder: Path, gave_up: list[str], agent: Agent | None = None)
         on_left=left,
         command=(sys.executable, "-c", COORDINATOR, str(folder)),
     )
-    guardian.start()
+    watchdog.start()
     try:
-        yield guardian
+        yield watchdog
     finally:
-        guardian.stop()
+        watchdog.stop()
         processes.close()
 
 
@@ -88,23 +88,23 @@ def ended() -> list[int]:
 
 
 async def test_a_killed_coordinator_is_back_at_once_and_carries_the_mark(folder: Path) -> None:
-    async with guarding(folder, []) as guardian:
+    async with guarding(folder, []) as watchdog:
         first = await aeventually(lambda: pid_of(folder))
-        assert first == guardian.pid
+        assert first == watchdog.pid
         assert (procfs.marks(first) or {})[b"AGENTRL_RUN"] == RUN.encode()
         os.kill(first, signal.SIGKILL)
         second = await aeventually(lambda: pid_of(folder) not in (0, first) and pid_of(folder))
-        assert second == guardian.pid
+        assert second == watchdog.pid
 
 
 async def test_the_next_agent_adopts_the_living_one_and_restarts_it_when_it_dies(folder: Path) -> None:
     async with guarding(folder, []):
         first = await aeventually(lambda: pid_of(folder))
-    async with guarding(folder, []) as guardian:
-        assert guardian.pid == first
+    async with guarding(folder, []) as watchdog:
+        assert watchdog.pid == first
         assert (folder / "starts").read_text() == "x"
         os.kill(int(first), signal.SIGKILL)
-        await aeventually(lambda: guardian.pid not in (0, first))
+        await aeventually(lambda: watchdog.pid not in (0, first))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ async def test_the_next_agent_adopts_the_living_one_and_restarts_it_when_it_dies
 async def test_what_a_restart_cannot_cure_is_left(folder: Path, code: int, words: str) -> None:
     (folder / "code").write_text(str(code))
     gave_up: list[str] = []
-    async with guarding(folder, gave_up) as guardian:
-        await aeventually(lambda: not guardian.keeping)
+    async with guarding(folder, gave_up) as watchdog:
+        await aeventually(lambda: not watchdog.active)
         assert words in gave_up[-1]
         assert gave_up[:-1] == (["it left"] if code == 0 else [])
-        assert not guardian.keeping
+        assert not watchdog.active
         assert (folder / "starts").read_text() == "x"
 
 
@@ -131,8 +131,8 @@ async def test_an_agent_whose_coordinator_left_ends_unless_it_keeps_units(
         if keeps:
             agent.receive(spawn("web-0", *SLEEP))
             await bench.sent.one(Spawned)
-        async with guarding(folder, gave_up, agent) as agent.guardian:
-            await aeventually(lambda: not agent.guardian.keeping)
+        async with guarding(folder, gave_up, agent) as agent.watchdog:
+            await aeventually(lambda: not agent.watchdog.active)
             assert len(gave_up) == (2 if keeps else 1), "who ends does not say that no other coordinator is started"
             assert agent.finished.is_set() == (not keeps)
 
@@ -140,17 +140,17 @@ async def test_an_agent_whose_coordinator_left_ends_unless_it_keeps_units(
 async def test_the_holder_of_the_lock_is_adopted_when_it_says_who_it_is(folder: Path) -> None:
     (folder / "code").write_text("6")
     gave_up: list[str] = []
-    async with guarding(folder, gave_up) as guardian:
-        await aeventually(lambda: (folder / "starts").exists() and guardian.pid == 0)
+    async with guarding(folder, gave_up) as watchdog:
+        await aeventually(lambda: (folder / "starts").exists() and watchdog.pid == 0)
         holder = sleeper()
         try:
             identity = identity_of(holder.pid)
             file = {"pid": identity.pid, "start_ticks": identity.start_ticks, "boot_id": identity.boot_id}
             (folder / "coordinator.json").write_text(json.dumps(file))
-            await aeventually(lambda: guardian.pid == holder.pid)
+            await aeventually(lambda: watchdog.pid == holder.pid)
             assert gave_up == []
         finally:
-            guardian.stop()
+            watchdog.stop()
             holder.kill()
             holder.wait()
 
@@ -164,10 +164,10 @@ async def test_one_that_dies_again_and_again_is_restarted_ever_more_slowly(folde
     loop = asyncio.get_running_loop()
     # From before the first: whoever looks late at one of them in between has seen less of the pauses.
     then = loop.time()
-    async with guarding(folder, []) as guardian:
+    async with guarding(folder, []) as watchdog:
         await aeventually(lambda: len((folder / "starts").read_text()) >= 5)
         assert loop.time() - then > 3.0, "half a second, one and two"
-        assert guardian.keeping
+        assert watchdog.active
 
 
 WELCOME = Welcome(epoch="e", run=RUN, run_name="r", now_ct=0.0, coordinator_silent_s=0.4)
@@ -177,25 +177,25 @@ def nobody_listens(message: Message) -> bool:
     return False
 
 
-def told(guardian: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
+def told(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
     """What the next coordinator is told."""
     said: list[Message] = []
-    guardian.heard(WELCOME, lambda message: said.append(message) is None)
+    watchdog.received(WELCOME, lambda message: said.append(message) is None)
     return [each for each in said if isinstance(each, CoordinatorTrouble)]
 
 
 async def test_one_that_falls_silent_writes_its_stacks_and_is_replaced_and_the_next_one_is_told(folder: Path) -> None:
-    async with guarding(folder, []) as guardian:
+    async with guarding(folder, []) as watchdog:
         first = await aeventually(lambda: pid_of(folder))
-        guardian.heard(WELCOME, nobody_listens)
-        await aeventually(lambda: pid_of(folder) not in (0, first) and guardian.pid == pid_of(folder))
-        (trouble,) = told(guardian)
+        watchdog.received(WELCOME, nobody_listens)
+        await aeventually(lambda: pid_of(folder) not in (0, first) and watchdog.pid == pid_of(folder))
+        (trouble,) = told(watchdog)
         assert trouble.pid == first
         assert "silent" in trouble.what
         assert "started" in trouble.done
         assert trouble.exit is not None
         assert trouble.exit.signal == signal.SIGABRT
-        assert told(guardian) == [], "told once"
+        assert told(watchdog) == [], "told once"
 
 
 def state_of(pid: int) -> str:
@@ -204,14 +204,14 @@ def state_of(pid: int) -> str:
 
 
 async def test_one_that_was_stopped_is_continued_once_and_replaced_if_that_is_no_cure(folder: Path) -> None:
-    async with guarding(folder, []) as guardian:
+    async with guarding(folder, []) as watchdog:
         first = int(await aeventually(lambda: pid_of(folder)))
         os.kill(first, signal.SIGSTOP)
         await aeventually(lambda: state_of(first) == "T")
-        guardian.heard(WELCOME, nobody_listens)
+        watchdog.received(WELCOME, nobody_listens)
         # Only to wait again, it needs processor time.
         await aeventually(lambda: state_of(first) != "T")
-        (trouble,) = told(guardian)
+        (trouble,) = told(watchdog)
         assert (trouble.pid, trouble.exit) == (first, None)
         assert "stopped" in trouble.what
-        await aeventually(lambda: guardian.pid not in (0, first))
+        await aeventually(lambda: watchdog.pid not in (0, first))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.host import process_scan, procfs
-from agentrl.host.process_trees import kill_exactly
+from agentrl.host.procfs import kill_exactly
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, GroupEmpty, HostStats, ScanReport, ScanRun, Spawned
 from tests.host.harness import SLEEP, Bench, identity_of, marked_sleeper, python, spawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.host.silence import START_WITHIN_S, SilenceTimer
+from agentrl.host.coordinator_watchdog import START_WITHIN_S, SilenceTimer
 
 
 def looked(silence: SilenceTimer, began: float, for_s: float) -> float:

@@ -1,0 +1,83 @@
+"""The event loop of the host agent: its socket, its coordinator and its end. `daemons.host` imports it late."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from agentrl.errors import ExitCode
+from agentrl.host.agent import Agent
+from agentrl.host.agent_lock import AgentLock
+from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
+from agentrl.host.spawn_environment import Home
+from agentrl.protocol import wire
+from agentrl.transport.addresses import hub_address
+from agentrl.transport.curve_keys import ClientKey
+from agentrl.transport.dealer import Dealer
+
+log = logging.getLogger("host")
+
+
+def run_agent(
+    args: argparse.Namespace, uuid: str, lock: AgentLock, coordinator_pid: int, *, ended_early: Callable[[], bool]
+) -> int:
+    """Run until the agent has nothing more to do or a signal ends it. `coordinator_pid` is a child started before."""
+    home = Home(
+        run=uuid,
+        host=args.name,
+        state_dir=args.state_dir,
+        run_dir=args.run_dir,
+        key=args.key,
+        coordinator=args.coordinator or hub_address(uuid),
+    )
+    return asyncio.run(_run(args, home, lock, coordinator_pid, ended_early))
+
+
+async def _run(
+    args: argparse.Namespace, home: Home, lock: AgentLock, coordinator_pid: int, ended_early: Callable[[], bool]
+) -> int:
+    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, finished.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
+    if ended_early():
+        finished.set()
+    dealer = Dealer(
+        home.coordinator,
+        key=ClientKey.load(home.key) if home.key else None,
+        on_message=lambda frame: agent.receive_frame(frame),
+        on_connected=lambda: agent.connected(),
+        on_disconnected=lambda: agent.disconnected(),
+        on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
+    )
+    agent = Agent(
+        home,
+        lambda message: dealer.send(wire.encode(message)),
+        use_cgroups=args.cgroups == "auto",
+        finished=finished,
+    )
+    agent.start()
+    dealer.start()
+    if args.with_coordinator:
+        agent.guard(
+            CoordinatorWatchdog(
+                agent.processes,
+                home.state_dir,
+                home.state_dir / "hosts" / home.host / "coordinator.log",
+                home.run,
+                on_given_up=lock.note_coordinator,
+                on_left=agent.coordinator_left,
+                started_pid=coordinator_pid,
+            )
+        )
+    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
+    try:
+        await finished.wait()
+    finally:
+        dealer.close()
+        await agent.close()
+        lock.release()
+    return ExitCode.OK
