@@ -1,5 +1,5 @@
 """The query language of lists: `status=failed and duration_s>30 and error~"timeout"`.
 
-Pure: a text becomes a tree, and the tree is either evaluated on plain dictionaries or translated for MongoDB. Both
-answer alike; no document is looked at by a query that was not understood whole.
+Pure: a text becomes a tree, and the tree is evaluated on dictionaries or translated for MongoDB, with the same result.
+A query that cannot be parsed completely is refused.
 """

@@ -1,8 +1,7 @@
-"""Does a document match? On plain dictionaries, with MongoDB's meaning.
+"""Evaluates a query on dictionaries, with the semantics of MongoDB.
 
-Invariants: agrees with the translation for MongoDB on every document: what is missing equals null and is neither
-smaller nor greater than anything; a value of another type than the one asked for does not match; a list matches if one
-of its items does.
+Invariants: the result agrees with the translation for MongoDB on every document; a missing value equals null and is
+neither smaller nor greater than any value; values of different types never match; a list matches if an item does.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matches(expression: Expression, document: Mapping[str, Any], now: datetime) -> bool:
-    """`now` is what ages are counted from."""
+    """Ages are relative to `now`."""
     match expression:
         case And(parts):
             return all(matches(part, document, now) for part in parts)
@@ -40,7 +39,7 @@ def matches(expression: Expression, document: Mapping[str, Any], now: datetime) 
 
 
 def lookup(document: Mapping[str, Any], name: str) -> Any:
-    """The value under a dotted name; None if there is none."""
+    """The value of a dotted name, or None."""
     at: Any = document
     for part in name.split("."):
         at = at.get(part) if isinstance(at, Mapping) else None
@@ -48,7 +47,7 @@ def lookup(document: Mapping[str, Any], name: str) -> Any:
 
 
 def as_stored(value: Any) -> Any:
-    """A time as MongoDB keeps it: in UTC, in milliseconds. Naive times are UTC."""
+    """A time as MongoDB stores it: in UTC, in milliseconds. Naive times are UTC."""
     if not isinstance(value, datetime):
         return value
     utc = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -82,7 +81,7 @@ def _holds(actual: Any, sign: str, value: Value, now: datetime) -> bool:
 
 
 def _time_holds(actual: Any, sign: str, value: Moment | Age, now: datetime) -> bool:
-    """Before or after the whole of what was written: later than a day begins with the next day."""
+    """Compares with the whole span that was written: later than a day means from the next day on."""
     if not isinstance(actual, datetime):
         return False
     start, end = span_of(value, now)

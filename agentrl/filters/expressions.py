@@ -1,6 +1,6 @@
-"""The tree of a query: what the parser makes, and evaluation and translation read.
+"""The syntax tree of a query.
 
-Invariants: a tree holds only what makes sense for its fields' kinds; its text, parsed again, gives the same tree.
+Invariants: values and operators fit the kinds of their fields; the text of a tree, parsed again, gives the same tree.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 
 KEYWORDS = frozenset({"and", "or", "not", "in"})
 PLAIN_WORD = re.compile(r"""[^\s()=<>!~,"']+""")
-"""What needs no quotes."""
+"""A value that needs no quotes."""
 
 TICK = timedelta(milliseconds=1)
-"""MongoDB keeps times in milliseconds."""
+"""MongoDB stores times in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A date or time as precisely as it was written: `2026-03-01` is the whole day."""
+    """A date or time with the precision of its text: `2026-03-01` is the whole day."""
 
     start: datetime
     end: datetime
-    """The first instant that is not part of it."""
+    """Exclusive."""
     written: str
 
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """So long before the query is asked, like `-1h`."""
+    """A time before the query is evaluated, such as `-1h`."""
 
     seconds: float
     written: str
@@ -72,7 +72,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """All of its parts; without parts it is always true."""
+    """Without parts it is always true."""
 
     parts: tuple[Expression, ...]
 
@@ -94,7 +94,7 @@ EVERYTHING = And(())
 
 
 def span_of(value: Moment | Age, now: datetime) -> tuple[datetime, datetime]:
-    """The instants that a time in a query means: from the first to the first that is no longer meant."""
+    """Start and exclusive end of a time in a query."""
     if isinstance(value, Moment):
         return value.start, value.end
     utc = now.replace(tzinfo=UTC) if now.tzinfo is None else now
@@ -104,9 +104,9 @@ def span_of(value: Moment | Age, now: datetime) -> tuple[datetime, datetime]:
 
 
 def containing(text: str) -> str:
-    """A regular expression that finds a text, upper and lower case alike, and means the same to MongoDB and to Python.
+    """A regular expression that finds a text in upper or lower case, in MongoDB as in Python.
 
-    Case is spelled out letter by letter because the two do not agree on what ignoring case means beyond ASCII.
+    Each letter is written in both cases, because the two disagree about case beyond ASCII.
     """
     return "".join(_either_case(character) for character in text)
 

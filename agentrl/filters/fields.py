@@ -1,7 +1,7 @@
-"""What a list can be filtered and sorted by.
+"""The fields by which lists can be filtered and sorted.
 
-Invariants: every field has one kind, and a value in a query is read as that kind (`id=17` means a text, `turns=17` a
-number); a name that is not here is refused with the nearest one that is.
+Invariants: every field has one kind, and a value in a query is parsed as that kind (`id=17` is a text, `turns=17` a
+number); an unknown name is refused with the nearest known one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Kind = Literal["text", "number", "time", "flag", "texts"]
 @dataclass(frozen=True, slots=True)
 class Field:
     name: str
-    """As people write it and as rows have it; dots lead into nested documents."""
+    """As in queries and rows; dots lead into nested documents."""
     kind: Kind
     path: str = ""
-    """As MongoDB has it; empty: the same."""
+    """The name in MongoDB, if it is different."""
     choices: tuple[str, ...] = ()
-    """All values that it can have, where they are known: another one is a mistake, and not a list without rows."""
+    """All possible values, if they are known. A query for another one is refused."""
 
     @property
     def stored(self) -> str:
@@ -44,19 +44,16 @@ class Fields:
         self._orders = dict(orders or {})
 
     def among(self, **choices: Iterable[str]) -> Fields:
-        """The same, with all values that some of them can have."""
-        told = [
-            replace(field, choices=tuple(str(choice) for choice in choices.get(field.name, ())))
-            for field in self._fields.values()
-        ]
-        return Fields(told, prefixes=self._prefixes, orders=self._orders)
+        """The same fields, with the possible values of some of them."""
+        known = [replace(field, choices=tuple(map(str, choices.get(name, ())))) for name, field in self._fields.items()]
+        return Fields(known, prefixes=self._prefixes, orders=self._orders)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self._fields, *(f"{prefix}.*" for prefix in self._prefixes))
 
     def find(self, name: str) -> Field | None:
-        """The field of that name; behind an open prefix every name is one."""
+        """The field of that name. After an open prefix (`metrics.`) every name is a field."""
         if name in self._fields:
             return self._fields[name]
         prefix, dot, rest = name.partition(".")
@@ -65,11 +62,11 @@ class Fields:
         return None
 
     def find_order(self, name: str) -> Field | None:
-        """The field to sort by: orders have names besides those of the fields."""
+        """The field to sort by. Orders have additional names, such as `age`."""
         return self.find(self._orders.get(name, name))
 
     def nearest(self, name: str) -> str:
-        """The field that was probably meant; empty if none is similar."""
+        """The most similar field name, or an empty text."""
         close = difflib.get_close_matches(name.lower(), self._fields, n=1, cutoff=0.6)
         return close[0] if close else ""
 
@@ -85,7 +82,7 @@ def fields(
     age: str = "",
     identity: Kind = "text",
 ) -> Fields:
-    """Fields by kind, as words; every document has an id. Sorted by `age`, the oldest come first."""
+    """Fields by kind, as words, and the id. The order `age` has the oldest first."""
     by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
     named = [Field(name, kind) for kind, words in by_kind.items() for name in words.split()]
     return Fields([Field("id", identity, "_id"), *named], prefixes=prefixes, orders={"age": age} if age else {})

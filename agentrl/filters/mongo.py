@@ -1,7 +1,7 @@
-"""A query as MongoDB asks it. Pure: dictionaries come out, nobody is asked here.
+"""Translates a query for MongoDB. Pure.
 
-Invariants: what is found is what `evaluate.matches` lets through; everything that a person wrote becomes a value,
-never the name of an operator.
+Invariants: the query finds exactly what `evaluate.matches` accepts; text from a person becomes a value, never an
+operator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIGNS = {"=": "$eq", "!=": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "
 
 
 def to_mongo(expression: Expression, now: datetime) -> Query:
-    """`now` is what ages are counted from."""
+    """Ages are relative to `now`."""
     match expression:
         case And(()):
             return {}

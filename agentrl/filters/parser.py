@@ -7,7 +7,7 @@
     operator   = "=" | "!=" | "<" | "<=" | ">" | ">=" | "~" (contains) | "!~"
     VALUE      = word | "quoted" | null;  times: 2026-03-01, 2026-03-01T10:30[:15[.250]][Z], or an age like -1h
 
-Invariants: a text is understood whole or refused with the place and the reason; nothing is guessed. Times are UTC.
+Invariants: a text is parsed completely or refused with the position and the reason. Times without a zone are UTC.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from agentrl.filters.expressions import (
 from agentrl.filters.fields import Field, Fields
 
 DEEPEST = 20
-"""Levels of brackets; MongoDB refuses queries that are nested much deeper."""
+"""Levels of brackets. MongoDB refuses queries that are nested much deeper."""
 LONGEST_TEXT = 1000
-"""Characters that can be looked for; MongoDB limits its patterns."""
+"""Characters of a search text. MongoDB limits its patterns."""
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -79,7 +79,7 @@ class _Token:
 
 
 def parse(text: str, fields: Fields) -> Expression:
-    """The tree of a query; FilterError if it cannot be understood. An empty text means everything."""
+    """The tree of a query. An empty text matches everything. Raises FilterError."""
     parser = _Parser(text, fields)
     if parser.at_end():
         return EVERYTHING
@@ -214,7 +214,7 @@ class _Parser:
     # ---- values ----
 
     def _whole_value(self, field: Field) -> Value:
-        """One that the field can have; nothing, in quotes or as null, may stand in any."""
+        """A value that the field can have, or an empty text or null."""
         token = self.next
         value = self._value(field)
         if field.choices and value and value not in field.choices:

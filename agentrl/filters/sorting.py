@@ -1,9 +1,9 @@
-"""The order of a list, and where its next page begins.
+"""The sort order of a list, and the query for its next page.
 
-    -score,started_at      greatest score first; of equal ones the oldest first
+    -score,started_at      highest score first; among equal scores the oldest first
 
-Invariants: every order ends with the id, so it is total and a page never repeats or skips a row; what has no value
-comes first when ascending and last when descending, as in MongoDB; pages by `after` put together are the whole list.
+Invariants: every order ends with the id, so a page never repeats or skips a row; missing values come first in
+ascending order and last in descending order, as in MongoDB; pages by `after` together are the whole list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SortKey:
 
 
 def parse_sort(text: str, fields: Fields) -> tuple[SortKey, ...]:
-    """FilterError if a field is unknown or has no order; the id is added where it is not named."""
+    """Parses an order and adds the id. Raises FilterError if a field is unknown or has no order."""
     keys: list[SortKey] = []
     at = 0
     for part in text.split(",") if text.strip() else ():
@@ -40,7 +40,7 @@ def parse_sort(text: str, fields: Fields) -> tuple[SortKey, ...]:
     if all(key.field.name != "id" for key in keys):
         identity = fields.find("id")
         assert identity is not None, "every document has an id"
-        # In the direction of the last one, so that an index serves an order from either end.
+        # In the direction of the last key, so that an index serves the order in both directions.
         keys.append(SortKey(identity, descending=bool(keys) and keys[-1].descending))
     return tuple(keys)
 
@@ -64,12 +64,12 @@ def to_mongo_sort(keys: Sequence[SortKey]) -> list[tuple[str, int]]:
 
 
 def values_of(keys: Sequence[SortKey], document: Mapping[str, Any]) -> list[Any]:
-    """Where a document stands in this order."""
+    """The position of a document in this order."""
     return [as_stored(lookup(document, key.field.name)) for key in keys]
 
 
 def after(keys: Sequence[SortKey], values: Sequence[Any]) -> Query:
-    """What MongoDB has behind this place in this order: `$and` it with the filter."""
+    """A query for the rows after this position. Combine it with the filter by `$and`."""
     ways: list[Query] = []
     equal: list[Query] = []
     for key, value in zip(keys, values, strict=True):
@@ -80,13 +80,13 @@ def after(keys: Sequence[SortKey], values: Sequence[Any]) -> Query:
 
 
 def _behind(key: SortKey, value: Any) -> Query | None:
-    """What stands behind a value by this key alone; None if nothing can."""
+    """A query for what comes after a value by this key alone; None if nothing can."""
     path = key.field.stored
     is_nan = isinstance(value, float) and math.isnan(value)
     if value is None:
         return None if key.descending else {path: {"$ne": None}}
     if not key.descending:
-        # NaN stands before all numbers and is compared with none.
+        # NaN sorts before all numbers, but no comparison finds it.
         return {path: {"$gte": -math.inf}} if is_nan else {path: {"$gt": value}}
     nothing: list[Query] = [{path: {"$eq": None}}]
     if is_nan:

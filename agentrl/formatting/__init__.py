@@ -1,1 +1,1 @@
-"""What people read, for the command line and the console alike: text made safe, amounts, and rows in sentences."""
+"""Text for people, in the command line and the console: amounts, rows in words, and text that is safe to print."""

@@ -1,4 +1,4 @@
-"""The account of a run as people read it: what there is of everything, and what does not agree."""
+"""The account of a run as text: how many of everything, and what does not agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALL_AGREE = "All sums agree."
 
 
 def sums(report: AccountReport) -> list[str]:
-    """A line for each kind of thing."""
+    """One line for each kind."""
     made = []
     for name, by_purpose in (("tasks", report.tasks), ("records", report.records)):
         for purpose, by_status in sorted(by_purpose.items()):

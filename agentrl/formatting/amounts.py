@@ -1,4 +1,4 @@
-"""Durations, times of the day and bytes, as people read them at a glance."""
+"""Formats durations, times, counts and bytes, and parses durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.errors import UsageError
 
 
 def age(seconds: float) -> str:
-    """A duration at a glance: `3 s`, `4 min`, `2 h 5 min`, `3 d 4 h`."""
+    """A duration: `3 s`, `4 min`, `2 h 5 min`, `3 d 4 h`."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -22,7 +22,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something took, also where that was a moment."""
+    """A duration that may be short: `12 ms`, `3.4 s`, `4 min`."""
     if 0 < seconds < 0.1:
         return f"{max(1, round(seconds * 1000))} ms"
     return f"{max(0.0, seconds):.1f} s" if seconds < 10 else age(seconds)
@@ -34,7 +34,7 @@ def counted(number: int, plural: str) -> str:
 
 
 _PLURAL = re.compile(r"(?<=[a-z])(ies|(?<=ss|sh|ch)es|xes|s)\b")
-"""The end of the first word that is one."""
+"""The ending of the first word that is a plural."""
 _SINGLE = {"ies": "y", "es": "", "xes": "x", "s": ""}
 
 
@@ -43,12 +43,12 @@ def _single(end: re.Match[str]) -> str:
 
 
 def since(at: float, now: float | None = None) -> str:
-    """The age of a wall-clock time; empty if there is none."""
+    """The age of a wall-clock time; empty for 0."""
     return age((time.time() if now is None else now) - at) if at else ""
 
 
 def moment(at: float) -> str:
-    """A wall-clock time: the clock alone for today, otherwise with its date."""
+    """A local time, with its date if it is not today."""
     if not at:
         return ""
     then = time.localtime(at)
@@ -57,12 +57,12 @@ def moment(at: float) -> str:
 
 
 def utc(at: float) -> str:
-    """A wall-clock time for those who may be anywhere."""
+    """A time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def size(count: float) -> str:
-    """Bytes at a glance: `0`, `712 KiB`, `1.4 GiB`."""
+    """Bytes: `0`, `712 KiB`, `1.4 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}" if count else "0"
@@ -71,7 +71,7 @@ def size(count: float) -> str:
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `15m`, `2h`, `1d` in seconds."""
+    """Parses `90`, `90s`, `15m`, `2h`, `1d`. Raises UsageError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     body, factor = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
     try:

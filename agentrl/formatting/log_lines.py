@@ -1,7 +1,7 @@
-"""From ranges of a log to lines: joined over chunks, and chosen by pattern and time.
+"""Splits chunks of a log into lines, and filters lines by pattern and time. Pure.
 
-Invariants: pure; a line is given once, whole, however the chunks were cut; a line without a time belongs to the one
-before it.
+Invariants: each line is returned once and whole, however the chunks are cut; a line without a time has the time of the
+line before it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _LONGEST_LINE = 1 << 20
 
 
 class Lines:
-    """Joins chunks of bytes to lines."""
+    """Splits chunks of bytes into lines."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that this chunk completed."""
+        """The lines that this chunk completes."""
         self._rest += self._decoder.decode(data)
         *whole, self._rest = self._rest.split("\n")
         if len(self._rest) > _LONGEST_LINE:
@@ -34,14 +34,14 @@ class Lines:
         return [line.removesuffix("\r") for line in whole]
 
     def end(self) -> list[str]:
-        """The last line, if it has no end yet."""
+        """The last line, if it has no newline."""
         rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
         self._decoder.reset()
         return [rest] if rest else []
 
 
 class Choice:
-    """Which lines are shown."""
+    """Decides which lines are shown."""
 
     def __init__(self, pattern: str, since_at: float | None) -> None:
         try:
@@ -58,7 +58,7 @@ class Choice:
             if at is not None:
                 self.saw_time = True
                 self._recent = at >= self._since_at
-            # Before the first time is seen a line is shown: leaving out is only for what is known to be older.
+            # Lines before the first time are shown, because only lines known to be older are left out.
             elif not self.saw_time:
                 self._recent = True
         return self._recent and (self._pattern is None or self._pattern.search(line) is not None)
@@ -77,6 +77,6 @@ def time_of(line: str) -> float | None:
 
 
 def last(lines: list[str], count: int, keep: Callable[[str], bool]) -> list[str]:
-    """The last `count` lines that are kept; 0 means all."""
+    """The last `count` lines that `keep` accepts; 0 means all."""
     kept = [line for line in lines if keep(line)]
     return kept[-count:] if count else kept

@@ -1,6 +1,6 @@
-"""Names as people know them: which known one was meant, and what kinds of documents are called.
+"""Suggests the name that was meant, and has the names of document kinds in plain English.
 
-Invariant: a name is suggested only where it is a slip of the pen away; another number is another unit.
+Invariant: a name is suggested only if it is similar and has the same number, because `web-1` is not `web-2`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 _NUMBERED = re.compile(r"(.+)-(\d+)")
-_OF_PEOPLE = {
+_PLURALS = {
     "Task": "tasks",
     "Record": "records",
     "ToolCall": "tool calls",
@@ -23,7 +23,7 @@ _OF_PEOPLE = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant; empty if none is near."""
+    """The most similar known name, or an empty text."""
     number = _number(name)
     candidates = [each for each in known if not number or _number(each) == number]
     return next(iter(difflib.get_close_matches(name, candidates, n=1)), "")
@@ -35,8 +35,8 @@ def _number(name: str) -> str:
 
 
 def plural(kind: str) -> str:
-    """What people call documents of a kind that the database names."""
-    return _OF_PEOPLE.get(kind, kind)
+    """The plain name of a document kind: `model calls` for `DispatchedSamplingTask`."""
+    return _PLURALS.get(kind, kind)
 
 
 def singular(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows of the feed in words: what a unit is at, what happened, what a knob may be. Pure."""
+"""Rows of the feed as text: what a unit does, what happened, what a knob may be. Pure."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ STANDS_S = 5.0
 
 
 def story(row: UnitRow, now: float) -> str:
-    """What a person wants to know next about a unit: what comes by itself, why it is so, what it does."""
+    """One line about a unit: what happens next, why it is in its state, and what it does."""
     starting = row.state is UnitState.STARTING
     left = row.next_at - now
     due = f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now"
     parts = [due] if row.next_at and row.next_what else []
-    # A deadline that is far off says less than what is done until then.
+    # A distant deadline is less interesting than what the unit does until then.
     later = [parts.pop()] if parts and starting and left > SOON_S else []
     if row.paused:
         parts.append("paused")
     if row.reason and not (row.status and (starting or row.state is UnitState.READY)):
         parts.append(row.reason)
     if row.phase and row.phase != row.state.value:
-        # Loops begin theirs anew with every round, so it lasts for long only where one stands.
+        # Loops restart their phase in every round, so a phase lasts long only if the loop is stuck.
         stands = row.phase_since_at and now - row.phase_since_at >= STANDS_S
         parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if stands else row.phase)
     if row.status:
@@ -52,24 +52,24 @@ def story(row: UnitRow, now: float) -> str:
 
 
 def stands_since(row: UnitRow) -> float:
-    """Since when it is in its state. One that is ready was so all along where it was only doubted, or out of sight."""
+    """Since when a unit is in its state. A ready unit that was suspect or lost meanwhile has been ready all along."""
     return row.ready_at if row.state is UnitState.READY and row.ready_at else row.since_at
 
 
 def up_for(run: RunRow, now: float) -> str:
-    """How long it is up since it was last brought up; empty if it is down."""
-    # Recordings of before do not tell it.
+    """How long the run is up since the last `up`; empty if it is down."""
+    # Older recordings do not have `up_since_at`.
     return since(run.up_since_at or run.started_at, now) if run.desired == "up" else ""
 
 
 def by_gravity(found: list[AlertRow]) -> list[AlertRow]:
-    """Those that fire or are acknowledged, the gravest first; silence stops the sending, not the showing."""
+    """Active alerts, the most severe first. A silence stops notifications, not the display."""
     shown = [row for row in found if row.state in (AlertState.FIRING, AlertState.ACKNOWLEDGED)]
     return sorted(shown, key=lambda row: (GRAVEST.index(row.severity), row.since_at))
 
 
 def slot_order(unit: str) -> tuple[int, str]:
-    """For sorting the units of a group: `web-2` stands before `web-10`."""
+    """Sort key for the units of a group: `web-2` comes before `web-10`."""
     slot = unit.rpartition("-")[2]
     return (int(slot) if slot.isascii() and slot.isdecimal() else -1, unit)
 
@@ -98,7 +98,7 @@ def when(row: AnyRow) -> float:
 
 
 def became(row: rows.AlertRow) -> str:
-    """What an alert is by now."""
+    """The state of an alert, in words."""
     return "went away before it fired" if row.passed else row.state.value
 
 
@@ -127,7 +127,7 @@ def sentence(row: AnyRow) -> str:
 
 
 def told_once(found: list[AnyRow]) -> list[AnyRow]:
-    """What stands in the audit as well as among the operations is one thing that happened; its note is kept."""
+    """Rows without the audit entries of operations that are among them. The operation gets the note of its entry."""
     notes = {row.operation: row.note for row in found if isinstance(row, rows.AuditRow)}
     told = {row.id for row in found if isinstance(row, rows.OperationRow)}
     return [
@@ -143,7 +143,7 @@ def told_once(found: list[AnyRow]) -> list[AnyRow]:
 
 
 def allowed(row: KnobRow) -> str:
-    """The range of a knob in words."""
+    """The range of a knob."""
     if row.choices:
         return ", ".join(row.choices)
     low, high = row.minimum, row.maximum
@@ -157,23 +157,23 @@ def allowed(row: KnobRow) -> str:
 
 
 def knob_change(row: KnobRow) -> str:
-    """What its last change made of it; the new value alone where the one before is not told."""
+    """The last change of a knob; only the new value if the old one is unknown."""
     new = plain_value(row.value)
     return f"= {new}" if row.before is None else f"{plain_value(row.before)} -> {new}"
 
 
 def owner_done(row: KnobRow, groups: Iterable[GroupRow]) -> bool:
-    """Whether those who apply it came to their end, so that they reach its boundary no more."""
+    """Whether the group that applies the knob is done, so that it never reaches a boundary."""
     return any(group.name == row.owner and group.done for group in groups)
 
 
 def takes_effect(row: KnobRow, groups: Iterable[GroupRow]) -> str:
-    """When a new value does."""
+    """When a new value takes effect."""
     return "if run again" if owner_done(row, groups) else row.boundary
 
 
 def knob_value(row: KnobRow) -> str:
-    """The value with its unit, and the one in force where that is still another."""
+    """The value with its unit, and the value in force if it is still another."""
     shown = f"{plain_value(row.value)}{' ' + row.unit if row.unit else ''}"
     if row.in_force is not None and row.in_force != row.value:
         shown += f" (in force: {plain_value(row.in_force)})"

@@ -1,4 +1,4 @@
-"""A stretch of tokens in words: how many, made by which weights, how likely, and whether they train."""
+"""A span of tokens as text: count, versions, log-probs, and whether the tokens train."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def summary(stretch: TokenStretch) -> str:
 
 
 def texts(stretch: TokenStretch) -> tuple[str, ...]:
-    """One for each token; its id where nobody knows the tokenizer."""
+    """The text of each token, or its id if the tokenizer is unknown."""
     return stretch.texts or tuple(f"{id} " for id in stretch.ids)
 
 
 def versions(stretch: TokenStretch) -> Iterator[int | None]:
-    """One for each token; none of context."""
+    """The version of each token; None for context."""
     if not stretch.versions:
         yield from (None for _ in stretch.ids)
     for version, count in stretch.versions:

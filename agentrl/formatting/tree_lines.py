@@ -1,7 +1,4 @@
-"""Trees as lines: what goes on stays in its column, only what branches is indented.
-
-Invariant: a chain of any length takes no width, so a long conversation with one branch fits a narrow screen.
-"""
+"""Draws a tree as lines. Only branches are indented, so that a long chain with one branch fits a narrow screen."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ ROOT = -1
 
 
 def heads(parents: Sequence[int]) -> list[str]:
-    """What stands before each node. Nodes are in depth-first order; a parent is a place in it, or ROOT."""
+    """The prefix of each node's line. Nodes are in depth-first order; a parent is an index, or ROOT."""
     children: dict[int, list[int]] = defaultdict(list)
     for node, parent in enumerate(parents):
         children[parent].append(node)

@@ -1,4 +1,4 @@
-"""Who waits for whom, as people read it: of many waits the oldest, and none that is nothing. Pure."""
+"""Wait chains as text: the oldest waits of each unit, without very short ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from agentrl.formatting.amounts import age, counted
 from agentrl.protocol.commands import WaitChain, WaitLink
 
 MOST_WAITS = 3
-"""Waits of one unit in a chain that are told one by one."""
+"""More waits of one unit in a chain are summed up."""
 NOTHING_S = 1.0
-"""Shorter waits are how work goes from hand to hand."""
-NOBODY = "Nobody waits."
-ALL_WELL = "Nobody waits for longer than it should: what is waited for is being worked at."
+"""Shorter waits are normal."""
+NOBODY = "No unit waits."
+ALL_WELL = "No unit waits longer than it should: what it waits for is in progress."
 
 
 class Told(NamedTuple):
@@ -22,7 +22,7 @@ class Told(NamedTuple):
 
 
 def worth_telling(chains: Iterable[WaitChain]) -> list[WaitChain]:
-    """Those in which somebody waits for a while, or for something that is wrong."""
+    """Chains with a wait that is long, or whose cause is a fault."""
     return [chain for chain in chains if chain.amiss or any(link.age_s >= NOTHING_S for link in chain.links)]
 
 
@@ -31,7 +31,7 @@ def all_well(chains: Sequence[WaitChain]) -> bool:
 
 
 def of_chain(chain: WaitChain) -> Iterator[Told]:
-    """The waits of a chain by who waits; of many of one unit the oldest, and how many more."""
+    """The waits of a chain by unit: the oldest ones, and the number of the others."""
     by_unit: dict[str, list[WaitLink]] = {}
     for link in chain.links:
         if link.overdue or link.age_s >= NOTHING_S:
@@ -39,7 +39,7 @@ def of_chain(chain: WaitChain) -> Iterator[Told]:
     for who, links in by_unit.items():
         shown = links if len(links) <= MOST_WAITS else links[: MOST_WAITS - 1]
         for link in shown:
-            # What a chain ends at is told with its end.
+            # The cause of the chain is shown at its end.
             what = f" ({link.what})" if link.what and link.what not in (link.on, chain.because) else ""
             yield Told(f"{who} waits for {link.on}{what}, {age(link.age_s)}", link.overdue)
         if more := links[len(shown) :]:
@@ -49,5 +49,5 @@ def of_chain(chain: WaitChain) -> Iterator[Told]:
 
 
 def end_of(chain: WaitChain) -> tuple[str, str]:
-    """Where a chain ends: what it is called, and why. Who is merely at work is no culprit."""
+    """The end of a chain: its label, and why. A unit that only works is not called a culprit."""
     return "culprit" if chain.amiss else "ends at", f"{chain.culprit}: {chain.because}"

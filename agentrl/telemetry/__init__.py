@@ -1,1 +1,1 @@
-"""Names of the control plane's own metrics: what each means, in which unit, and what is normal. Pure."""
+"""The declared metrics: name, unit, meaning and normal band. Pure."""

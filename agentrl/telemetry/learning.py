@@ -1,8 +1,7 @@
-"""The metrics of learning that everybody may see: what each means, and the band in which a healthy run stays. Pure.
+"""The metrics of learning: meaning, and the normal band of a healthy run. Pure.
 
-Invariants: a name stands here once, and is the name in Step documents, in curves and among the trainer's unit metrics;
-a band that is left says either that something is broken (mismatch) or that the policy moved away from what it was
-sampled from (drift).
+Invariants: each name is declared once and is the same in Step documents, in curves and among the trainer's metrics;
+outside its band a metric means a fault (mismatch) or a policy far from the one that sampled its batches (drift).
 """
 
 from __future__ import annotations
@@ -96,8 +95,8 @@ OF_STEPS = (
     ),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE, CUT_OFF),
 )
-"""In Step documents; the trainer reports the newest as unit metrics. They stand in its row, so recordings have them."""
+"""Metrics of Step documents. The trainer also reports the newest ones in its row, so that recordings contain them."""
 OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED)
-"""Reported by the trainer between Steps."""
+"""Metrics that the trainer reports between Steps."""
 
 LEARNING: dict[str, Metric] = {metric.name: metric for metric in (*OF_STEPS, *OF_THE_TRAINER)}

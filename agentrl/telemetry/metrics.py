@@ -1,7 +1,7 @@
-"""The metrics that the control plane measures itself, declared once.
+"""The metrics that the control plane measures.
 
-Invariants: a name stands here exactly once and whoever measures it imports it from here; units may report metrics of
-any other name, which only alert rules and people have to know.
+Invariant: each name is declared once, and code that measures it imports it from here. Units may report metrics of
+other names, which only alert rules use.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number that is measured again and again."""
+    """A number that is measured repeatedly."""
 
     name: str
     unit: str
     """%, B, B/h, s, ms, 1/s; empty for counts."""
     help: str
     normal: tuple[float, float] | None = None
-    """The band in which a healthy run stays; None where that depends on the run."""
+    """The band of a healthy run; None if it depends on the run."""
 
     def in_words(self, value: float) -> str:
-        """The value as a person reads it: `1.4 GiB`, `93 %`, `12 ms`."""
+        """The value with its unit: `1.4 GiB`, `93 %`, `12 ms`."""
         if self.unit in ("B", "B/h"):
             return _in_bytes(value) + self.unit.removeprefix("B")
         number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -60,9 +60,9 @@ JOURNAL_COMMIT = Metric(
 PEERS = Metric("peers", "", "Units, host agents and clients that are connected.")
 
 UNIT_METRICS = (CPU, RSS, RSS_SLOPE, PROCESSES, RESTARTS, RECENT_DEATHS, PROGRESS)
-"""Measured of every unit, also of one that reports nothing."""
+"""Measured for every unit, even if it reports nothing."""
 COORDINATOR_METRICS = (LOOP_LAG, FEED_ROWS, JOURNAL_COMMIT, PEERS)
-"""Measured of the coordinator itself, and published as those of the unit `coordinator`."""
+"""Measured for the coordinator, and published as metrics of the unit `coordinator`."""
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*UNIT_METRICS, *COORDINATOR_METRICS)}
 

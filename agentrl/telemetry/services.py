@@ -1,7 +1,7 @@
-"""The metrics by which the processes of the data plane tell how busy they are, and how their tools fare. Pure.
+"""The metrics of the data plane: how busy its processes are, and how its tools work. Pure.
 
-Invariants: what is busy counts seconds of slots since the process began (`*_s`), exactly, whenever it is asked; whoever
-wants a share takes the difference of two reports. Metrics of one tool or server carry its name after a slash.
+Invariants: busy time is counted in seconds of slots since the process began (`*_s`), so a share is the difference of
+two reports; metrics of one tool or server have its name after a slash.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping
 from agentrl.telemetry.metrics import Metric
 
 BUSY = Metric("busy_s", "s", "Seconds of slots that were in use, since the process began.")
-OFFERED = Metric("offered_s", "s", "Seconds of slots that there were, since the process began.")
-IN_TOOLS = Metric("in_tools_s", "s", "Seconds that episodes stood in tool calls, since the process began.")
-IN_MODEL = Metric("in_model_s", "s", "Seconds that episodes stood in model calls, since the process began.")
+OFFERED = Metric("offered_s", "s", "Seconds of all slots, since the process began.")
+IN_TOOLS = Metric("in_tools_s", "s", "Seconds that episodes spent in tool calls, since the process began.")
+IN_MODEL = Metric("in_model_s", "s", "Seconds that episodes spent in model calls, since the process began.")
 
 STEP = Metric("step", "", "Number of the trainer's last step.")
 BASE_VERSION = Metric("base_version", "", "Version of the weights that the trainer's last step began with.")
-REJECTED = Metric("rejected_version", "", "The newest version, if no engine takes it; else 0.", (0, 0))
+REJECTED = Metric("rejected_version", "", "The newest version, if no engine accepts it; otherwise 0.", (0, 0))
 
 HELD_OUT_TRAINED = Metric(
-    "held_out_trained", "", "Held-out prompts of an environment that are trained on as well.", (0, 0)
+    "held_out_trained", "", "Held-out prompts of an environment that are also trained on.", (0, 0)
 )
 WARMUP_UNUSED = Metric(
-    "warmup_unused", "", "Whether the run file asks for a warm-up that came too late: the run had begun.", (0, 0)
+    "warmup_unused", "", "Whether the run file has a warm-up that was not done, because the run had begun.", (0, 0)
 )
 
 CANARY_LARGEST = Metric(
@@ -33,7 +33,7 @@ CANARY_OVER_LIMIT = Metric(
     "canary_over_limit", "", "canary_largest against what is usual: 0.02, or 0.4 where the engine has bf16.", (0.0, 1.0)
 )
 
-BREAKER_OPEN = Metric("breaker_open", "", "Whether a tool server is left alone.", (0, 0))
+BREAKER_OPEN = Metric("breaker_open", "", "Whether the circuit breaker of a tool server is open.", (0, 0))
 TOOL_P95 = Metric("tool_p95_s", "s", "95 of 100 recent calls of a tool took less.")
 TOOL_RATE = Metric("tool_calls_per_s", "1/s", "Calls of a tool in the last minute.")
 TOOL_FAILURES = Metric(
@@ -53,7 +53,7 @@ def named_in(values: Mapping[str, float], metric: Metric) -> Iterator[tuple[str,
 
 
 class Meter:
-    """Adds up how many slots were in use, over time. The clock is the caller's."""
+    """Adds up the slots in use over time. The caller has the clock."""
 
     def __init__(self, now: float) -> None:
         self._at = now
@@ -61,7 +61,7 @@ class Meter:
         self.busy_s = self.offered_s = 0.0
 
     def set(self, active: float, slots: float, now: float) -> None:
-        """From now on; up to now it was what was set before."""
+        """Sets the slots in use and all slots from now on."""
         passed = max(0.0, now - self._at)
         self.busy_s += passed * min(self._active, self._slots)
         self.offered_s += passed * self._slots

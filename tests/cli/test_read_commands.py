@@ -192,7 +192,7 @@ def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) 
 
 
 def test_why_prints_chain_ages_and_culprit(shell: Shell, coordinator: Scripted) -> None:
-    assert "Nobody waits" in (coordinator.answers.update(why=lambda args: WhyReport()) or shell("why").out)
+    assert "No unit waits" in (coordinator.answers.update(why=lambda args: WhyReport()) or shell("why").out)
     links = (WaitLink("a-0", "b-0", "a page", 312.0), WaitLink("b-0", "c-0", "", 300.0, overdue=True))
     chain = WaitChain(links, "c-0", "it hangs", "a-0 ← b-0 ← c-0, 312 s")
     coordinator.answers["why"] = lambda args: WhyReport((chain,))
@@ -219,11 +219,11 @@ def test_why_tells_of_many_waits_of_one_unit_the_oldest(shell: Shell, coordinato
 def test_why_blames_nobody_for_being_at_work(shell: Shell, coordinator: Scripted) -> None:
     nothing = WaitChain((WaitLink("a-0", "b-0", "work", 0.2),), "b-0", "is at work", "a-0 ← b-0, 0 s", amiss=False)
     coordinator.answers["why"] = lambda args: WhyReport((nothing,))
-    assert shell("why").out.strip() == "Nobody waits."
+    assert shell("why").out.strip() == "No unit waits."
     work = WaitChain((WaitLink("t-0", "batch", "", 9.0),), "batch", "is at work", "t-0 ← batch, 9 s", amiss=False)
     coordinator.answers["why"] = lambda args: WhyReport((nothing, work))
     assert shell("why").out.splitlines() == [
-        "Nobody waits for longer than it should: what is waited for is being worked at.",
+        "No unit waits longer than it should: what it waits for is in progress.",
         "t-0 ← batch, 9 s",
         "    t-0 waits for batch, 9 s",
         "    ends at: batch: is at work",

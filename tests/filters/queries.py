@@ -1,4 +1,4 @@
-"""Documents with every kind of value and absence, and queries over them, for hypothesis."""
+"""Strategies of hypothesis for documents with every kind of value, and for queries."""
 
 from __future__ import annotations
 

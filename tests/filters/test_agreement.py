@@ -1,4 +1,4 @@
-"""A real MongoDB and the evaluation on dictionaries answer alike; pages put together are the whole list."""
+"""MongoDB and the evaluation on dictionaries agree; all pages together are the whole list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ real = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 @pytest.fixture(scope="module")
 def collection(mongo_url: str) -> Iterator[Collection[dict[str, Any]]]:
     with MongoClient[dict[str, Any]](mongo_url) as client:
-        # Nothing here has to outlive the test, so no write waits for the disk.
+        # The data is not needed after the test, so no write waits for the disk.
         yield client["filters"].get_collection("documents", write_concern=WriteConcern(w=1, j=False))
 
 
@@ -40,7 +40,9 @@ def keep(collection: Collection[dict[str, Any]], rows: Documents) -> None:
 @given(rows=some_documents, expression=expressions)
 @real
 @example(rows=[{"id": "a", "error": "KELVIN K"}], expression=Compare(TEXT, "~", "k"))
-def test_what_is_found(collection: Collection[dict[str, Any]], rows: Documents, expression: Expression) -> None:
+def test_mongodb_and_evaluation_find_the_same(
+    collection: Collection[dict[str, Any]], rows: Documents, expression: Expression
+) -> None:
     keep(collection, rows)
     found = {row["_id"] for row in collection.find(to_mongo(expression, NOW))}
     assert found == {row["id"] for row in rows if matches(expression, row, NOW)}, str(expression)
@@ -53,7 +55,7 @@ sorts = st.lists(
 
 @given(rows=some_documents, sort=sorts, size=st.integers(1, 4))
 @real
-def test_pages_put_together_are_the_whole_list(
+def test_all_pages_together_are_the_whole_list(
     collection: Collection[dict[str, Any]], rows: Documents, sort: str, size: int
 ) -> None:
     keep(collection, rows)
@@ -69,7 +71,7 @@ def test_pages_put_together_are_the_whole_list(
 
 
 @pytest.mark.parametrize(("sort", "whole"), [("score", "badc"), ("-score,-id", "cdab"), ("-score,id", "cadb")])
-def test_what_has_no_value_is_first_when_ascending_and_last_when_descending(
+def test_missing_values_are_first_ascending_and_last_descending(
     collection: Collection[dict[str, Any]], sort: str, whole: str
 ) -> None:
     keep(collection, [{"id": "a", "score": 1.0}, {"id": "b"}, {"id": "c", "score": 2.0}, {"id": "d", "score": 1.0}])

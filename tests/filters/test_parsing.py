@@ -1,4 +1,4 @@
-"""What a query means, and how one that means nothing is refused."""
+"""The meaning of queries, and the refusal of wrong ones."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def holds(query: str, record: dict[str, object] = RECORD) -> bool:
         "error!~refused and error~'READ timeout'",
         "",
         "   ",
-        # What is not there is neither smaller nor greater, and unlike everything.
+        # A missing value is neither smaller nor greater, and equals nothing.
         "not oldest_version<5 and not oldest_version>=5 and oldest_version!=5",
     ],
 )
-def test_a_record_is_found(query: str) -> None:
+def test_query_matches_the_record(query: str) -> None:
     assert holds(query)
 
 
@@ -74,7 +74,7 @@ def test_a_record_is_found(query: str) -> None:
         "turns>3",
     ],
 )
-def test_a_record_is_not_found(query: str) -> None:
+def test_query_does_not_match_the_record(query: str) -> None:
     assert not holds(query)
 
 
@@ -114,7 +114,7 @@ def test_a_record_is_not_found(query: str) -> None:
         ("= 3", 0, "the name of a field"),
     ],
 )
-def test_a_query_that_means_nothing_is_refused_with_the_place(query: str, position: int, says: str) -> None:
+def test_wrong_query_is_refused_with_its_position(query: str, position: int, says: str) -> None:
     with pytest.raises(FilterError) as refused:
         parse(query, RECORDS)
     assert refused.value.position == position
@@ -123,12 +123,12 @@ def test_a_query_that_means_nothing_is_refused_with_the_place(query: str, positi
     assert refused.value.exit_code is ExitCode.USAGE
 
 
-def test_a_stranger_gets_the_list_of_fields() -> None:
+def test_unknown_field_is_answered_with_the_list_of_fields() -> None:
     with pytest.raises(FilterError, match="Fields are: id, environment"):
         parse("zzz=1", TASKS)
 
 
-def test_order_means_nothing_for_flags_and_lists() -> None:
+def test_flags_and_lists_have_no_order() -> None:
     for query in ("signal>true", "servers<a"):
         with pytest.raises(FilterError, match="has no order"):
             parse(query, TASKS)
@@ -136,7 +136,7 @@ def test_order_means_nothing_for_flags_and_lists() -> None:
         parse("signal=maybe", TASKS)
 
 
-def test_a_list_matches_by_its_items() -> None:
+def test_list_matches_if_an_item_does() -> None:
     task = {"id": "t", "servers": ["shop", "search"], "sampling": {"temperature": 0.7}, "signal": True}
     for query in ("servers=shop", "servers~SEAR", "servers!=math", "sampling.temperature<1", "signal=TRUE"):
         assert matches(parse(query, TASKS), task, NOW), query
@@ -150,7 +150,7 @@ def test_times_without_a_zone_are_utc() -> None:
         assert matches(parse("admitted_at>-1h and admitted_at<-20m", TASKS), task, now)
 
 
-def test_metrics_are_fields_by_any_name() -> None:
+def test_every_metric_is_a_field() -> None:
     step = {"id": "s", "metrics": {"loss": 0.5, "age": {"mean": 1.0}}}
     assert matches(parse("metrics.loss<1 and metrics.age.mean=1", STEPS), step, NOW)
     for name in ("metrics", "metrics.", "metrics.$where", "metrics.a..b"):
@@ -159,24 +159,24 @@ def test_metrics_are_fields_by_any_name() -> None:
 
 
 @pytest.mark.parametrize("fields", [TASKS, RECORDS, CALLS, TOOL_CALLS, STEPS, CHECKPOINTS])
-def test_every_kind_of_document_has_an_id(fields: object) -> None:
+def test_every_document_kind_has_an_id(fields: object) -> None:
     assert parse("id=x", fields) == parse("id = 'x'", fields)  # type: ignore[arg-type]
 
 
-def test_the_id_of_a_publication_is_its_number() -> None:
+def test_id_of_a_publication_is_a_number() -> None:
     assert parse("id>=17", PUBLICATIONS) == Compare(Field("id", "number", "_id"), ">=", 17)
 
 
 @given(expressions)
 @settings(max_examples=150, deadline=None)
-def test_a_tree_written_down_is_read_back(tree: Expression) -> None:
+def test_text_of_a_tree_parses_to_the_same_tree(tree: Expression) -> None:
     assert parse(str(tree), FIELDS) == tree
 
 
 @given(st.text("aind not(),<=>!~\"'\\-1.status", max_size=20))
 @settings(max_examples=150, deadline=None)
-def test_any_text_is_understood_or_refused_in_words(text: str) -> None:
-    refused, tree = understood(text)
+def test_any_text_is_parsed_or_refused_with_a_reason(text: str) -> None:
+    refused, tree = parsed(text)
     if refused is not None:
         assert 0 <= refused.position <= len(text)
         assert refused.problem
@@ -184,7 +184,7 @@ def test_any_text_is_understood_or_refused_in_words(text: str) -> None:
         assert parse(str(tree), FIELDS) == tree
 
 
-def understood(text: str) -> tuple[FilterError | None, Expression]:
+def parsed(text: str) -> tuple[FilterError | None, Expression]:
     try:
         return None, parse(text, FIELDS)
     except FilterError as refused:

@@ -15,13 +15,13 @@ TRACEBACK = [
 ]
 
 
-def test_routine_lines_are_told_once_where_the_last_of_them_stood() -> None:
+def test_repeated_lines_fold_into_the_last_of_them() -> None:
     last = ["it starts", *ROUTINE[:7], "the disk is full", *ROUTINE[7:]]
     assert fold_repeats(last) == ["it starts", "the disk is full", f"×13 {ROUTINE[-1]}"]
     assert fold_repeats([]) == []
     assert fold_repeats(["one", "two"]) == ["one", "two"]
 
 
-def test_tracebacks_stay_whole_however_alike_their_lines_are() -> None:
+def test_tracebacks_are_not_folded() -> None:
     twice = [*TRACEBACK, *ROUTINE[:1], *TRACEBACK]
     assert fold_repeats(twice) == twice

@@ -1,4 +1,4 @@
-"""What a unit is at, in a line, how long a run is up, and how many there are of something."""
+"""Rows as text: what a unit does, how long a run is up, counted things."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def at_work(phase: str, stands_s: float, status: str) -> str:
     return story(row, NOW)
 
 
-def test_what_a_starting_unit_does_stands_before_a_deadline_that_is_far_off() -> None:
+def test_status_of_a_starting_unit_precedes_a_distant_deadline() -> None:
     assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless it gets on in 9 min"
     assert story(STARTING, NOW + 550) == "is given up unless it gets on in 30 s · warm-up: step 36 of 150"
 
 
-def test_a_loop_that_begins_its_phase_with_every_round_does_not_count_from_zero() -> None:
+def test_short_phases_are_shown_without_their_age() -> None:
     assert at_work("serving", 0.4, "4 ready") == "serving · 4 ready"
     assert at_work("step", 42.0, "trains step 3") == "step for 42 s · trains step 3"
 
 
-def test_what_many_episodes_wait_for_is_named_once() -> None:
+def test_cause_of_many_waits_is_named_once() -> None:
     waits = [Wait(on, f"call {number}", 1.0, 60.0) for number, on in enumerate(("engine-0", "engine-0", "toolbox-0"))]
     row = msgspec.structs.replace(STARTING, state=UnitState.READY, next_at=0.0, phase="", status="", waits=tuple(waits))
     assert story(row, NOW) == "starting on far · waits for engine-0 · waits for toolbox-0"
 
 
-def test_a_run_is_up_since_it_was_last_brought_up() -> None:
+def test_uptime_counts_from_the_last_up() -> None:
     run = RunRow("shop", "u", "running", started_at=NOW - 7200, up_since_at=NOW - 65)
     assert up_for(run, NOW) == "65 s"
     assert up_for(RunRow("shop", "u", "running", started_at=NOW - 7200), NOW) == "2 h"
     assert up_for(RunRow("shop", "u", "stopped", desired="down", up_since_at=NOW - 65), NOW) == ""
 
 
-def test_one_of_something_is_not_told_as_many() -> None:
+def test_counted_one_is_singular() -> None:
     assert [counted(number, "kinds of tool errors") for number in (0, 1, 2)] == [
         "0 kinds of tool errors", "1 kind of tool errors", "2 kinds of tool errors",
     ]  # fmt: skip
     assert counted(1, "failed calls") == "1 failed call"
 
 
-def test_a_unit_that_was_out_of_sight_is_ready_since_it_became_so() -> None:
+def test_unit_that_was_lost_meanwhile_is_ready_since_it_became_ready() -> None:
     row = msgspec.structs.replace(STARTING, ready_at=NOW - 10)
     assert stands_since(row) == NOW - 20
     back = msgspec.structs.replace(row, state=UnitState.READY, reason="its host is back", since_at=NOW - 1)

@@ -1,4 +1,4 @@
-"""Text of a run made fit for a terminal: nothing hides in it, and nothing grows out of its line."""
+"""Text that is safe for a terminal: nothing is invisible, and nothing leaves its line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MARKS = st.characters(categories=("Mn", "Mc", "Me"))
 FILLERS = "\u115f\u1160\u3164\uffa0\u17b4\u2800\U00016fe4\U0001d159"
 CELLLESS = [sign for sign in map(chr, range(0x300, 0x20000)) if cell_len(sign) == 0]
 IGNORED = ("VARIATION SELECTOR", "FILLER", "ZERO WIDTH", "INVISIBLE ", "GRAPHEME JOINER", "PATTERN BLANK")
-"""Words in the names of what is shown as nothing. Some are in the names of what is seen, too."""
+"""Words in the names of invisible characters. Some visible ones have them too."""
 SEEN = ("GAP FILLER", "LINE FILLER")
 RESERVED = (*range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000), 0x2065)
-"""What Unicode keeps for signs that are shown as nothing."""
+"""Reserved by Unicode for invisible characters."""
 
 
 @settings(deadline=None)
 @given(st.text(st.one_of(MARKS, MARKS, MARKS, st.characters(categories=("Ll", "Lo", "So"))), max_size=40))
-def test_no_sign_carries_a_heap_of_marks_in_any_script(text: str) -> None:
+def test_no_character_carries_many_marks_in_any_script(text: str) -> None:
     kinds = "".join("m" if unicodedata.category(sign) in ("Mn", "Mc", "Me") else "." for sign in sanitise(text))
     assert not re.search("m{5}", kinds)
 
@@ -33,13 +33,13 @@ def test_no_sign_carries_a_heap_of_marks_in_any_script(text: str) -> None:
 @pytest.mark.parametrize(
     ("base", "mark"), [("ب", "\u064b"), ("ก", "\u0e49"), ("ש", "\u05b0"), ("क", "\u0951"), ("e", "\u0301")]
 )
-def test_a_few_marks_are_a_language_and_stay(base: str, mark: str) -> None:
+def test_few_marks_stay(base: str, mark: str) -> None:
     assert sanitise(base + mark * 2) == base + mark * 2
     assert sanitise(base + mark * 3000) == base + mark * 4
 
 
 @pytest.mark.parametrize("filler", FILLERS)
-def test_a_letter_that_looks_like_nothing_is_seen(filler: str) -> None:
+def test_empty_looking_letter_is_replaced(filler: str) -> None:
     assert sanitise(f"admin{filler}") != "admin"
     assert filler not in sanitise(f"admin{filler}")
     assert sanitise(f"admin{filler}").endswith("\ufffd")
@@ -58,11 +58,11 @@ def _looks_like_nothing(sign: str) -> bool:
 
 
 def _blocks() -> Iterable[range]:
-    """All signs but ideographs beyond the first ones, and what is for private use."""
+    """All characters except most ideographs and those for private use."""
     return (range(start, start + 0x1000) for start in (*range(0, 0x20000, 0x1000), 0xE0000))
 
 
-def test_of_all_signs_none_that_is_shown_is_invisible_or_moves_the_text() -> None:
+def test_no_remaining_character_is_invisible_or_moves_the_text() -> None:
     for block in _blocks():
         text = "".join(f"a{chr(sign)}" for sign in block)
         one, several = sanitise(text), sanitise_lines(text)
@@ -73,7 +73,7 @@ def test_of_all_signs_none_that_is_shown_is_invisible_or_moves_the_text() -> Non
         assert len(block) - 1 <= one.count("a") <= len(block) + 1
 
 
-def test_what_takes_no_room_stands_on_something_and_few_of_it() -> None:
+def test_at_most_four_characters_of_no_width_follow_a_letter() -> None:
     for sign in CELLLESS:
         heap = sanitise("a" + sign * 50)
         assert sum(cell_len(each) == 0 for each in heap) <= 4, f"U+{ord(sign):04X}"
@@ -81,7 +81,7 @@ def test_what_takes_no_room_stands_on_something_and_few_of_it() -> None:
 
 @settings(deadline=None)
 @given(st.text(st.one_of(st.sampled_from(CELLLESS), st.characters()), max_size=60))
-def test_no_more_than_a_few_signs_without_room_follow_each_other(text: str) -> None:
+def test_sanitised_text_has_few_characters_of_no_width_and_is_stable(text: str) -> None:
     shown = sanitise(text)
     assert not re.search("0{5}", "".join(str(cell_len(sign)) for sign in shown)), ascii(shown)
     assert sanitise(shown) == shown, "what is safe stays as it is"
@@ -92,5 +92,5 @@ def test_living_scripts_stay(text: str) -> None:
     assert sanitise(text) == text
 
 
-def test_a_separator_of_lines_is_no_line_of_its_own() -> None:
+def test_line_separators_become_spaces() -> None:
     assert sanitise_lines("one\u2028two\u2029three\nfour") == "one two three\nfour"

@@ -1,6 +1,6 @@
-"""Sentences that are put together: one thing is no `1 things`, and no sentence ends twice.
+"""Composed sentences: `1 thing` is not `1 things`, and no sentence has two full stops.
 
-Both are looked for where they are made, so that a new maker is found as well.
+The tests search the source for f-strings, so that they also find new ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.formatting.sentences import ended
 
 ROOT = Path(__file__).parents[2]
 MAKERS = ("tui", "agentrl/formatting", "agentrl/control/alerts", "agentrl/steward", "agentrl/store/audit")
-"""Rooms whose sentences stand in the console, or are previews."""
+"""Rooms whose sentences are shown in the console or in previews."""
 NUMBER = re.compile(r" (?:(?:more|older|other|new|such|ready|trained|failed) )*([a-z]+s)\b")
 VERBS = frozenset(
     {
@@ -44,9 +44,9 @@ OF_MANY = {
     "consoles": "as many as a server has at most",
     "versions": "from so many on there is an alert",
 }
-"""What is always several, each with its reason."""
+"""Plurals without `counted`, each with its reason."""
 BY_OTHERS = re.compile(r"(?:^|[._])(?:reason|because|error|message|sentence|note|help)(?:\(.*\))?$")
-"""Names under which stands what others wrote, who may have ended it."""
+"""Names of texts that others wrote, maybe with a full stop."""
 LITERALS = {
     "batches": "batch", "boxes": "box", "hashes": "hash", "losses": "loss", "processes": "process", "queries": "query",
     "kinds of tool errors": "kind of tool errors", "groups without signal": "group without signal",
@@ -57,13 +57,13 @@ LITERALS = {
 
 
 def _pairs(made: ast.JoinedStr) -> Iterator[tuple[str, str]]:
-    """What is put in, and the text behind it."""
+    """Each inserted expression, and the text after it."""
     for value, text in zip(made.values, made.values[1:], strict=False):
         if isinstance(value, ast.FormattedValue) and isinstance(text, ast.Constant):
             yield ast.unparse(value.value), str(text.value)
 
 
-def _made() -> Iterator[tuple[str, str, str]]:
+def _inserted() -> Iterator[tuple[str, str, str]]:
     for path in sorted(path for room in MAKERS for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -71,9 +71,9 @@ def _made() -> Iterator[tuple[str, str, str]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", value, text
 
 
-def test_whoever_puts_a_number_before_a_plural_counts() -> None:
+def test_numbers_before_plurals_use_counted() -> None:
     wrong = []
-    for where, value, text in _made():
+    for where, value, text in _inserted():
         found = NUMBER.match(text)
         if found and found[1] not in VERBS and found[1] not in OF_MANY and not _is_text(value):
             wrong.append(f"{where}: {{{value}}}{text[:30]}")
@@ -84,17 +84,17 @@ def _is_text(value: str) -> bool:
     return bool(re.search(r"(?:name|unit|host|tool|suggest|on|who|item|path|status)$", value))
 
 
-def test_whoever_ends_what_others_wrote_sets_no_second_full_stop() -> None:
+def test_full_stops_after_foreign_text_use_ended() -> None:
     wrong = [
         f"{where}: {{{value}}}{text[:30]}"
-        for where, value, text in _made()
+        for where, value, text in _inserted()
         if re.match(r"\.(?:\s|$)", text) and BY_OTHERS.search(value) and not value.startswith("ended(")
     ]
     assert not wrong, "\n".join(["`ended` sets one full stop:", *wrong])
 
 
 @pytest.mark.parametrize(("many", "one"), LITERALS.items())
-def test_one_of_many(many: str, one: str) -> None:
+def test_counted_forms_the_singular(many: str, one: str) -> None:
     assert counted(1, many) == f"1 {one}"
     assert counted(2, many) == f"2 {many}"
 
@@ -103,5 +103,5 @@ def test_one_of_many(many: str, one: str) -> None:
     ("text", "sentence"),
     [("it died", "it died."), ("It died.", "It died."), ("Why? ", "Why?"), ("and so on…", "and so on…")],
 )
-def test_a_sentence_of_somebody_else_ends_once(text: str, sentence: str) -> None:
+def test_ended_adds_a_full_stop_only_if_none_is_there(text: str, sentence: str) -> None:
     assert ended(text) == sentence

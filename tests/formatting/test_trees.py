@@ -11,7 +11,7 @@ def test_a_chain_stays_in_its_column_and_branches_are_indented() -> None:
     assert heads(parents) == ["", "├─ ", "│  ├─ ", "│  │  ", "│  └─ ", "│     ", "└─ "]
 
 
-def test_a_long_conversation_takes_no_width() -> None:
+def test_a_long_chain_is_not_indented() -> None:
     assert set(heads([ROOT, *range(999)])) == {""}
     assert heads([ROOT, ROOT]) == ["├─ ", "└─ "]
     assert heads([]) == []

@@ -10,7 +10,7 @@ def chain(*links: WaitLink, amiss: bool = False) -> WaitChain:
     return WaitChain(links, "b-0", "is at work", "a-0 ← b-0", amiss)
 
 
-def test_waits_that_are_nothing_are_not_told() -> None:
+def test_very_short_waits_are_left_out() -> None:
     handed_on, waiting = WaitLink("a-0", "b-0", "work", 0.4), WaitLink("c-0", "b-0", "work", 4.0)
     assert wait_chains.worth_telling([chain(handed_on)]) == []
     (left,) = wait_chains.worth_telling([chain(handed_on), chain(handed_on, waiting)])
@@ -18,7 +18,7 @@ def test_waits_that_are_nothing_are_not_told() -> None:
     assert wait_chains.worth_telling([chain(handed_on, amiss=True)]), "somebody has just died"
 
 
-def test_what_a_chain_ends_at_is_told_once() -> None:
+def test_cause_of_a_chain_is_named_once() -> None:
     links = (WaitLink("a-0", "b-0", "is at work", 9.0), WaitLink("c-0", "b-0", "a page", 8.0))
     assert [told.sentence for told in wait_chains.of_chain(chain(*links))] == [
         "a-0 waits for b-0, 9 s",
@@ -26,7 +26,7 @@ def test_what_a_chain_ends_at_is_told_once() -> None:
     ]
 
 
-def test_of_many_waits_of_one_the_oldest_are_told_and_how_many_more() -> None:
+def test_many_waits_of_one_unit_are_summed_up() -> None:
     many = (WaitLink("a-0", "b-0", f"record {n}", 20.0 - n, overdue=n < 3) for n in range(4))
     assert list(wait_chains.of_chain(chain(*many))) == [
         ("a-0 waits for b-0 (record 0), 20 s", True),
@@ -37,7 +37,7 @@ def test_of_many_waits_of_one_the_oldest_are_told_and_how_many_more() -> None:
     assert list(wait_chains.of_chain(chain(*one_more)))[-1].sentence == "a-0 has 2 more such waits"
 
 
-def test_who_is_at_work_is_no_culprit() -> None:
+def test_working_unit_is_not_called_a_culprit() -> None:
     assert wait_chains.end_of(chain())[0] == "ends at"
     assert wait_chains.end_of(chain(amiss=True)) == ("culprit", "b-0: is at work")
     assert wait_chains.all_well([chain()])

@@ -23,7 +23,7 @@ def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
     chain = WaitChain((*links, WaitLink("c-0", "b-0", "", 0.2)), "b-0", "is at work", "a-0 ← b-0, 20 s", amiss=False)
     lines = detail_lines.of_waits(WhyReport((chain,)), 80)
     assert text(lines) == [
-        "✓ Nobody waits for longer than it should: what is waited for is being worked at.",
+        "✓ No unit waits longer than it should: what it waits for is in progress.",
         "a-0 ← b-0, 20 s",
         "a-0 waits for b-0 (record 0), 20 s",
         "a-0 waits for b-0 (record 1), 19 s",

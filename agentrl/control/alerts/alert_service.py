@@ -172,9 +172,7 @@ class Alerting:
         if not 0 <= args.for_s <= 30 * 86_400:
             raise UsageError(f"A silence lasts between 0 s (ends it) and 30 days, not {args.for_s:g} s.")
         self._engine.to_silence(args.id)
-        change = (
-            f"{args.id} sends no notifications for {args.for_s:g} s" if args.for_s else f"{args.id} is notified again"
-        )
+        change = f"{args.id} is silenced for {args.for_s:g} s" if args.for_s else f"{args.id} is notified again"
         return Effect(changes=(change,))
 
     def silence(self, operation: Operation, args: commands.Silence) -> dict[str, Goal]:
