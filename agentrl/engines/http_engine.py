@@ -59,7 +59,6 @@ class Meta(msgspec.Struct):
     cached_tokens: int = 0
     weight_version: str = ""
     weight_versions: list[VersionSpan] | None = None
-    version_spans: list[tuple[int, int]] | None = None
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
     input_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
 
@@ -332,13 +331,9 @@ def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generat
 
 def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
     """Spans of versions, in whichever way the server tells them."""
-    if meta.version_spans is not None:
-        return meta.version_spans
     try:
         if meta.weight_versions:
-            return [
-                (int(span.version), span.end - span.start) for span in meta.weight_versions if span.end > span.start
-            ]
+            return [(int(one.version), one.end - one.start) for one in meta.weight_versions if one.end > one.start]
         return [(int(meta.weight_version), tokens)] if tokens else []
     except ValueError as wrong:
         raise EngineRubbishError("The engine's answer names a version that is no number.") from wrong

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl.engines.embedded.decoder import Model
-from agentrl.engines.embedded.generation_request import Request, conversation_of, spans_by_position
+from agentrl.engines.embedded.generation_request import Request, conversation_of, weight_versions
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
 from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError, Sampling, WeightsRefusedError
 from tests.engines.asking import ask, assert_exact, engine_of, run
@@ -174,7 +174,7 @@ def test_every_caller_is_told_exactly_once(model: Model) -> None:
 def test_names_of_conversations_and_places_of_versions() -> None:
     assert conversation_of("t/0#r1.s2.a1/c3") == "t/0#r1.s2.a1"
     assert conversation_of("alone") == "alone"
-    assert spans_by_position([(3, 2), (4, 5)]) == [
-        {"version": 3, "start": 0, "end": 2},
-        {"version": 4, "start": 2, "end": 7},
+    assert weight_versions([(3, 2), (4, 5)]) == [
+        {"version": "3", "start": 0, "end": 2},
+        {"version": "4", "start": 2, "end": 7},
     ]

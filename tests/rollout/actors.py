@@ -100,7 +100,6 @@ class Engine:
             "meta_info": {
                 "finish_reason": {"type": finish},
                 "weight_version": str(self.version),
-                "version_spans": [[self.version, len(ids)]] if ids else [],
                 "output_token_logprobs": [[-0.5, token, None] for token in ids],
             },
         }

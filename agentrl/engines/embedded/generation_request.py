@@ -75,10 +75,11 @@ class Request:
             self.on_end(self)
 
 
-def spans_by_position(versions: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
-    """Spans as SGLang tells them: version, and the places in the output from `start` up to, not including, `end`."""
-    spans, at = [], 0
-    for version, count in versions:
-        spans.append({"version": version, "start": at, "end": at + count})
+def weight_versions(runs: Sequence[tuple[int, int]]) -> list[dict[str, str | int]]:
+    """Runs of (version, tokens) in the form of SGLang: version, and places in the output, `end` exclusive."""
+    spans: list[dict[str, str | int]] = []
+    at = 0
+    for version, count in runs:
+        spans.append({"version": str(version), "start": at, "end": at + count})
         at += count
     return spans

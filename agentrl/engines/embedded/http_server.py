@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from agentrl.engines.embedded.engine_thread import EmbeddedEngine
-from agentrl.engines.embedded.generation_request import spans_by_position
+from agentrl.engines.embedded.generation_request import weight_versions
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
@@ -227,16 +227,13 @@ class _Handlers:
         return _json({"text": "", "output_ids": [], "meta_info": meta})
 
     def _answer(self, rid: str, body: GenerateBody, made: Generated, *, ended: bool = True) -> dict[str, Any]:
-        spans = spans_by_position(made.versions)
         meta: dict[str, Any] = {
             "id": rid,
             "finish_reason": _finish_reason(made) if ended else None,
             "prompt_tokens": len(body.input_ids),
             "completion_tokens": len(made.ids),
             "cached_tokens": made.cached_tokens,
-            "weight_version": str(made.versions[-1][0]) if made.versions else "",
-            "weight_versions": [{**span, "version": str(span["version"])} for span in spans],
-            "version_spans": made.versions,
+            "weight_versions": weight_versions(made.versions),
             "e2e_latency": made.seconds,
         }
         if body.return_logprob:
