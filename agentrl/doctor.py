@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from agentrl import __version__
 from agentrl.client.run_processes import coordinator_of
@@ -283,7 +284,7 @@ def check_ports(listen: str, coordinator_pid: int) -> Check:
     taken = {address: why for address in addresses if (why := why_not_free(address))}
     if not taken:
         return Check("ports", "ok", f"Free: {', '.join(addresses)}.")
-    if coordinator_pid and Path(f"/proc/{coordinator_pid}").exists():
+    if coordinator_pid and psutil.pid_exists(coordinator_pid):
         return Check("ports", "ok", f"In use; the coordinator of this run (pid {coordinator_pid}) is up.")
     address, why = next(iter(taken.items()))
     refused = cannot_listen(address, why)

@@ -1,18 +1,23 @@
-"""Readiness, liveness and numbers of one foreign process.
+"""Schedules the probes of one process that does not use the unit runtime: readiness, liveness, metrics.
 
-Invariants: only changes are reported; one failure is no answer, `failures` of them in a row are; liveness is not held
-against a process that has not come up yet, and nobody else's answer makes one ready that ends; a probe that ends (with
-its process) leaves no child and no task behind.
+* Only changes are reported.
+* `failures` failed requests in a row count as a failure, a single one does not.
+* A process that has not become ready yet cannot fail its liveness probe.
+* An answer at a port where the unit does not listen makes it ready only if the unit still lives some seconds later.
+* Probes end with their process and leave no child and no task behind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agentrl.host import listeners, probe_requests
+import psutil
+
+from agentrl.host import probe_requests
 from agentrl.host.child_processes import ChildProcesses
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import Probed, Scraped
@@ -126,7 +131,7 @@ class Prober:
             await asyncio.sleep(_SETTLE_S)
 
     def _listens(self, port: int) -> bool:
-        return listeners.holds(self.members(), port)
+        return listens(self.members(), port)
 
     def _report(self, kind: str, answer: probe_requests.ProbeResult) -> None:
         if kind == "ready":
@@ -168,3 +173,13 @@ def _split_sample(line: str) -> tuple[str, str]:
         return (labels + brace, rest) if brace else ("", "")
     name, _, rest = line.partition(" ")
     return name, rest
+
+
+def listens(pids: Iterable[int], port: int) -> bool:
+    """Whether one of these processes listens at the TCP port. The sockets of other users cannot be seen."""
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            for connection in psutil.Process(pid).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return True
+    return False

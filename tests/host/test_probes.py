@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.host import probes, procfs
-from agentrl.host.listeners import holds
 from agentrl.host.probe_requests import port_here
-from agentrl.host.probes import Verdict, parse_metrics
+from agentrl.host.probes import Verdict, listens, parse_metrics
 from agentrl.http.free_ports import free_port
 from agentrl.protocol.messages import Exited, Probed, Scraped, Spawned
 from agentrl.protocol.specs import Probe
@@ -232,9 +231,9 @@ def test_which_port_of_this_host_is_asked_at(probe: Probe, port: int) -> None:
     assert port_here(probe) == port
 
 
-def test_who_listens_is_known_and_who_does_not_either() -> None:
+def test_process_that_listens_at_a_port_is_recognised() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert holds([os.getpid()], port)
-        assert not holds([1 << 22], port)
-    assert not holds([os.getpid()], port)
+        assert listens([os.getpid()], port)
+        assert not listens([1 << 22], port)
+    assert not listens([os.getpid()], port)
