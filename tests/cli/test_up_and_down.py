@@ -276,7 +276,7 @@ def test_what_is_left_without_a_coordinator_is_named_and_removed(a_run: Run) -> 
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.up()
     a_run.kill_keepers()
-    assert len(a_run.processes()) == 2
+    eventually(lambda: len(a_run.processes()) == 2, what="the end of the agent's helpers")
 
     plan = a_run.cli("down", "--dry-run")
     assert [name.partition(" ")[0] for name in plan["effect"]["kills"]] == ["web-0.1", "web-1.1"]
