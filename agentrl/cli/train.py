@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.options import Cli, verb
-from agentrl.cli.progress import Progress
 from agentrl.cli.run_file import RunFile, Sets, meant
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.formatting.amounts import counted
 
 if TYPE_CHECKING:
     from subprocess import Popen
+
+    from agentrl.cli.progress import Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -71,6 +72,8 @@ def train(
 
 def _show(cli: Cli, arguments: list[str]) -> ExitCode:
     import subprocess
+
+    from agentrl.cli.progress import Progress
 
     command = [sys.executable, "-m", "agentrl.training", *arguments]
     # Ctrl-C reaches both; the job then writes its checkpoint and says so, and that is waited for.

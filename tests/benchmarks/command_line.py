@@ -16,7 +16,7 @@ from tests.e2e.running import Run
 
 UNITS = 200
 REPEATS = 20
-HELP_MS = 150.0
+HELP_MS = 100.0
 STATUS_MS = 400.0
 
 
