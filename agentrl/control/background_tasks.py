@@ -1,6 +1,6 @@
-"""Work that goes on for as long as the coordinator does.
+"""Tasks that run as long as the coordinator does.
 
-Invariant: a task of the coordinator never ends unseen: what nobody foresaw is in the log, and the work begins again.
+Invariant: an unexpected exception is logged, and the task starts again.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-AGAIN_AFTER_S = 1.0
+RESTART_AFTER_S = 1.0
 log = logging.getLogger(__name__)
 
 
 def restarting_task(name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-    """A task that begins again whenever it failed. It ends when the work itself comes to its end, or is cancelled."""
+    """A task that starts again after a failure. It ends when the work returns or is cancelled."""
 
-    async def last() -> None:
+    async def run() -> None:
         while True:
             try:
                 await work()
                 return
             except Exception:
-                log.exception("%s failed and begins again in %g s", name, AGAIN_AFTER_S)
-            await asyncio.sleep(AGAIN_AFTER_S)
+                log.exception("%s failed and starts again in %g s", name, RESTART_AFTER_S)
+            await asyncio.sleep(RESTART_AFTER_S)
 
-    return asyncio.create_task(last(), name=name)
+    return asyncio.create_task(run(), name=name)

@@ -1,7 +1,7 @@
-"""Coordinator time: one clock for leases, deadlines and what people are shown.
+"""Coordinator time: one clock for leases, deadlines and the times that people see.
 
-Invariant: it never goes back and never jumps while a coordinator lives, whatever is done to the wall clock; it starts
-at the wall clock's reading, so that what is written down still means something to the next coordinator.
+Invariant: it never goes back and never jumps while the coordinator lives, even if the wall clock is set; it starts at
+the time of the wall clock, so that written times are valid for the next coordinator.
 """
 
 from __future__ import annotations

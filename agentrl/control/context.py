@@ -1,15 +1,19 @@
-"""What the parts of a coordinator share. Made once, by the `Coordinator`.
+"""The state that all parts of a coordinator share. `Coordinator` creates it once.
 
-Invariant: a part knows this and nothing of the other parts; whatever one needs of another is bound in `coordinator`.
+Invariant: a part knows this state and no other part; `coordinator` connects parts that need each other.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
+from agentrl import __version__
 from agentrl.config.paths import RunFile
 from agentrl.config.run import RunConfig
 from agentrl.control.clock import Clock
@@ -24,6 +28,9 @@ from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.observed_state import ObservedState, RunLife
 from agentrl.control.state.operations import Operations
 from agentrl.control.state.unit_metrics import Metrics
+from agentrl.errors import ExitCode
+from agentrl.protocol.feed import MetricBatch
+from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome
 from agentrl.protocol.rows import AuditRow, RunRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events
@@ -32,6 +39,7 @@ from agentrl.supervision.liveness import Health, Leases
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import State
+from agentrl.telemetry.services import STEP
 
 
 @dataclass
@@ -39,14 +47,14 @@ class Context:
     run: RunFile
     epoch: str
     secret: bytes
-    """From which the fencing tokens of all incarnations are derived."""
+    """The fencing tokens of all incarnations are derived from it."""
     host: str
     clock: Clock
     life: RunLife
     state: State
     supervisor: Supervisor
     leases: Leases
-    """Of units."""
+    """Of units; `host_leases` are those of host agents."""
     host_leases: Leases
     observed: ObservedState
     journal: Journal
@@ -59,15 +67,16 @@ class Context:
     bottleneck: BottleneckDetector
     disks: DiskForecast
     peers: Peers
+    publish_metrics: Callable[[bytes], object]
     config: RunConfig | None = None
     ending: bool = False
-    """`down` has stopped everything and is scanning; too late for `up`."""
+    """`down` has stopped all units and looks for remaining processes: it is too late for `up`."""
     audited: int = 0
-    """Changes that were noted in this epoch."""
+    """Number of audit rows of this epoch."""
     dice: random.Random = field(default_factory=random.Random)
 
     def happened(self, event: events.Event) -> None:
-        """Tell the supervisor; what it instructs is carried out at the end of this turn of the loop."""
+        """Hand an event to the supervisor. Its instructions are carried out at the end of this turn of the loop."""
         rolled = msgspec.structs.replace(event, dice=self.dice.random())
         instructions = self.supervisor.handle(rolled, self.clock.now())
         for instruction in instructions:
@@ -103,7 +112,7 @@ class Context:
             units, full_in_s = self.supervisor.units_on(name), self.disks.full_in_s(name)
             self.feed.set(f"host/{name}", self.observed.host_row(host, units=units, full_in_s=full_in_s))
 
-    def show_pulse(self) -> None:
+    def show_bottleneck(self) -> None:
         now = self.clock.now()
         standing = self.observed.steps_stand(self.supervisor.paused)
         if not self.bottleneck.is_due(now, standing):
@@ -126,22 +135,62 @@ class Context:
     def show_knob(self, name: str) -> None:
         self.feed.set(f"knob/{name}", self.knobs.row(name), urgent=True)
 
+    # ---- messages ----
+
+    def refuse_handshake(self, sender: str, major: int, version: str, run: str, *, final: bool) -> Refused | None:
+        """Returns why a hello of another version or for another run is refused."""
+        if major != PROTOCOL_MAJOR:
+            return Refused(
+                ExitCode.VERSION,
+                f"The {sender} speaks protocol {major} (agentrl {version}), "
+                f"the coordinator {PROTOCOL_MAJOR} (agentrl {__version__}).",
+                "Use the same version on both sides.",
+            )
+        if run != self.run.uuid:
+            sentence = f"This is run {self.run.name} ({self.run.uuid}), not {run}."
+            return Refused(ExitCode.VERSION, sentence, final=final)
+        return None
+
+    def welcome(self, **more: Any) -> Welcome:
+        return Welcome(
+            epoch=self.epoch,
+            run=self.run.uuid,
+            run_name=self.run.name,
+            now_ct=self.clock.now(),
+            server_version=__version__,
+            **more,
+        )
+
+    def metrics_reported(self, unit: str, incarnation: int, values: Mapping[str, float]) -> None:
+        """A unit reported metrics, or its host agent read them from its metrics page."""
+        now, slot = self.clock.now(), self.state.slots.get(unit)
+        if slot is None or slot.incarnation != incarnation:
+            return
+        self.metrics.update(unit, incarnation, values, now)
+        if slot.spec is not None:
+            self.bottleneck.take(unit, slot.spec.role.value, incarnation, values, now)
+        self.observed.facts(slot).metrics = self.metrics.shown(unit)
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self.publish_metrics(encode(MetricBatch(unit, now, finite)))
+        # A row shows a Step until the next Step; a Step that is not shown by then is in no recording.
+        self.show_unit(unit, urgent=False, first=STEP.name in values)
+
     # ---- leases ----
 
     def lease_unit(self, unit: str) -> None:
         now, known, slot = self.clock.now(), unit in self.leases, self.state.slots[unit]
-        # Who was suspect to the last coordinator has to be found well again, or nobody would ever say so.
+        # A unit that the last coordinator suspected must be found well again, or it stays suspect for ever.
         self.leases.begin(unit, now, Health.SUSPECT if slot.silent else Health.WELL)
         until = slot.phase_until
         if not known and until > now:
-            # It may stand in a phase that it announced to the last coordinator, and say so again only at its end.
+            # It may be inside a phase that it announced to the last coordinator, and reports again only at its end.
             self.leases.phase(unit, now, phase="announced before", age_s=0.0, at_most_s=until - now)
 
     def lease_host(self, host: str) -> None:
         self.host_leases.begin(host, self.clock.now())
 
     def audit(self, who: str, command: str, what: str, *, operation: str = "", note: str = "") -> None:
-        """Who changed what; kept in the journal."""
+        """Write to the journal who changed what."""
         now = self.clock.now()
         self.audited += 1
         row = AuditRow(self.audited, now, who, command, what, operation, note)

@@ -1,7 +1,7 @@
-"""The coordinator: brings its parts together and turns.
+"""The coordinator: creates its parts, connects them, and runs until `down`.
 
-Invariants: it holds the lock of the state directory before it opens anything else; it is ready to be killed at any
-moment; whatever it learns goes through the supervisor, and whatever it does comes from there.
+Invariants: it locks the state directory before it opens anything else; it may be killed at any moment; every event goes
+to the supervisor, and every act on a unit is an instruction of the supervisor.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from agentrl.control.executor import Executor
 from agentrl.control.feed_recorder import FeedRecorder
 from agentrl.control.handlers.client_queries import Queries
 from agentrl.control.handlers.client_requests import ClientHandler
-from agentrl.control.handlers.hosts import INCIDENTS_SHOWN, HostHandler
+from agentrl.control.handlers.hosts import HostHandler
 from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_agent_watch import HostAgentWatch
+from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
 from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
-from agentrl.control.own_metrics import OwnMetrics
 from agentrl.control.periodic_checks import PeriodicChecks
 from agentrl.control.persistence import address_file
 from agentrl.control.persistence.journal import Journal
@@ -68,12 +68,12 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """One life of a run's coordinator: `await serve()` until it is over."""
+    """One process lifetime of a coordinator: `await serve()` returns at its end."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._clock = Clock()
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         run = read_run(state_dir)
         if run is None or run.broken:
             raise ConfigError(
@@ -99,7 +99,7 @@ class Coordinator:
         now = self._clock.now()
         self._context.feed.beat(now, now)
 
-    # ---- putting it together ----
+    # ---- creation ----
 
     def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
         pid, self._start_ticks, self._boot_id = address_file.own_identity()
@@ -129,24 +129,24 @@ class Coordinator:
             bottleneck=BottleneckDetector(),
             disks=DiskForecast(),
             peers=Peers(),
+            publish_metrics=self._metrics_out.publish,
         )
 
     def _wire(self, run: RunFile) -> None:
         context = self._context
-        asks = PendingRequests(context.peers)
-        units = UnitHandler(context, asks, self._metrics_out)
-        hosts = self._hosts = HostHandler(context, asks, self._metrics_out)
+        requests = PendingRequests(context.peers)
+        self._incidents = Incidents(context)
+        units = UnitHandler(context, requests)
+        hosts = HostHandler(context, requests, self._incidents)
         self._settings = Settings(context, self._state_dir)
-        self._queries = Queries(context, asks, lambda all: self._alerting.rows(all))
+        self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
         self._alerting = Alerting(context, self._queries.chains)
         self._recorder = FeedRecorder(context, self._state_dir)
-        ending = Shutdown(context, asks, self._over.set)
-        self._instructions = InstructionHandler(
-            context, hosts.incident, hosts.forgotten, hosts.was_stopped, units.died, ending.all_stopped
-        )
-        served = ServedCommands(context, asks)
-        tuning = Tuning(context, self._settings, asks, StalenessPreview(context, served.ask).extend)
-        commands = {**self._commands(Stacks(context, asks)), **tuning.table, **served.table}
+        shutdown = Shutdown(context, requests, self._ended.set)
+        self._instructions = InstructionHandler(context, self._incidents, units.died, shutdown.all_stopped)
+        served = ServedCommands(context, requests)
+        tuning = Tuning(context, self._settings, requests, StalenessPreview(context, served.ask).extend)
+        commands = {**self._commands(Stacks(context, requests)), **tuning.table, **served.table}
         owners = {**dict.fromkeys(tuning.table, tuning.ask_owner), **dict.fromkeys(served.table, served.prepare)}
         self._clients = ClientHandler(context, self._queries.handlers, commands, owners, served)
         router = MessageRouter(context, units, hosts, self._clients)
@@ -155,10 +155,10 @@ class Coordinator:
         self._instructions.hub_address = address
         context.peers.hub = self._hub
         context.executor.on_full = context.show_run
-        self._listening = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listening_changed)
-        self._settings.may_refuse = self._listening.check
-        self._settings.on_times = hosts.tell_times
-        self._settings.on_config += [self._alerting.configure, self._listening.configure, self._recorder.configure]
+        self._listener = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listener_changed)
+        self._settings.may_refuse = self._listener.check
+        self._settings.on_times = hosts.send_times
+        self._settings.on_config += [self._alerting.configure, self._listener.configure, self._recorder.configure]
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
 
     def _commands(self, stacks: Stacks) -> dict[str, Prepare]:
@@ -179,14 +179,13 @@ class Coordinator:
     # ---- life ----
 
     async def serve(self) -> None:
-        """Until `down` has ended, or `stop` is called."""
+        """Returns after `down` has ended, or `stop` was called."""
         self._open()
-        metrics = OwnMetrics(self._context, self._metrics_out.publish)
-        checks = PeriodicChecks(self._context, self._marker, metrics, (self._alerting.tick, self._recorder.tick))
-        watch = HostAgentWatch(self._context, self._state_dir, self._hosts.agent_died)
+        checks = PeriodicChecks(self._context, self._marker, (self._alerting.tick, self._recorder.tick))
+        watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_ended)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]
         try:
-            await self._over.wait()
+            await self._ended.wait()
         finally:
             for task in tasks:
                 task.cancel()
@@ -194,8 +193,8 @@ class Coordinator:
             self._close()
 
     def stop(self) -> None:
-        """Leave; the units live on."""
-        self._over.set()
+        """End the coordinator. The units go on."""
+        self._ended.set()
 
     def _open(self) -> None:
         context = self._context
@@ -206,25 +205,25 @@ class Coordinator:
         context.operations.restore(recovery.load_operations(context.journal))
         self._settings.restore()
         self._alerting.restore()
-        # What happened before is not over with the coordinator that told it, for who looks on or replays this life.
+        # Clients and recordings of this lifetime also show what happened before it.
         for operation in context.operations.all():
             context.feed.set(f"op/{operation.id}", operation.row(), urgent=True)
-        self._hosts.restore(recovery.load_incidents(context.journal, INCIDENTS_SHOWN))
+        self._incidents.restore(recovery.load_incidents(context.journal, SHOWN))
         for knob in context.knobs.names():
             context.show_knob(knob)
         now = context.clock.now()
-        self._expect_the_living()
+        self._lease_living_units()
         context.executor.add(context.supervisor.resume(now))
         self._clients.begin_again()
         context.show_run()
-        self._tell_where()
+        self._write_address()
         if context.journal.damage:
             log.critical("%s", context.journal.damage)
             context.audit("coordinator", "journal", context.journal.damage)
         log.info("the coordinator of %s is up (epoch %s)", context.run.name, context.epoch)
 
-    def _expect_the_living(self) -> None:
-        """Units and hosts that lived when the last coordinator died have to be heard within their usual time."""
+    def _lease_living_units(self) -> None:
+        """Units and hosts that lived when the last coordinator died must send heartbeats within their usual time."""
         for slot in self._context.state.slots.values():
             if slot.state not in WITH_PROCESS:
                 continue
@@ -232,12 +231,12 @@ class Coordinator:
             if slot.spec is not None and slot.spec.speaks and slot.came_up:
                 self._context.lease_unit(slot.unit)
 
-    def _listening_changed(self) -> None:
-        self._context.life.not_listening = self._listening.trouble
+    def _listener_changed(self) -> None:
+        self._context.life.not_listening = self._listener.trouble
         self._context.show_run()
-        self._tell_where()
+        self._write_address()
 
-    def _tell_where(self) -> None:
+    def _write_address(self) -> None:
         run = self._run
         address_file.CoordinatorAddress(
             pid=self._context.life.pid,
@@ -249,7 +248,7 @@ class Coordinator:
             address=addresses.hub_address(run.uuid),
             feed=addresses.feed_address(run.uuid),
             metrics=addresses.metrics_address(run.uuid),
-            listen=self._listening.address,
+            listen=self._listener.address,
             public=self._keyring.server_keys().public,
             started_at=self._context.life.started,
             version=__version__,
@@ -261,7 +260,7 @@ class Coordinator:
         self._alerting.close()
         self._recorder.close()
         self._instructions.close()
-        self._listening.close()
+        self._listener.close()
         self._hub.close()
         self._feed_out.close()
         self._metrics_out.close()

@@ -1,8 +1,8 @@
-"""Carries out what the supervisor instructs.
+"""Collects the instructions of one turn of the event loop, writes the journal, then has them performed.
 
-Invariants: what has to be written down is durable before anything else of the same turn is done; if it cannot be
-written, nothing that follows is done until it can, and meanwhile no command is accepted; one turn of the event loop is
-one transaction, however many events it brought; an instruction that fails takes no other with it.
+Invariants: what must be durable is written before any other instruction of the turn is performed; while the journal
+cannot be written, nothing is performed and no command is accepted; one turn is one transaction, however many events it
+brought; an instruction that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from agentrl.supervision.unit_slots import State
 
 RETRY_S = 1.0
 MOST_WAITING_EVENTS = 5000
-"""While the journal cannot be written the newest events wait; older ones are lost, and counted."""
+"""While the journal cannot be written, the newest events wait; older ones are lost and counted."""
 log = logging.getLogger(__name__)
 
 KIND_RUN, KIND_GROUP, KIND_SLOT = "run", "group", "slot"
 
 
 class Executor:
-    """Collects instructions during a turn of the loop; writes and performs them at its end."""
+    """Collects during a turn of the loop; writes and performs at its end."""
 
     def __init__(self, journal: Journal, state: State, perform: Callable[[do.Instruction], None]) -> None:
         self._journal = journal
@@ -51,10 +51,10 @@ class Executor:
     def add(self, instructions: list[do.Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, do.Persist):
-                # Encoded at the end of the turn: only the last state of a turn is worth a write.
+                # Encoded at the end of the turn, because only the last state of a turn is written.
                 self._puts[instruction.kind, instruction.key] = b"" if not instruction.gone else None
             elif isinstance(instruction, do.Publish):
-                # Likewise: a row is shown once per turn, as it is at the turn's end.
+                # A row is shown once per turn, as it is at the end of the turn.
                 self._shows[instruction] = None
             else:
                 self._todo.append(instruction)
@@ -65,7 +65,7 @@ class Executor:
         self._schedule()
 
     def withdraw(self, kind: str, key: str) -> None:
-        """Take back a put that could not be written."""
+        """Discard a put that could not be written."""
         self._puts.pop((kind, key), None)
 
     def event(self, kind: str, id: str, at: float, body: bytes) -> None:
@@ -76,17 +76,17 @@ class Executor:
         self._schedule()
 
     def then(self, act: Callable[[], None]) -> None:
-        """Done once everything of this turn is durable."""
+        """Call `act` when everything of this turn is durable."""
         self._after.append(act)
         self._schedule()
 
     def slowest_commit_s(self) -> float:
-        """How long the slowest commit took since this was asked last."""
+        """Duration of the slowest commit since the last call."""
         slowest, self._slowest_commit_s = self._slowest_commit_s, 0.0
         return slowest
 
     def flush(self) -> None:
-        """Write, then perform. Also called directly where a command must be durable before its answer."""
+        """Write, then perform. Commands call it directly, to be durable before they are answered."""
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
@@ -95,7 +95,7 @@ class Executor:
             try:
                 self._journal.commit(self._batch())
             except DiskError as failed:
-                self._wait_for_room(failed)
+                self._retry_later(failed)
                 return
             self._slowest_commit_s = max(self._slowest_commit_s, self._loop.time() - began)
             self._puts.clear()
@@ -107,19 +107,19 @@ class Executor:
         todo, self._todo = self._todo, []
         shows, self._shows = self._shows, {}
         for instruction in (*todo, *shows):
-            _carry_out(partial(self._perform, instruction))
+            _run_safely(partial(self._perform, instruction))
         after, self._after = self._after, []
         for act in after:
-            _carry_out(act)
+            _run_safely(act)
 
     def _schedule(self) -> None:
         if self._scheduled is None:
             self._scheduled = self._loop.call_soon(self.flush)
 
-    def _wait_for_room(self, failed: DiskError) -> None:
+    def _retry_later(self, failed: DiskError) -> None:
         self._scheduled = self._loop.call_later(RETRY_S, self.flush)
         if self.full != failed.message:
-            log.error("%s Nothing new is started or accepted until it can be written.", failed.message)
+            log.error("%s No unit is started and no command accepted until it can be written.", failed.message)
             self.full = failed.message
             self.on_full()
 
@@ -139,8 +139,8 @@ class Executor:
         return msgspec.msgpack.encode(thing) if thing is not None else None
 
 
-def _carry_out(act: Callable[[], None]) -> None:
-    """One act of a turn. Whatever happens to it, the others are done."""
+def _run_safely(act: Callable[[], None]) -> None:
+    """Log the failure of one act, so that the others are still done."""
     try:
         act()
     except Exception:

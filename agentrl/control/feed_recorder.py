@@ -1,7 +1,7 @@
-"""What the feed tells is kept, so that any past minute can be looked at again.
+"""Records the feed, so that the console can show any past minute.
 
-Invariants: the recording is the feed, row by row, so whoever replays it sees what was seen; the disk is written by a
-thread of its own, and nobody waits for it; while it cannot be written the run's row says why.
+Invariants: the recording has every published row, so playback shows what clients saw; a thread of its own compresses
+and writes, and the event loop never waits for it; while it cannot write, the row of the run says why.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class FeedRecorder:
         self._work: queue.Queue[Work | None] = queue.Queue(_MOST_WAITING)
         self._writer = Writer(state_dir / DIRECTORY, context.epoch, self._snapshot, run=self._later)
         self._began: dict[str, float] = {}
-        """When what is marked began, by key: an alert may fire again under the same one."""
-        self._coming: set[str] = set()
-        """Alerts that are seen coming, by key: they begin when they fire, however long after."""
-        self._thread = threading.Thread(target=self._carry_out, name="recorder", daemon=True)
+        """When the marked things began, by key. The same alert may fire again."""
+        self._pending_alerts: set[str] = set()
+        """They begin when they fire, even if they were pending for a long time."""
+        self._thread = threading.Thread(target=self._work_off, name="recorder", daemon=True)
         self._thread.start()
         context.feed.on_row = self._row
 
@@ -46,7 +46,7 @@ class FeedRecorder:
         self._writer.limits = Limits(own.recordings_max, own.recordings_days * _DAY_S)
 
     def tick(self, now: float) -> None:
-        """Hand over what is due."""
+        """Give the writer what is due."""
         self._writer.tick(now)
         life = self._context.life
         if life.not_recording != self._writer.trouble:
@@ -54,7 +54,7 @@ class FeedRecorder:
             self._context.show_run()
 
     def close(self) -> None:
-        """A disk that hangs is not waited for."""
+        """Waits at most three seconds for the disk."""
         self._writer.close()
         self._later(None)
         self._thread.join(_CLOSE_WITHIN_S)
@@ -65,16 +65,16 @@ class FeedRecorder:
     def _row(self, key: str, row: AnyRow | None, value: msgspec.Raw | None) -> None:
         now = self._context.clock.now()
         self._writer.row(now, key, value)
-        came, began = key in self._coming, _began(row)
-        self._coming.discard(key)
+        was_pending, began = key in self._pending_alerts, _began(row)
+        self._pending_alerts.discard(key)
         if began is None:
             self._began.pop(key, None)
             if isinstance(row, AlertRow) and row.state is AlertState.PENDING:
-                self._coming.add(key)
+                self._pending_alerts.add(key)
         elif began != self._began.get(key):
             self._began[key] = began
-            # What is told again by a new coordinator began long ago.
-            if came or now - began < FRAME_S:
+            # A new coordinator publishes again what began long ago.
+            if was_pending or now - began < FRAME_S:
                 self._writer.mark(now, key)
 
     def _later(self, work: Work | None) -> bool:
@@ -84,17 +84,17 @@ class FeedRecorder:
             return False
         return True
 
-    def _carry_out(self) -> None:
+    def _work_off(self) -> None:
         while (work := self._work.get()) is not None:
             try:
                 work()
             except Exception:
-                # The boundary of one piece of work: the next frame may be luckier.
+                # The boundary of one piece of work: recording goes on with the next frame.
                 log.exception("a part of the recording is lost")
 
 
 def _began(row: AnyRow | None) -> float | None:
-    """When what a row tells of began; None for what is no beginning, is over, or was only seen coming."""
+    """When the thing in the row began; None if it is over, is only pending, or is nothing to mark."""
     match row:
         case IncidentRow(at=at):
             return at

@@ -1,7 +1,7 @@
-"""The coordinator keeps the host agent of its own host alive, as the agent keeps the coordinator.
+"""Restarts the host agent of the coordinator's own host when it dies.
 
-Invariants: an agent that lives is never doubled (it holds a lock); its death is seen at once (pidfd), its absence after
-a grace; a new one adopts all units, so nothing else is done about them.
+Invariants: there is never a second living agent (it holds a lock); its death is noticed at once (pidfd); the new agent
+adopts all units, so nothing else is done about them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class HostAgentWatch:
-    """`died(host, pid, done)` is called for each death, once it is known what was done about it."""
+    """`died(host, pid, done)` is called for each death, after the next agent was started."""
 
     def __init__(self, context: Context, state_dir: Path, died: Callable[[str, int, str], None]) -> None:
         self._context = context
@@ -30,13 +30,13 @@ class HostAgentWatch:
         self._placement = LocalPlacement(state_dir, Path(context.run.run_dir), context.run.uuid)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until it is cancelled."""
         pause_s, dead = 0.0, 0
         while True:
             known = read_agent_file(self._state_dir, self._context.host)
             if known is not None and known.identity.alive():
                 if dead:
-                    self._died(self._context.host, dead, f"another one was started (process {known.pid})")
+                    self._died(self._context.host, dead, f"another agent was started (process {known.pid})")
                 await _death_of(known.pid)
                 dead = known.pid
                 pause_s = 0.0
@@ -58,7 +58,7 @@ def _resolve(gone: asyncio.Future[None]) -> None:
 
 
 async def _death_of(pid: int) -> None:
-    """Returns when the process has ended. Not being its parent, we learn that and nothing more."""
+    """Returns when the process has ended. Only its parent could read the exit status."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""The hands of the supervisor: instructions become messages, timers and rows.
+"""Carries out the instructions of the supervisor: messages, timers and rows.
 
-Invariant: an instruction that cannot be carried out now (its host is away) is dropped: hosts say everything again when
-they come back, and the supervisor instructs anew.
+Invariant: an instruction for a host that is not connected is dropped: the host reports its whole ledger when it comes
+back, and the supervisor orders what is missing again.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from collections.abc import Callable
 
 from agentrl.control.context import Context
 from agentrl.control.handlers.units import token_of
+from agentrl.control.incidents import Incidents
 from agentrl.protocol import messages
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events
 from agentrl.supervision import instructions as do
 
-SECOND_CHANCE_S = 1.0
+READ_SOCKETS_FIRST_S = 1.0
 
 
 class InstructionHandler:
     def __init__(
         self,
         context: Context,
-        incident: Callable[[do.Report], None],
-        forgotten: Callable[[str, int], None],
-        was_stopped: Callable[[str, str, int], None],
+        incidents: Incidents,
         died: Callable[[str, int], None],
         all_stopped: Callable[[], None],
     ) -> None:
         self._context = context
-        self._incident = incident
-        self._forgotten = forgotten
-        self._was_stopped = was_stopped
+        self._incidents = incidents
         self._died = died
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -47,20 +44,20 @@ class InstructionHandler:
             case do.Spawn(host, unit, incarnation):
                 self._spawn(host, unit, incarnation)
             case do.Signal(host, unit, incarnation, number, leader_only):
-                context.peers.tell_host(host, messages.SignalUnit(unit, incarnation, number, leader_only))
+                context.peers.send_to_host(host, messages.SignalUnit(unit, incarnation, number, leader_only))
                 if number == signal.SIGCONT:
-                    self._was_stopped(host, unit, incarnation)
+                    self._incidents.unit_stopped_by_signal(host, unit, incarnation)
             case do.KillTree(host, unit, incarnation):
-                context.peers.tell_host(host, messages.KillTree(unit, incarnation))
+                context.peers.send_to_host(host, messages.KillTree(unit, incarnation))
             case do.Forget(host, unit, incarnation):
-                context.peers.tell_host(host, messages.Forget((f"{unit}.{incarnation}",)))
-                self._forgotten(unit, incarnation)
+                context.peers.send_to_host(host, messages.Forget((f"{unit}.{incarnation}",)))
+                self._incidents.forget(unit, incarnation)
             case do.Tell(unit, incarnation, message):
-                context.peers.tell_unit(unit, incarnation, message)
+                context.peers.send_to_unit(unit, incarnation, message)
             case do.StartTimer(unit, at):
                 self._start_timer(unit, at)
             case do.Report():
-                self._incident(instruction)
+                self._incidents.unit_ended(instruction)
             case do.Died(unit, incarnation):
                 self._died(unit, incarnation)
             case do.AllStopped():
@@ -87,14 +84,14 @@ class InstructionHandler:
         if slot is None or slot.spec is None or slot.incarnation != incarnation:
             return
         context.leases.end(unit)
-        context.peers.tell_host(
+        context.peers.send_to_host(
             host,
             messages.Spawn(
                 unit=unit,
                 incarnation=incarnation,
                 token=token_of(context.secret, slot.name),
                 spec=slot.spec,
-                # Elsewhere the agent hands on the address that it found the coordinator at itself.
+                # On other hosts the host agent passes on the address at which it reached the coordinator.
                 coordinator=self.hub_address if host == context.host else "",
             ),
         )
@@ -102,16 +99,16 @@ class InstructionHandler:
     def _start_timer(self, unit: str, at: float, *, again: bool = False) -> None:
         if known := self._timers.pop(unit, None):
             known.cancel()
-        delay = SECOND_CHANCE_S if again else max(0.0, at - self._context.clock.now())
+        delay = READ_SOCKETS_FIRST_S if again else max(0.0, at - self._context.clock.now())
         self._timers[unit] = asyncio.get_running_loop().call_later(delay, self._fire, unit, at, again)
 
     def _fire(self, unit: str, at: float, again: bool) -> None:
         self._timers.pop(unit, None)
         slot = self._context.state.slots.get(unit)
         late = self._context.clock.now() - at
-        # A coordinator that was stopped itself may have the good news waiting in its sockets: read them first.
-        patient = slot is not None and slot.state in (UnitState.STARTING, UnitState.DRAINING)
-        if patient and not again and late > self._context.supervisor.times.late_after_s:
+        # After the coordinator itself was stopped, the message that prevents this may wait in its sockets.
+        waits = slot is not None and slot.state in (UnitState.STARTING, UnitState.DRAINING)
+        if waits and not again and late > self._context.supervisor.times.late_after_s:
             self._start_timer(unit, at, again=True)
             return
         self._context.happened(events.TimerFired(unit=unit, at=at))

@@ -1,7 +1,7 @@
-"""Every message that arrives: who sent it, and which desk takes it.
+"""Routes each message that arrives to the handler of its sender.
 
-Invariants: nothing that arrives can stop the coordinator: what cannot be read is refused or dropped with a line in the
-log; a peer that has not said hello is asked who it is; what a peer may say depends on what it said it is.
+Invariants: no message can stop the coordinator: an unreadable one is refused or dropped with a line in the log; a peer
+that has not said hello is asked who it is; a peer may only send the messages of its kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.protocol.wire import decode_to_coordinator
 from agentrl.transport.hub import Peer
 from agentrl.transport.log_limiter import LogLimiter
 
-noise = LogLimiter(logging.getLogger(__name__))
+limited_log = LogLimiter(logging.getLogger(__name__))
 
 
 class MessageRouter:
@@ -37,7 +37,7 @@ class MessageRouter:
         try:
             message = decode_to_coordinator(frame)
         except ProtocolError as broken:
-            noise.warning(peer, "%r sent what cannot be read: %s", peer, broken)
+            limited_log.warning(peer, "%r sent an unreadable message: %s", peer, broken)
             self._context.peers.send(peer, Refused(ExitCode.REFUSED, broken.message, "Use the same version."))
             return
         known = self._context.peers.get(peer)
@@ -47,9 +47,9 @@ class MessageRouter:
             return
         try:
             self._route(peer, known, message)
-        except Exception:  # noqa: BLE001 - it is logged, like all that peers do wrongly
-            # The boundary of a message: one peer's message must not be everybody's end.
-            noise.warning(peer, "a %s of %r failed", type(message).__name__, peer, exc_info=True)
+        except Exception:  # noqa: BLE001 - logged with its traceback, at a limited rate
+            # The boundary of a message: the message of one peer must not end the coordinator.
+            limited_log.warning(peer, "a %s of %r failed", type(message).__name__, peer, exc_info=True)
 
     def on_gone(self, peer: Peer) -> None:
         self._context.peers.gone(peer)
@@ -59,7 +59,7 @@ class MessageRouter:
             self._units.beat(peer, known.name, beat)
 
     def _trusted(self, peer: Peer) -> bool:
-        """Whether a peer may speak as a unit or a host."""
+        """Whether a peer may send the messages of units and hosts."""
         if peer.local:
             return True
         return self._context.keyring.permission(peer.key_name or "") in (Permission.UNIT, Permission.ADMIN)
@@ -95,7 +95,7 @@ class MessageRouter:
             case messages.UnitReport():
                 self._units.report(known, truncation.report(message))
             case messages.UnitMetrics(values):
-                self._units.metrics(known, truncation.metrics(values))
+                self._context.metrics_reported(known.name, known.incarnation, truncation.metrics(values))
             case messages.Bye():
                 self._units.bye(known, truncation.bye(message))
             case messages.KnobPreviewed():
@@ -103,14 +103,16 @@ class MessageRouter:
             case served_commands.UnitAnswer():
                 self._units.answered(truncation.answer(message))
             case _:
-                noise.warning(known.name, "%s sent a %s, not for units", known.name, type(message).__name__)
+                limited_log.warning(
+                    known.name, "%s sent a %s, which units may not send", known.name, type(message).__name__
+                )
 
     def _from_host(self, peer: Peer, known: Known, message: ToCoordinator) -> None:
         context, now = self._context, self._context.clock.now()
         context.host_leases.beat(known.name, now)
         host = context.state.hosts.get(known.name)
         if host is not None and not host.connected:
-            # Its connection outlived the silence, but meanwhile much may have happened: only its ledger tells.
+            # Its connection survived the silence. Only its ledger says what happened meanwhile.
             context.peers.ask_who(peer, now)
         if isinstance(message, messages.HostBeat):
             context.peers.send(peer, messages.BeatAck(message.seq, now))

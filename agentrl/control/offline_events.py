@@ -1,6 +1,6 @@
-"""What happened in a run that is down: `python -m agentrl.control.offline_events --state-dir S [--kind K]...`.
+"""Prints the events of a run that is down: `python -m agentrl.control.offline_events --state-dir S [--kind K]...`.
 
-Invariant: the journal is only read, and is answered from as its coordinator would have done; stdout is one message.
+Invariant: the journal is only read, and the answer equals that of a coordinator; stdout is one message.
 """
 
 from __future__ import annotations

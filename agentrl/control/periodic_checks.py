@@ -1,7 +1,7 @@
-"""What happens by the clock: leases, alerts, the feed, the sign in the run directory.
+"""What the coordinator does at regular times: checks leases, operations and alerts, publishes the feed and its metrics.
 
-Invariants: if the coordinator itself was late (stopped, starved), all leases are extended by as much before anybody is
-judged; one turn is short, whatever the number of units.
+Invariants: if the coordinator itself was late (stopped, or without processor time), all leases are extended by the
+delay before any is judged; one turn is short, however many units there are.
 """
 
 from __future__ import annotations
@@ -11,41 +11,42 @@ import logging
 from collections.abc import Callable, Iterable
 
 from agentrl.control.context import Context
-from agentrl.control.own_metrics import OwnMetrics
 from agentrl.control.persistence.state_lock import RunDirMarker
 from agentrl.errors import DiskError
+from agentrl.protocol.feed import MetricBatch
 from agentrl.protocol.rows import UnitState
+from agentrl.protocol.wire import encode
 from agentrl.supervision import events, restarts
 from agentrl.supervision.liveness import Finding, Health
+from agentrl.telemetry.metrics import FEED_ROWS, JOURNAL_COMMIT, LOOP_LAG, PEERS
 
 log = logging.getLogger(__name__)
 
 TURN_S = 0.1
 MARKER_EVERY_S = 2.0
 PRUNE_EVERY_S = 60.0
+METRICS_EVERY_S = 1.0
 KEEP_EVENTS = 100_000
 KEEP_EVENTS_S = 90 * 86_400.0
 
 
 class PeriodicChecks:
-    def __init__(
-        self, context: Context, marker: RunDirMarker, metrics: OwnMetrics, each_turn: Iterable[Callable[[float], None]]
-    ) -> None:
+    def __init__(self, context: Context, marker: RunDirMarker, each_turn: Iterable[Callable[[float], None]]) -> None:
         self._context = context
         self._marker = marker
-        self._metrics = metrics
+        self._metrics = OwnMetrics(context)
         self._each_turn = tuple(each_turn)
         self._last = context.clock.now()
         self._marker_at = self._prune_at = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(self._pace())
             try:
                 self._turn(self._context.clock.now())
             except Exception:
-                # The boundary of a turn: the next one may be luckier, and supervision must not end.
+                # The boundary of a turn: supervision must go on.
                 log.exception("a turn failed")
 
     def _pace(self) -> float:
@@ -82,7 +83,7 @@ class PeriodicChecks:
                 self._context.happened(_event_of(finding, slot.incarnation))
 
     def _unseen(self) -> frozenset[str]:
-        """Units of hosts that are silent themselves."""
+        """Units on hosts that are silent themselves."""
         state = self._context.state
         silent = {host.host for host in state.hosts.values() if not host.connected}
         if not silent:
@@ -102,11 +103,37 @@ class PeriodicChecks:
                 log.warning("%s", full)
 
     def _age_deaths(self, now: float) -> None:
-        """Nothing else may happen to a unit that lives well again."""
+        """A unit that is well causes no other event that would remove its old deaths."""
         times = self._context.supervisor.times
         for slot in list(self._context.state.slots.values()):
             if restarts.some_aged(slot, times, now):
                 self._context.happened(events.DeathsAged(unit=slot.unit))
+
+
+class OwnMetrics:
+    """Metrics of the coordinator itself, published once a second like those of any unit."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._since = context.clock.now()
+        self._worst_lag_s = 0.0
+        self._seq = 0
+
+    def turned(self, now: float, late_s: float) -> None:
+        """Called in each turn of the loop with its delay."""
+        self._worst_lag_s = max(self._worst_lag_s, late_s)
+        if now - self._since < METRICS_EVERY_S:
+            return
+        self._context.show_bottleneck()
+        feed = self._context.feed
+        values = {
+            LOOP_LAG.name: 1000 * self._worst_lag_s,
+            FEED_ROWS.name: (feed.seq - self._seq) / (now - self._since),
+            JOURNAL_COMMIT.name: 1000 * self._context.executor.slowest_commit_s(),
+            PEERS.name: float(len(self._context.peers)),
+        }
+        self._since, self._seq, self._worst_lag_s = now, feed.seq, 0.0
+        self._context.publish_metrics(encode(MetricBatch("coordinator", now, values)))
 
 
 def _event_of(finding: Finding, incarnation: int) -> events.Event:

@@ -1,6 +1,6 @@
-"""What a coordinator remembers of its predecessors.
+"""Loads from the journal what earlier coordinators wrote.
 
-Invariant: everything that was durable is there again; what cannot be read is said loudly and left out, never guessed.
+Invariant: everything durable is loaded; an unreadable entry is logged and left out, never guessed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_incidents(journal: Journal, count: int) -> list[IncidentRow]:
         try:
             row = decode_row(event.body)
         except ProtocolError as broken:
-            log.error("what the journal has of incident %s cannot be read: %s", event.id, broken)
+            log.error("the journal entry of incident %s cannot be read: %s", event.id, broken)
             continue
         if isinstance(row, IncidentRow):
             found.append(row)
@@ -52,7 +52,7 @@ def load_incidents(journal: Journal, count: int) -> list[IncidentRow]:
 
 
 def run_secret(journal: Journal) -> bytes:
-    """From which fencing tokens are derived; made once per run."""
+    """The secret that fencing tokens are derived from; created once per run."""
     known = journal.get("secret", "")
     if known is None:
         known = secrets.token_bytes(32)
@@ -68,5 +68,5 @@ def _read(journal: Journal, kind: str, of: type[T]) -> dict[str, T]:
         try:
             found[key] = msgspec.msgpack.decode(body, type=of)
         except msgspec.DecodeError as broken:
-            log.error("what the journal has of %s %s cannot be read: %s", kind, key, broken)
+            log.error("the journal entry %s %s cannot be read: %s", kind, key, broken)
     return found

@@ -1,8 +1,7 @@
-"""Where other hosts reach the coordinator: three sockets on tcp, if the configuration wants them.
+"""Opens the three tcp sockets by which other hosts reach the coordinator, if the configuration has `listen`.
 
-Invariants: all three are open or none is; a configuration whose ports are taken is refused before it is in force; one
-that is in force already (the coordinator was restarted, and meanwhile somebody took a port) is tried again and again,
-while everybody on this host goes on as before.
+Invariants: either all three are open or none is; a configuration whose ports are taken is refused before it is in
+force; if a restarted coordinator finds its ports taken, it tries again every two seconds.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ RETRY_S = 2.0
 log = logging.getLogger(__name__)
 
 
-class Outward(Protocol):
-    """A socket that can be reached from other hosts as well."""
+class TcpSocket(Protocol):
+    """A socket that can also listen on tcp."""
 
     def listen(self, address: str) -> None: ...
     def unlisten(self) -> None: ...
 
 
 class TcpListener:
-    """Hub, feed and metrics on tcp. `changed` is called when the address or the trouble is another one."""
+    """Hub, feed and metrics on tcp. `changed` is called when the address or the trouble changes."""
 
-    def __init__(self, hub: Outward, feed: Outward, metrics: Outward, changed: Callable[[], None]) -> None:
+    def __init__(self, hub: TcpSocket, feed: TcpSocket, metrics: TcpSocket, changed: Callable[[], None]) -> None:
         self._sockets = (hub, feed, metrics)
         self._changed = changed
         self._wanted = ""
         self._retry: asyncio.TimerHandle | None = None
         self.address = ""
-        """Where the coordinator is reached; empty if it is not."""
+        """Where other hosts reach the coordinator; empty if they cannot."""
         self.trouble = ""
-        """A sentence while it should be reached and cannot."""
+        """Why the coordinator cannot listen although it should; empty if all is well."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a configuration that could not be carried out. Nothing is changed."""
+        """Refuse a configuration whose ports are taken. Changes nothing."""
         wanted = config.coordinator.listen
         if not wanted or wanted == self.address:
             return
@@ -51,40 +50,40 @@ class TcpListener:
                 raise cannot_listen(address, why)
 
     def configure(self, config: RunConfig) -> None:
-        """Listen where the configuration says, and nowhere else."""
+        """Listen on the configured address only."""
         self._wanted = config.coordinator.listen
-        self._settle()
+        self._apply()
 
     def close(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
         self._retry = None
 
-    def _settle(self) -> None:
+    def _apply(self) -> None:
         self.close()
         before = self.address, self.trouble
         if self.address != self._wanted:
-            self._end()
+            self._close_sockets()
         self.trouble = "" if self.address == self._wanted else self._open()
         if (self.address, self.trouble) != before:
             self._changed()
 
     def _open(self) -> str:
-        """Empty, or why it is to be tried again."""
+        """Returns why it must be tried again; empty if it succeeded."""
         try:
             for socket, address in zip(self._sockets, tcp_triplet(self._wanted), strict=True):
                 socket.listen(address)
         except ConfigError as refused:
-            self._end()
-            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._settle)
+            self._close_sockets()
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._apply)
             if refused.message != self.trouble:
-                log.error("%s It is tried again every %g s.", refused.message, RETRY_S)
+                log.error("%s The coordinator tries again every %g s.", refused.message, RETRY_S)
             return refused.message
         self.address = self._wanted
         log.info("other hosts reach the coordinator at %s", self.address)
         return ""
 
-    def _end(self) -> None:
+    def _close_sockets(self) -> None:
         self.address = ""
         for socket in self._sockets:
             socket.unlisten()

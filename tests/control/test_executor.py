@@ -1,4 +1,4 @@
-"""What a turn of the loop brings is written, then carried out; what fails takes nothing else with it."""
+"""The instructions of one turn are written, then performed; a failure stops no other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.control import background_tasks as lasting_work
-from agentrl.control import executor as executing
+from agentrl.control import background_tasks
+from agentrl.control import executor as executor_module
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.executor import Executor
 from agentrl.control.persistence.journal import Batch, Journal
@@ -40,12 +40,12 @@ def executor_on(disk: Disk, perform: list[do.Instruction]) -> Executor:
     def carry_out(instruction: do.Instruction) -> None:
         perform.append(instruction)
         if isinstance(instruction, do.StartTimer):
-            raise ZeroDivisionError("nobody foresaw this")
+            raise ZeroDivisionError("unexpected")
 
     return Executor(disk, State(RunState()), carry_out)  # type: ignore[arg-type]
 
 
-async def test_an_instruction_that_fails_takes_no_other_with_it(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_instruction_does_not_stop_the_others(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     done: list[do.Instruction] = []
     executor = executor_on(disk, done)
     turn: list[do.Instruction] = [
@@ -63,11 +63,11 @@ async def test_an_instruction_that_fails_takes_no_other_with_it(disk: Disk, capl
     assert caplog.text.count("ZeroDivisionError: ") == 2
 
 
-async def test_events_that_wait_for_a_full_disk_are_bounded(
+async def test_events_that_wait_for_a_full_disk_are_bounded_and_counted(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(executing, "MOST_WAITING_EVENTS", 10)
-    monkeypatch.setattr(executing, "RETRY_S", 0.05)
+    monkeypatch.setattr(executor_module, "MOST_WAITING_EVENTS", 10)
+    monkeypatch.setattr(executor_module, "RETRY_S", 0.05)
     executor = executor_on(disk, [])
     disk.full = True
     executor.event("audit", "first", 0.0, b"")
@@ -80,8 +80,8 @@ async def test_events_that_wait_for_a_full_disk_are_bounded(
     assert "91 events were lost" in caplog.text
 
 
-async def test_lasting_work_begins_again_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting_work, "AGAIN_AFTER_S", 0.01)
+async def test_restarting_task_starts_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_tasks, "RESTART_AFTER_S", 0.01)
     tries = iter([OSError("no descriptor is left"), ZeroDivisionError(), None])
 
     async def work() -> None:

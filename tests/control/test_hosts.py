@@ -1,4 +1,4 @@
-"""At the desk of the hosts: the last words of a life are kept until its end is written down, and no longer."""
+"""What the coordinator keeps of the reports of host agents."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from agentrl.control.handlers.hosts import HostHandler
+from agentrl.control.incidents import Incidents
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.protocol import messages
 from agentrl.protocol.messages import Exited, ExitStatus
@@ -16,7 +17,7 @@ HOST = Known(Kind.HOST, "a")
 REPORT = do.Report("web-0", 3, "a", "exit 1", "started again at once", ExitStatus(code=1))
 
 
-def test_last_words_are_kept_until_the_end_is_written_down() -> None:
+def test_last_log_lines_are_kept_until_the_incident_is_recorded() -> None:
     shown: list[IncidentRow] = []
     context = SimpleNamespace(
         supervisor=SimpleNamespace(is_present=lambda unit, incarnation: False),
@@ -27,9 +28,10 @@ def test_last_words_are_kept_until_the_end_is_written_down() -> None:
         feed=SimpleNamespace(set=lambda key, row, urgent: shown.append(row)),
         state=SimpleNamespace(slots={"web-0": SimpleNamespace(spec=None)}),
     )
-    desk = HostHandler(cast(Any, context), cast(Any, None), cast(Any, None))
-    desk.message(HOST, Exited("web-0", 3, ExitStatus(code=1), ("last words",)))
-    desk.incident(REPORT)
-    desk.forgotten("web-0", 3)
-    desk.incident(REPORT)
-    assert [row.tail for row in shown] == [("last words",), ()]
+    incidents = Incidents(cast(Any, context))
+    handler = HostHandler(cast(Any, context), cast(Any, None), incidents)
+    handler.message(HOST, Exited("web-0", 3, ExitStatus(code=1), ("last line",)))
+    incidents.unit_ended(REPORT)
+    incidents.forget("web-0", 3)
+    incidents.unit_ended(REPORT)
+    assert [row.tail for row in shown] == [("last line",), ()]

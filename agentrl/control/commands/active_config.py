@@ -158,7 +158,7 @@ class Settings:
                 self._take_times()
             for slot in self._context.state.of_group(owner) if owner else ():
                 told = messages.SetKnob(name, change.new, change.revision)
-                self._context.peers.tell_unit(slot.unit, slot.incarnation, told)
+                self._context.peers.send_to_unit(slot.unit, slot.incarnation, told)
             operation.result = {"old": change.old, "new": change.new, "revision": change.revision}
         return {}
 

@@ -75,6 +75,6 @@ class Tuning:
         """The answer of a unit that owns the knob; None if no such unit is ready and connected."""
         owner = self._context.knobs.declaration(name).owner
         for slot in self._context.state.of_group(owner) if owner else ():
-            if slot.state is UnitState.READY and self._context.peers.is_heard(slot.unit):
+            if slot.state is UnitState.READY and self._context.peers.is_connected(slot.unit):
                 return await self._asks.unit(slot.unit, slot.incarnation, name, value)
         return None

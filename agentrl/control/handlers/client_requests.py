@@ -28,14 +28,12 @@ from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec, Snapshot
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError
 from agentrl.protocol.messages import (
-    PROTOCOL_MAJOR,
     ErrorReply,
     Permission,
     Refused,
     Reply,
     SnapshotEnd,
     SnapshotRow,
-    Welcome,
 )
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_as, encode, raw
@@ -75,19 +73,13 @@ class ClientHandler:
         self._served.close()
 
     def hello(self, peer: Peer, hello: messages.ClientHello) -> None:
-        context, run = self._context, self._context.run
+        context = self._context
         may = self._permission(peer)
-        refusal: Refused | None = None
-        if hello.major != PROTOCOL_MAJOR:
-            refusal = Refused(
-                ExitCode.VERSION,
-                f"You speak protocol {hello.major} (agentrl {hello.version}), "
-                f"the coordinator {PROTOCOL_MAJOR} (agentrl {__version__}).",
-                "Use the same version on both sides.",
-            )
-        elif hello.run and hello.run != run.uuid:
-            refusal = Refused(ExitCode.VERSION, f"This is run {run.name} ({run.uuid}), not {hello.run}.")
-        elif may is None or may is Permission.UNIT:
+        # A client may connect without knowing which run it reaches.
+        refusal = context.refuse_handshake(
+            "client", hello.major, hello.version, hello.run or context.run.uuid, final=False
+        )
+        if refusal is None and (may is None or may is Permission.UNIT):
             refusal = Refused(ExitCode.KEY_REFUSED, "This key may not ask or command anything.")
         if refusal is not None:
             context.peers.send(peer, refusal)
@@ -95,17 +87,7 @@ class ClientHandler:
         who = hello.who if peer.local else f"{peer.key_name}"
         context.peers.welcome(peer, Known(Kind.CLIENT, who[:120] or "unknown"))
         assert may is not None
-        context.peers.send(
-            peer,
-            Welcome(
-                epoch=context.epoch,
-                run=run.uuid,
-                run_name=run.name,
-                now_ct=context.clock.now(),
-                permission=may,
-                server_version=__version__,
-            ),
-        )
+        context.peers.send(peer, context.welcome(permission=may))
 
     def _permission(self, peer: Peer) -> Permission | None:
         if peer.local:

@@ -103,7 +103,7 @@ class ServedCommands:
     def _ready(self, spec: CommandSpec) -> Slot:
         slots = [slot for slot in self._context.state.of_group(spec.served_by) if slot.wanted or not slot.tree_gone]
         for slot in slots:
-            if slot.state is UnitState.READY and self._context.peers.is_heard(slot.unit):
+            if slot.state is UnitState.READY and self._context.peers.is_connected(slot.unit):
                 return slot
         verb = f"`agentrl {spec.cli}` is served by the {spec.served_by}"
         if not self._context.state.slots:

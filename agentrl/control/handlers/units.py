@@ -1,7 +1,7 @@
-"""What units say, and what their silence says.
+"""Handles the messages of units.
 
-Invariants: only the present incarnation with the right token is listened to; any other is told to end; a heartbeat
-costs one dictionary lookup and a few assignments.
+Invariants: only the present incarnation with the right token is accepted, and every other one is refused for good; a
+heartbeat costs one dictionary lookup and a few assignments.
 """
 
 from __future__ import annotations
@@ -9,47 +9,41 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import math
 
-from agentrl import __version__
 from agentrl.config.knob import Knob
 from agentrl.control.context import Context
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.errors import ConfigError, ExitCode
-from agentrl.protocol import feed, messages
-from agentrl.protocol.messages import PROTOCOL_MAJOR, Beat, BeatAck, Refused, Welcome, served_commands
+from agentrl.protocol import messages
+from agentrl.protocol.messages import Beat, BeatAck, Refused, Welcome, served_commands
 from agentrl.protocol.rows import KnobValue, UnitState
-from agentrl.protocol.wire import encode
 from agentrl.supervision import events
 from agentrl.supervision.unit_slots import Slot
-from agentrl.telemetry.services import STEP
 from agentrl.transport.hub import Peer
 from agentrl.transport.log_limiter import LogLimiter
-from agentrl.transport.publisher import Publisher
 
 log = logging.getLogger(__name__)
-noise = LogLimiter(log)
+limited_log = LogLimiter(log)
 
 
 def token_of(secret: bytes, incarnation: str) -> str:
-    """The fencing token of an incarnation; nobody without the run's secret can make one."""
+    """The fencing token of an incarnation; it cannot be computed without the secret of the run."""
     return hmac.new(secret, incarnation.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 class UnitHandler:
-    def __init__(self, context: Context, asks: PendingRequests, metrics_out: Publisher) -> None:
+    def __init__(self, context: Context, requests: PendingRequests) -> None:
         self._context = context
-        self._asks = asks
-        self._metrics_out = metrics_out
+        self._requests = requests
 
     def hello(self, peer: Peer, hello: messages.UnitHello) -> None:
         refusal = self._refusal(hello)
         if refusal is not None:
-            noise.warning(hello.unit, "%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
+            limited_log.warning(hello.unit, "%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
             self._context.peers.send(peer, refusal)
             return
-        known = Known(Kind.UNIT, hello.unit, hello.incarnation, hears_deaths=hello.hears_deaths)
+        known = Known(Kind.UNIT, hello.unit, hello.incarnation, wants_deaths=hello.hears_deaths)
         self._context.peers.welcome(peer, known)
         self._context.lease_unit(hello.unit)
         slot = self._context.state.slots[hello.unit]
@@ -57,38 +51,26 @@ class UnitHandler:
         self._context.peers.send(peer, self._welcome(slot))
         self._context.happened(events.UnitReady(unit=hello.unit, incarnation=hello.incarnation, ready=hello.ready))
         if slot.state is UnitState.DRAINING:
-            # It may have missed the order while its coordinator was away.
+            # The order may have been lost with the former coordinator.
             self._context.peers.send(peer, messages.Drain(max(0.0, slot.timer - self._context.clock.now())))
 
     def _refusal(self, hello: messages.UnitHello) -> Refused | None:
-        run = self._context.run
-        if hello.major != PROTOCOL_MAJOR:
-            what = f"The unit speaks protocol {hello.major} (agentrl {hello.version}), "
-            return Refused(
-                ExitCode.VERSION,
-                what + f"the coordinator {PROTOCOL_MAJOR} (agentrl {__version__}).",
-                "Use the same version on both sides.",
-            )
-        if hello.run != run.uuid:
-            return Refused(ExitCode.VERSION, f"This is run {run.name} ({run.uuid}), not {hello.run}.", final=True)
+        context = self._context
+        if refusal := context.refuse_handshake("unit", hello.major, hello.version, hello.run, final=True):
+            return refusal
         name = f"{hello.unit}.{hello.incarnation}"
-        if not hmac.compare_digest(token_of(self._context.secret, name), hello.token):
+        if not hmac.compare_digest(token_of(context.secret, name), hello.token):
             return Refused(ExitCode.REFUSED, f"The token of {name} is wrong.", final=True)
-        if not self._context.supervisor.is_present(hello.unit, hello.incarnation):
+        if not context.supervisor.is_present(hello.unit, hello.incarnation):
             return Refused(ExitCode.CONFLICT, f"{name} was replaced or is not wanted any more.", final=True)
         return None
 
     def _welcome(self, slot: Slot) -> Welcome:
-        context, times = self._context, self._context.supervisor.times
-        return Welcome(
-            epoch=context.epoch,
-            run=context.run.uuid,
-            run_name=context.run.name,
-            now_ct=context.clock.now(),
-            heartbeat_s=times.heartbeat_s,
+        context = self._context
+        return context.welcome(
+            heartbeat_s=context.supervisor.times.heartbeat_s,
             orphan_lease_s=slot.spec.orphan_lease_s if slot.spec else 600.0,
             permission=messages.Permission.UNIT,
-            server_version=__version__,
             knobs=self._knobs_of(slot.group),
             paused=context.supervisor.paused(slot.unit),
         )
@@ -101,8 +83,8 @@ class UnitHandler:
         for each in declared:
             try:
                 knob = Knob(owner=slot.group, **{f: getattr(each, f) for f in each.__struct_fields__})
-            except (ConfigError, ValueError, TypeError) as wrong:
-                noise.warning(slot.unit, "%s declares the knob %s wrongly: %s", slot.unit, each.name, wrong)
+            except (ConfigError, ValueError, TypeError) as invalid:
+                limited_log.warning(slot.unit, "%s declares an invalid knob %s: %s", slot.unit, each.name, invalid)
                 continue
             if known.get(each.name) == knob:
                 continue
@@ -115,7 +97,7 @@ class UnitHandler:
         knobs = self._context.knobs
         return {name: knobs.value(name) for name in knobs.names() if knobs.declaration(name).owner == group}
 
-    # ---- the rest ----
+    # ---- accounts ----
 
     def beat(self, peer: Peer, lease: str, beat: Beat) -> None:
         now = self._context.clock.now()
@@ -149,20 +131,6 @@ class UnitHandler:
                 context.show_knob(name)
         context.show_unit(known.name, urgent=False)
 
-    def metrics(self, known: Known, values: dict[str, float]) -> None:
-        context, now = self._context, self._context.clock.now()
-        slot = context.state.slots.get(known.name)
-        if slot is None or slot.incarnation != known.incarnation:
-            return
-        context.metrics.update(known.name, known.incarnation, values, now)
-        if slot.spec is not None:
-            context.bottleneck.take(known.name, slot.spec.role.value, known.incarnation, values, now)
-        context.observed.facts(slot).metrics = context.metrics.shown(known.name)
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._metrics_out.publish(encode(feed.MetricBatch(known.name, now, finite)))
-        # A Step is in the row until the next one; what is not told by then no recording will have.
-        context.show_unit(known.name, urgent=False, first=STEP.name in values)
-
     def bye(self, known: Known, bye: messages.Bye) -> None:
         self._context.happened(
             events.UnitBye(unit=known.name, incarnation=known.incarnation, code=bye.code, reason=bye.reason)
@@ -170,9 +138,9 @@ class UnitHandler:
         self._context.leases.end(known.name)
 
     def answered(self, answer: messages.KnobPreviewed | served_commands.UnitAnswer) -> None:
-        self._asks.answered(answer.ask, answer)
+        self._requests.answered(answer.ask, answer)
 
     def died(self, unit: str, incarnation: int) -> None:
-        """A life has ended for certain."""
-        self._asks.died(unit, incarnation)
-        self._context.peers.tell_of_death(served_commands.UnitDied(unit, incarnation))
+        """An incarnation has ended for certain."""
+        self._requests.died(unit, incarnation)
+        self._context.peers.announce_death(served_commands.UnitDied(unit, incarnation))

@@ -1,1 +1,1 @@
-"""Who is connected to the coordinator, and the requests that wait for their answers."""
+"""Connected peers, and requests to them that wait for their answers."""

@@ -1,6 +1,6 @@
-"""Who is at the other end of each connection.
+"""The peers that said hello, by connection and by name.
 
-Invariant: a name has at most one peer, the newest.
+Invariant: a name has at most one peer, the one that said hello last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentrl.protocol.messages.served_commands import UnitDied
 from agentrl.protocol.wire import encode
 from agentrl.transport.hub import Hub, Peer
 
-ASK_AGAIN_S = 1.0
+WHO_ARE_YOU_EVERY_S = 1.0
 
 
 class Kind(enum.Enum):
@@ -29,10 +29,10 @@ class Known:
 
     kind: Kind
     name: str
-    """Unit, host, or who sits at a client."""
+    """A unit, a host, or the person at a client."""
     incarnation: int = 0
-    hears_deaths: bool = False
-    """A unit that wants to be told of every life that ends."""
+    wants_deaths: bool = False
+    """The unit wants a message for every incarnation that ends."""
 
 
 class Peers:
@@ -43,7 +43,7 @@ class Peers:
         self._known: dict[Peer, Known] = {}
         self._units: dict[str, Peer] = {}
         self._hosts: dict[str, Peer] = {}
-        self._asked: dict[Peer, float] = {}
+        self._asked_at: dict[Peer, float] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -56,20 +56,20 @@ class Peers:
         if table is not None:
             former = table.get(known.name)
             if former is not None and former != peer:
-                # What it still says is not heard as the word of the newer one: it has to say who it is.
+                # Its late messages must not count as those of the newer one: it has to say hello again.
                 self._known.pop(former, None)
             table[known.name] = peer
         self._known[peer] = known
-        self._asked.pop(peer, None)
+        self._asked_at.pop(peer, None)
 
     def ask_who(self, peer: Peer, now: float) -> None:
-        """Have it say hello; once, however many messages it sent before it hears that."""
-        if now - self._asked.get(peer, 0.0) >= ASK_AGAIN_S:
-            self._asked[peer] = now
+        """Make the peer say hello. Peers send several messages before they read this, so it is sent once a second."""
+        if now - self._asked_at.get(peer, 0.0) >= WHO_ARE_YOU_EVERY_S:
+            self._asked_at[peer] = now
             self.send(peer, WhoAreYou())
 
     def gone(self, peer: Peer) -> Known | None:
-        self._asked.pop(peer, None)
+        self._asked_at.pop(peer, None)
         known = self._known.pop(peer, None)
         if known is None:
             return None
@@ -84,25 +84,25 @@ class Peers:
     def send(self, peer: Peer, message: Message) -> bool:
         return self.hub is not None and self.hub.send(peer, encode(message))
 
-    def tell_unit(self, unit: str, incarnation: int, message: Message) -> bool:
+    def send_to_unit(self, unit: str, incarnation: int, message: Message) -> bool:
         peer = self._units.get(unit)
         known = self._known.get(peer) if peer is not None else None
         if peer is None or known is None or known.incarnation != incarnation:
             return False
         return self.send(peer, message)
 
-    def tell_of_death(self, death: UnitDied) -> None:
-        """To all units that want to hear of it."""
+    def announce_death(self, death: UnitDied) -> None:
+        """To all units that want to know."""
         for peer, known in list(self._known.items()):
-            if known.hears_deaths:
+            if known.wants_deaths:
                 self.send(peer, death)
 
-    def tell_host(self, host: str, message: Message) -> bool:
+    def send_to_host(self, host: str, message: Message) -> bool:
         peer = self._hosts.get(host)
         return peer is not None and self.send(peer, message)
 
     def hosts(self) -> list[str]:
         return sorted(self._hosts)
 
-    def is_heard(self, unit: str) -> bool:
+    def is_connected(self, unit: str) -> bool:
         return unit in self._units

@@ -1,6 +1,6 @@
-"""Questions that the coordinator asks others, and the answers that come later.
+"""Requests of the coordinator to host agents and units, and their answers.
 
-Invariant: every question ends: by its answer, by its deadline, or because the one asked is gone.
+Invariant: every request ends: with its answer, at its deadline, or when the incarnation that received it ends.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ HOST_DEADLINE_S = 20.0
 UNIT_DEADLINE_S = 5.0
 
 
-class _Question(NamedTuple):
-    unit: str
-    """The life that was asked; empty for a host agent."""
+class _Pending(NamedTuple):
+    incarnation: str
+    """The incarnation that received the request, such as `web-0.7`; empty for a host agent."""
     answer: asyncio.Future[Any]
 
 
 class PendingRequests:
-    """Questions under way."""
+    """Requests that wait for their answers."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._numbers = itertools.count(1)
-        self._waiting: dict[str, _Question] = {}
+        self._waiting: dict[str, _Pending] = {}
 
     def answered(self, ask: str, answer: object) -> None:
-        question = self._waiting.get(ask)
-        if question is not None and not question.answer.done():
-            question.answer.set_result(answer)
+        pending = self._waiting.get(ask)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result(answer)
 
     def died(self, unit: str, incarnation: int) -> None:
-        """Nobody waits for the answers of a life that has ended."""
+        """An incarnation has ended: the requests to it fail now."""
         gone = f"{unit}.{incarnation}"
-        for question in self._waiting.values():
-            if question.unit == gone and not question.answer.done():
-                question.answer.set_exception(UnavailableError(f"{gone} died before it answered.", hint="Ask again."))
+        for pending in self._waiting.values():
+            if pending.incarnation == gone and not pending.answer.done():
+                pending.answer.set_exception(UnavailableError(f"{gone} died before it answered.", hint="Ask again."))
 
     async def host(
         self,
@@ -56,9 +56,9 @@ class PendingRequests:
         kind: type[T],
         deadline_s: float = HOST_DEADLINE_S,
     ) -> T:
-        """Ask a host agent. Raises AgentrlError with one sentence."""
+        """Send a request to a host agent. Raises AgentrlError if it fails."""
         ask = str(next(self._numbers))
-        sent = self._peers.tell_host(host, messages.Ask(ask, what))
+        sent = self._peers.send_to_host(host, messages.Ask(ask, what))
         answer: messages.Answer = await self._await(ask, sent, f"The agent of host {host}", deadline_s)
         if answer.error:
             raise error_for(answer.code, answer.error)
@@ -67,32 +67,32 @@ class PendingRequests:
     async def unit(self, unit: str, incarnation: int, name: str, value: Any) -> messages.KnobPreviewed:
         """Ask a unit what a knob's value would do."""
         ask = str(next(self._numbers))
-        sent = self._peers.tell_unit(unit, incarnation, messages.PreviewKnob(ask, name, value))
+        sent = self._peers.send_to_unit(unit, incarnation, messages.PreviewKnob(ask, name, value))
         answer: messages.KnobPreviewed = await self._await(ask, sent, unit, UNIT_DEADLINE_S, f"{unit}.{incarnation}")
         return answer
 
     async def served(
         self, unit: str, incarnation: int, request: messages.Request, who: str, *, within_s: float
     ) -> msgspec.Raw:
-        """Have a unit serve a request. Raises what it answered; UnavailableError if it is not there (any more)."""
+        """Let a unit serve a request. Raises the error that it answers, or UnavailableError if it is gone."""
         ask = str(next(self._numbers))
         question = served_commands.AskUnit(
             ask, request.id, request.name, request.args, who, dry_run=request.dry_run, within_s=within_s
         )
-        if not self._peers.tell_unit(unit, incarnation, question):
+        if not self._peers.send_to_unit(unit, incarnation, question):
             raise UnavailableError(f"{unit} is not connected.", hint="`agentrl status` shows since when.")
         answer: served_commands.UnitAnswer = await self._await(ask, True, unit, within_s, f"{unit}.{incarnation}")
         if answer.error:
             raise error_for(answer.code, answer.error, answer.hint)
         return answer.body
 
-    async def _await(self, ask: str, sent: bool, who: str, deadline_s: float, life: str = "") -> Any:
+    async def _await(self, ask: str, sent: bool, who: str, deadline_s: float, incarnation: str = "") -> Any:
         if not sent:
             raise NoCoordinatorError(f"{who} is not connected.", hint="`agentrl status` shows since when.")
-        question = self._waiting[ask] = _Question(life, asyncio.get_running_loop().create_future())
+        pending = self._waiting[ask] = _Pending(incarnation, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(deadline_s):
-                return await question.answer
+                return await pending.answer
         except TimeoutError:
             raise WaitTimeoutError(f"{who} did not answer within {deadline_s:g} s.") from None
         finally:

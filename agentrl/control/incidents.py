@@ -1,0 +1,135 @@
+"""Records incidents: the unplanned ends of units, host agents and coordinators, with their evidence.
+
+Invariants: every incident is written to the journal; the feed shows the newest ones, also after a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import deque
+from collections.abc import Iterable
+
+from agentrl import __version__
+from agentrl.control.context import Context
+from agentrl.protocol import messages
+from agentrl.protocol.rows import IncidentRow
+from agentrl.protocol.wire import encode
+from agentrl.supervision import instructions as do
+
+SHOWN = 50
+"""Incidents in the feed; the journal has all of them."""
+log = logging.getLogger(__name__)
+
+_WRITES_STACKS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals at which faulthandler writes the stacks to the log."""
+
+
+class Incidents:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._shown: deque[str] = deque()
+        self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def keep_tail(self, unit: str, incarnation: int, tail: tuple[str, ...]) -> None:
+        """The last log lines of an incarnation that ended, until `forget`."""
+        self._tails[unit, incarnation] = tail
+
+    def forget(self, unit: str, incarnation: int) -> None:
+        """The end of this incarnation is completely recorded."""
+        self._tails.pop((unit, incarnation), None)
+
+    def restore(self, incidents: Iterable[IncidentRow]) -> None:
+        """Show what earlier coordinators recorded, the oldest first."""
+        for row in incidents:
+            self._show(row)
+
+    def unit_ended(self, report: do.Report) -> None:
+        last = self._context.observed.last_report(report.unit, report.incarnation)
+        self._record(
+            IncidentRow(
+                id=f"{report.unit}.{report.incarnation}",
+                unit=report.unit,
+                incarnation=report.incarnation,
+                at=self._context.clock.now(),
+                what=f"{report.unit}.{report.incarnation} {report.what}",
+                exit=report.exit,
+                host=report.host,
+                phase=last.phase,
+                status=last.status,
+                tail=self._tails.get((report.unit, report.incarnation), ()),
+                versions={"agentrl": __version__},
+                done=report.done,
+                stacks=self._stacks_of(report),
+                swept=report.swept,
+            )
+        )
+
+    def unit_stopped_by_signal(self, host: str, unit: str, incarnation: int) -> None:
+        """A signal stopped the process of a unit, and the supervisor continues it."""
+        now = self._context.clock.now()
+        self._record(
+            IncidentRow(
+                id=f"{unit}.{incarnation}-stopped-{now:.0f}",
+                unit=unit,
+                incarnation=incarnation,
+                at=now,
+                what=f"{unit}.{incarnation} was stopped by a signal",
+                host=host,
+                done="it was continued (SIGCONT)",
+            )
+        )
+
+    def host_agent_ended(self, host: str, pid: int, done: str) -> None:
+        """The host agent of the coordinator's own host."""
+        now = self._context.clock.now()
+        self._record(
+            IncidentRow(
+                id=f"agent-{host}-{pid}-{now:.0f}",
+                unit="host agent",
+                incarnation=0,
+                at=now,
+                what=f"the host agent of {host} (process {pid}) ended",
+                host=host,
+                done=done,
+                versions={"agentrl": __version__},
+            )
+        )
+
+    def coordinator_ended(self, host: str, trouble: messages.CoordinatorTrouble) -> None:
+        """What the host agent saw of the coordinator before this one."""
+        at = self._context.clock.now() - trouble.age_s
+        aborted = trouble.exit is not None and trouble.exit.signal in _WRITES_STACKS
+        self._record(
+            IncidentRow(
+                id=f"coordinator-{trouble.pid}-{at:.0f}",
+                unit="coordinator",
+                incarnation=0,
+                at=at,
+                what=f"the coordinator (process {trouble.pid}) {trouble.what}",
+                exit=trouble.exit,
+                host=host,
+                tail=trouble.tail,
+                versions={"agentrl": __version__},
+                done=trouble.done,
+                stacks=trouble.log if aborted else "",
+            )
+        )
+
+    def _record(self, row: IncidentRow) -> None:
+        log.warning("%s; %s", row.what, row.done)
+        self._context.executor.event("incident", row.id, row.at, encode(row))
+        self._show(row)
+
+    def _show(self, row: IncidentRow) -> None:
+        self._context.feed.set(f"incident/{row.id}", row, urgent=True)
+        self._shown.append(row.id)
+        if len(self._shown) > SHOWN:
+            self._context.feed.remove(f"incident/{self._shown.popleft()}")
+
+    def _stacks_of(self, report: do.Report) -> str:
+        """The log of a unit that speaks, if it ended by a signal at which faulthandler writes the stacks there."""
+        spec = self._context.state.slots[report.unit].spec
+        if spec is None or not spec.speaks or report.exit is None or report.exit.signal not in _WRITES_STACKS:
+            return ""
+        return f"{self._context.run.run_dir}/logs/{report.unit}/{report.incarnation}.log"
