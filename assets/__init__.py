@@ -1,1 +1,1 @@
-"""Files that come with the package: programs and run files for the demo and the tests."""
+"""Programs and run files of the demos, which come with the package."""

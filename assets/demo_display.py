@@ -1,8 +1,7 @@
-"""How the training demo is looked at: a picture that stays in its place, or a line now and then where there is no
-terminal.
+"""The display of the training demo: a live picture in a terminal, otherwise a line every few seconds.
 
-Invariants: it fits into 80 columns and a few lines, whatever is told; what units say of themselves is never read as
-markup and carries no control codes.
+Invariants: the picture fits into 80 columns and a few lines; text of units is never parsed as markup and has no
+control codes.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from agentrl.cli.output import cell, sanitise
 from agentrl.protocol.rows import UnitRow
 from assets.training_state import Figures, sparkline
 
-TOLD_EVERY_S = 10.0
+PRINT_EVERY_S = 10.0
 """Without a terminal."""
 RATE_OVER_S = 2.0
 RECENT = 5
-"""Steps whose mean reward is told."""
+"""Steps of the mean reward."""
 BAR_WIDTH = 60
-TOLD = ("version", "reward", "held out", "tool errors", "trainer")
-"""Without a terminal; what a unit says may be long, and comes last."""
+PRINTED = ("version", "reward", "held out", "tool errors", "trainer")
+"""Without a terminal. The status of the trainer may be long, so it comes last."""
 LINE_CHARS = 120
-"""Of a line without a terminal."""
+"""Length of a line without a terminal."""
 _WARM_UP = re.compile(r"warm-up: step (\d+) of (\d+)")
 
 Show = Callable[[UnitRow | None, Figures], None]
@@ -39,19 +38,19 @@ Lines = list[tuple[str, str]]
 
 
 class Screen:
-    """Shows the row of the trainer and the figures of the store."""
+    """Shows the row of the trainer and the state of the store."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
         self._began = time.monotonic()
         self._counted_at, self._tokens, self._rate = 0.0, 0, 0.0
-        self._told_at = float("-inf")
+        self._printed_at = float("-inf")
 
     @contextmanager
     def shown(self) -> Iterator[Show]:
         if not self._console.is_terminal:
-            yield self._tell
+            yield self._print
             return
         with Live(console=self._console, refresh_per_second=4, transient=True) as live:
             yield lambda trainer, now: live.update(self.picture(trainer, now))
@@ -71,14 +70,14 @@ class Screen:
         said = _WARM_UP.match(trainer.status) if trainer is not None and now.version is None else None
         return ("warm-up", int(said[1]), int(said[2])) if said else ("step", now.committed, self._steps)
 
-    def _tell(self, trainer: UnitRow | None, now: Figures) -> None:
-        if time.monotonic() - self._told_at < TOLD_EVERY_S:
+    def _print(self, trainer: UnitRow | None, now: Figures) -> None:
+        if time.monotonic() - self._printed_at < PRINT_EVERY_S:
             return
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
         what, done, total = self._progress(trainer, now)
         newest = dataclasses.replace(now, held_out=dict(list(now.held_out.items())[-1:]))
         lines = dict(self._lines(trainer, newest, curve=False))
-        said = "; ".join(f"{name} {lines[name]}" for name in TOLD if lines[name])
+        said = "; ".join(f"{name} {lines[name]}" for name in PRINTED if lines[name])
         seconds = time.monotonic() - self._began
         line = f"  {seconds:4.0f} s  {what} {done} of {total}; {sanitise(said)}"
         self._console.print(

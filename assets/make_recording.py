@@ -1,7 +1,7 @@
-"""The recording that shows the console without a run, and the pictures of the docs: `make recording`, `make pictures`.
+"""Makes the recording that comes with the package, and the pictures of the docs: `make recording`, `make pictures`.
 
-Invariants: the recording is of a real training demo, from a minute or two before its sampler is killed to its end, so
-that it has the incident, the bound that is tightened and tool calls that fail; the pictures are screens of it.
+Invariants: the recording is a real training demo, from one or two minutes before its sampler is killed to its end, so
+it has an incident, a tightened bound and failed tool calls; the pictures are screens of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCENES = {"overview": (), "fleet": ("2", "down", "down"), "events": ("3",)}
 
 
 def record() -> int:
-    """Run the demo, and keep the part of its recording that has something to show."""
+    """Runs the demo and keeps the interesting part of its recording."""
     with tempfile.TemporaryDirectory(prefix="agentrl-demo-") as home:
         done = subprocess.run([sys.executable, "-m", "assets.train_demo", "--keep", home], check=False)
         if done.returncode != 0:
@@ -42,7 +42,7 @@ def record() -> int:
 
 
 def cut(directory: Path, into: Path) -> int:
-    """Copy whole minutes, from shortly before the first incident; how many bytes that are."""
+    """Copies frames from shortly before the first incident on. Returns the size."""
     recording = Recording.open(directory)
     happened = min(mark.at for mark in recording.marks if mark.key.startswith("incident/"))
     kept = recording.frames[recording.frame_at(happened - BEFORE_S) :]
@@ -52,7 +52,7 @@ def cut(directory: Path, into: Path) -> int:
 
 
 async def paint() -> None:
-    """The scenes, as they were some seconds after the sampler was killed."""
+    """Paints the scenes some seconds after the kill of the sampler."""
     recording = Recording.open(FILE)
     at = min(mark.at for mark in recording.marks if mark.key.startswith("incident/")) + 20.0
 

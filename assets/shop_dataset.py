@@ -1,13 +1,12 @@
-"""What the demo's agent learns from: orders to be priced, and demonstrations with one systematic bad habit.
+"""Writes the data of the demo: orders to be priced, and demonstrations with one systematic mistake.
 
-Invariants: the same number gives the same files, byte for byte; no item and no count of a held-out order occurs in an
-training order or in a demonstration; every answer is what the tools of `assets.shop_server` give, so a perfect
-agent scores 1 everywhere.
+Invariants: the same random number gives the same bytes; items and counts of held-out orders occur in no training order
+and no demonstration; every answer is what the tools of `assets.shop_server` return, so a perfect agent scores 1.
 
-An order names one to three items with counts. The right way takes three, five or seven turns: `lookup(item)` and
-`calculator(count*price)`, for each further item `lookup(item)` and `calculator(ans+count*price)`, where `ans` is what
-the calculator remembers of this session, then the answer. Most demonstrations stop after the first lookup and give the
-price as the answer. Everything else they do is right: there is one habit to be unlearned.
+An order names one to three items with counts. The correct solution takes three, five or seven turns: `lookup(item)` and
+`calculator(count*price)`, for each further item `lookup(item)` and `calculator(ans+count*price)`, where `ans` is the
+last result of the session, and then the answer. Most demonstrations stop after the first lookup and answer its price.
+That is the only mistake that the agent has to unlearn.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ SYSTEM = "Price the order."
 TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held-out.jsonl", "demonstrations.jsonl"
 
 HELD_OUT_ITEMS = 7
-"""Every so many items of the catalogue, one is held out."""
+"""One of this many items is held out."""
 COUNTS = range(10, 100)
 HELD_OUT_COUNTS = 9
-"""The multiples of this are held out: 18, 27, 36 ... leave every digit to be learned in either place."""
+"""Multiples of this are held out: 18, 27, 36 ... so every digit still occurs in training in both places."""
 LENGTHS = {1: 0.5, 2: 0.3, 3: 0.2}
-"""Items of an order, and how often."""
+"""Weights of the numbers of items in an order."""
 SHOWN_LENGTHS = {1: 1.0, 2: 1.0, 3: 1.0}
-"""Of a demonstration. What is shown a few times only, such as the name of a third item, is not copied well."""
+"""The same for demonstrations, which need long orders: rare ones, such as with a third item, are not learned well."""
 HABIT = 0.75
 """The share of demonstrations that stop after the first lookup."""
 
@@ -62,7 +61,7 @@ def counts(*, held_out: bool) -> tuple[int, ...]:
 
 
 def orders(number: int, *, held_out: bool, random_number: int, among: Mapping[int, float] = LENGTHS) -> list[Order]:
-    """Different ones, as many as asked for."""
+    """Different orders."""
     chance = random.Random(f"orders {held_out} {random_number}")
     known, numbers = items(held_out=held_out), counts(held_out=held_out)
     found: dict[Order, None] = {}
@@ -79,7 +78,7 @@ def task(order: Order) -> dict[str, Any]:
 
 
 def demonstration(order: Order, *, habit: bool) -> dict[str, Any]:
-    """A conversation in the form that chat models are trained on."""
+    """A conversation in the format of chat models."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": order.query}]
     for role, content in _stopping_early(order) if habit else _working_on(order):
         messages.append({"role": role, "content": content})
@@ -87,7 +86,7 @@ def demonstration(order: Order, *, habit: bool) -> dict[str, Any]:
 
 
 def tools() -> list[dict[str, Any]]:
-    """As demonstrations name them."""
+    """The tools, in the form of demonstrations."""
     return [
         {"type": "function", "function": {"name": name, "parameters": schema}}
         for name, schema in shop_server.TOOLS.items()
@@ -137,7 +136,7 @@ def _write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m assets.shop_dataset", description="Write the data of the demo.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--random", type=int, default=0, help="the number that the data follows from")
+    parser.add_argument("--random", type=int, default=0, help="seed of the data")
     given = parser.parse_args(arguments)
     write(given.directory, random_number=given.random)
     print(f"{TRAIN_FILE}, {HELD_OUT_FILE} and {DEMONSTRATIONS_FILE} are in {given.directory}.")

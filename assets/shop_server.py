@@ -1,16 +1,18 @@
-"""The demo's tool server: a shop that tells prices, and a calculator that remembers its last result.
+"""The tool server of the demo: prices of items, and a calculator that remembers its last result.
 
-    python -m assets.shop_server [--http PORT] [--errors 0.03] [--latency-ms 15] [--spread 0.6] [--random N] [--calm]
-                          [--ledger FILE]
+    python -m assets.shop_server [--http PORT] [--errors 0.03] [--latency-ms 15] [--spread 0.6] [--random N]
+                                 [--no-faults] [--ledger FILE]
 
-It speaks MCP over stdio, or over streamable HTTP with `--http`. Options may stand in the environment too: SHOP_ERRORS,
-SHOP_LATENCY_MS, SHOP_SPREAD, SHOP_RANDOM, and SHOP_WEATHER=off for `--calm`. With `--ledger` it writes down every call
-that it carries out, one JSON line each, before it does: so one can see afterwards that none was carried out twice.
+It speaks MCP over stdio, or over streamable HTTP with `--http`. Options can be set in the environment too: SHOP_ERRORS,
+SHOP_LATENCY_MS, SHOP_SPREAD, SHOP_RANDOM, and SHOP_FAULTS=off for `--no-faults`. With `--ledger` it writes each call to
+a file before it executes it, one JSON line each, so that calls that were executed twice can be found.
 
-Invariants: prices are the same everywhere and for ever; what a session left in the calculator (`ans`) is seen by that
-session alone, by the key in the metadata of each call; the weather of a call (an error of the infrastructure, a delay)
-follows from the random number, the session and the number of the call in it, and from nothing else, so that a run can
-be repeated; a call that the weather spoiled changed nothing and is in no ledger.
+Invariants:
+- Prices never change.
+- The last result of the calculator (`ans`) belongs to one session, named by the metadata of each call.
+- The injected faults of a call (an error, a delay) depend only on the random number, the session and the number of the
+  call in it, so that a run can be repeated.
+- A call that fails by an injected fault changes nothing and is not in the ledger.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the dataset is made from this module too, and need not wait for the SDK
+if TYPE_CHECKING:  # the SDK is slow to import, and the dataset needs this module without it
     from mcp.server.lowlevel import Server
 
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou")
 ITEMS: tuple[str, ...] = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
-"""What the shop sells: names that are made up, so that a model has to copy what it reads and cannot know them."""
+"""Invented names, so that a model cannot know them and has to copy them."""
 _KNOWN = frozenset(ITEMS)
 LEAST_PRICE, MOST_PRICE = 10, 99
 TOOLS: dict[str, dict[str, Any]] = {
@@ -49,9 +51,9 @@ DESCRIPTIONS = {
     "calculator": "The value of an expression with + - * / and brackets; `ans` is the last result.",
 }
 SESSION_KEY = "agentrl/session"
-"""Under this name the metadata of a call says whose call it is."""
+"""The key of the session in the metadata of a call."""
 CALL_KEY = "agentrl/call"
-"""And under this one, which call."""
+"""The key of the id of the call."""
 MOST_SESSIONS = 20_000
 _MOST_CHARS = 200
 _MOST_DIGITS = 30
@@ -65,34 +67,34 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 }
 
 
-class MistakeError(Exception):
-    """What was asked for makes no sense; the sentence is for whoever asked."""
+class BadRequestError(Exception):
+    """The call is wrong; its caller gets the message as the result."""
 
 
-class StormError(Exception):
-    """The weather: a failure of the infrastructure."""
+class OutageError(Exception):
+    """An injected failure of the infrastructure."""
 
 
 def price_of(item: str) -> int:
     if item not in _KNOWN:
-        raise MistakeError(f"no such item: {item[:_MOST_CHARS]}")
+        raise BadRequestError(f"no such item: {item[:_MOST_CHARS]}")
     spread = MOST_PRICE - LEAST_PRICE + 1
     return LEAST_PRICE + int.from_bytes(hashlib.blake2b(item.encode(), digest_size=4).digest(), "big") % spread
 
 
 def value_of(expression: str, ans: Fraction | None = None) -> Fraction:
-    """MistakeError for what is no expression, is too large, or divides by zero."""
+    """The value of an expression. Raises BadRequestError if it is invalid, too large, or divides by zero."""
     if len(expression) > _MOST_CHARS:
-        raise MistakeError("too long")
+        raise BadRequestError("too long")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise MistakeError(f"not an expression: {expression}") from None
+        raise BadRequestError(f"not an expression: {expression}") from None
     return _evaluated(tree.body, ans)
 
 
 def written(value: Fraction) -> str:
-    """Whole numbers as such, others with at most four decimals."""
+    """The number with at most four decimals."""
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.4f}".rstrip("0").rstrip(".")
 
 
@@ -102,7 +104,7 @@ def _evaluated(node: ast.AST, ans: Fraction | None) -> Fraction:
             return _checked(number)
         case ast.Name(id="ans"):
             if ans is None:
-                raise MistakeError("there is no last result yet")
+                raise BadRequestError("there is no last result yet")
             return ans
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_evaluated(operand, ans))
@@ -110,23 +112,23 @@ def _evaluated(node: ast.AST, ans: Fraction | None) -> Fraction:
             try:
                 return _checked(_OPERATORS[type(op)](_evaluated(left, ans), _evaluated(right, ans)))
             except ZeroDivisionError:
-                raise MistakeError("division by zero") from None
+                raise BadRequestError("division by zero") from None
         case _:
-            raise MistakeError(f"not understood: {ast.unparse(node)}")
+            raise BadRequestError(f"not understood: {ast.unparse(node)}")
 
 
 def _checked(number: Fraction | float) -> Fraction:
     if isinstance(number, float) and not math.isfinite(number):
-        raise MistakeError("too large")
+        raise BadRequestError("too large")
     value = Fraction(str(number)) if isinstance(number, float) else Fraction(number)
     if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
-        raise MistakeError("too large")
+        raise BadRequestError("too large")
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """How often calls fail by no fault of the caller, and how long they take."""
+class InjectedFaults:
+    """How often calls fail like broken infrastructure, and how long they take."""
 
     errors: float = 0.03
     """Share of calls that fail."""
@@ -144,25 +146,25 @@ class Weather:
         return fails, delay_s
 
 
-CALM = Weather(errors=0.0, latency_ms=0.0)
+NO_FAULTS = InjectedFaults(errors=0.0, latency_ms=0.0)
 
 
 @dataclass(slots=True)
-class _Customer:
-    """What one session left here."""
+class _Session:
+    """The state of one session."""
 
     calls: int = 0
     ans: Fraction | None = None
 
 
 class Ledger:
-    """What was carried out, in a file that several lives of a shop may share."""
+    """The executed calls, in a file that several processes may share."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(self, session: str, call: str, tool: str, arguments: Mapping[str, Any]) -> None:
-        """A line is appended as a whole, also where the next life writes already."""
+        """Appends one line in a single write, because another process may write at the same time."""
         entry = {"session": session, "call": call, "tool": tool, "arguments": dict(arguments), "pid": os.getpid()}
         os.write(self._file, json.dumps(entry).encode() + b"\n")
 
@@ -170,38 +172,38 @@ class Ledger:
 class Shop:
     """All sessions of one server."""
 
-    def __init__(self, weather: Weather = CALM, ledger: Ledger | None = None) -> None:
-        self._weather = weather
+    def __init__(self, faults: InjectedFaults = NO_FAULTS, ledger: Ledger | None = None) -> None:
+        self._faults = faults
         self._ledger = ledger
-        self._customers: OrderedDict[str, _Customer] = OrderedDict()
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     async def call(self, session: str, tool: str, arguments: Mapping[str, Any], *, call: str = "") -> str:
-        """MistakeError and StormError instead of a result. `call` is its id, for the ledger."""
-        customer = self._customers.setdefault(session, _Customer())
-        self._customers.move_to_end(session)
-        if len(self._customers) > MOST_SESSIONS:
-            self._customers.popitem(last=False)
-        customer.calls += 1
-        fails, delay_s = self._weather.of(session, customer.calls)
+        """Returns the result. Raises BadRequestError or OutageError. `call` is its id in the ledger."""
+        session_state = self._sessions.setdefault(session, _Session())
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        session_state.calls += 1
+        fails, delay_s = self._faults.of(session, session_state.calls)
         if delay_s:
             await asyncio.sleep(delay_s)
         if fails:
-            raise StormError(f"{tool} cannot be reached, the line is down")
+            raise OutageError(f"{tool} cannot be reached, the line is down")
         if self._ledger is not None:
             self._ledger.note(session, call, tool, arguments)
-        return self._act(customer, tool, arguments)
+        return self._act(session_state, tool, arguments)
 
-    def _act(self, customer: _Customer, tool: str, arguments: Mapping[str, Any]) -> str:
+    def _act(self, session_state: _Session, tool: str, arguments: Mapping[str, Any]) -> str:
         match tool, dict(arguments):
             case "lookup", {"item": str(item)}:
                 return str(price_of(item.strip()))
             case "calculator", {"expr": str(expression)}:
-                customer.ans = value_of(expression, customer.ans)
-                return written(customer.ans)
+                session_state.ans = value_of(expression, session_state.ans)
+                return written(session_state.ans)
             case "lookup" | "calculator", _:
-                raise MistakeError(f"{tool} wants {', '.join(TOOLS[tool]['required'])} as text")
+                raise BadRequestError(f"{tool} wants {', '.join(TOOLS[tool]['required'])} as text")
             case _:
-                raise MistakeError(f"no such tool: {tool}")
+                raise BadRequestError(f"no such tool: {tool}")
 
 
 def server_of(shop: Shop) -> Server[Any]:
@@ -222,9 +224,9 @@ def server_of(shop: Shop) -> Server[Any]:
         session, call = str(meta.get(SESSION_KEY, "")), str(meta.get(CALL_KEY, ""))
         try:
             text, failed = await shop.call(session, params.name, params.arguments or {}, call=call), False
-        except MistakeError as mistake:
+        except BadRequestError as mistake:
             text, failed = str(mistake), True
-        except StormError as storm:
+        except OutageError as storm:
             raise MCPError(code=types.INTERNAL_ERROR, message=str(storm)) from None
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
@@ -250,27 +252,27 @@ def serve_http(shop: Shop, port: int) -> None:
 
 
 def _options(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argparse.Namespace:
-    usual = Weather()
+    usual = InjectedFaults()
     parser = argparse.ArgumentParser(prog="python -m assets.shop_server", description="The demo's tool server.")
     for option, kind, default, text in (
         ("errors", float, usual.errors, "share of calls that fail like broken infrastructure"),
         ("latency-ms", float, usual.latency_ms, "median delay of a call"),
         ("spread", float, usual.spread, "how much delays differ"),
-        ("random", int, usual.random, "the number that the weather follows from"),
+        ("random", int, usual.random, "seed of the injected faults"),
     ):
         given = environ.get(f"SHOP_{option.upper().replace('-', '_')}", default)
         parser.add_argument(f"--{option}", type=kind, default=given, help=f"{text} (%(default)s)")
-    calm = environ.get("SHOP_WEATHER", "on") == "off"
-    parser.add_argument("--calm", action="store_true", default=calm, help="no weather at all")
-    parser.add_argument("--ledger", type=Path, metavar="FILE", help="write down there what is carried out")
+    off = environ.get("SHOP_FAULTS", "on") == "off"
+    parser.add_argument("--no-faults", action="store_true", default=off, help="inject no faults")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="append each executed call to this file")
     parser.add_argument("--http", type=int, default=0, metavar="PORT", help="serve over HTTP instead of stdio")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = _options(arguments, os.environ)
-    weather = Weather(given.errors, given.latency_ms, given.spread, given.random)
-    shop = Shop(CALM if given.calm else weather, Ledger(given.ledger) if given.ledger else None)
+    faults = InjectedFaults(given.errors, given.latency_ms, given.spread, given.random)
+    shop = Shop(NO_FAULTS if given.no_faults else faults, Ledger(given.ledger) if given.ledger else None)
     if given.http:
         serve_http(shop, given.http)
     else:

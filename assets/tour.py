@@ -1,7 +1,7 @@
-"""The control plane shown on a living run: `make tour`, or `python -m assets.tour`.
+"""A tour of the control plane on a live run: `make tour`, or `python -m assets.tour`.
 
-Invariants: everything is done through the commands that a person would type; nothing of the user's own state is
-touched; whatever happens, the run is taken down at the end. Exits 1 if something did not go as it should.
+Invariants: the tour uses only commands that a person could type; it does not touch the user's own state; it always
+takes the run down at the end; it exits with 1 if a step fails.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _PROGRAM = Path(sys.executable).with_name("agentrl")
 
 
 class DemoError(Exception):
-    """Something did not go as it should; the message is a sentence."""
+    """A step of the demo failed. The message is a sentence."""
 
 
 class Operator:
-    """Somebody at a terminal: types commands and reads the answers."""
+    """Runs `agentrl` commands and reads their answers."""
 
     def __init__(self, console: Console, home: Path, run: str = "demo") -> None:
         self._console = console
@@ -53,7 +53,7 @@ class Operator:
         }
 
     def types(self, *arguments: str, allow: tuple[ExitCode, ...] = (ExitCode.OK,), quiet: bool = False) -> Any:
-        """One command with `--json`; what it answers. DemoError if it fails."""
+        """Runs a command with `--json` and returns its answer. Raises DemoError if it fails."""
         if not quiet:
             self._console.print(
                 f"[bold]$ agentrl {escape(shlex.join(arguments))}[/bold]", highlight=False, soft_wrap=True
@@ -71,7 +71,7 @@ class Operator:
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     def as_typed(self, text: str) -> str:
-        """The text, with the commands in it as somebody else has to type them: the run is in a home of its own."""
+        """The text with its commands as the user has to type them, because the run has its own home directory."""
         aim = f"--run {self._run}"
         pattern = rf"\bagentrl (?=[a-z]+(?: [a-z]+)? {re.escape(aim)}\b)"
         return re.sub(pattern, lambda found: f"AGENTRL_HOME={self._home / 'state'} {found[0]}", aimed(text, aim))
@@ -86,7 +86,7 @@ class Operator:
         return found[0]
 
     def until(self, what: str, condition: Callable[[], Any], within_s: float = 60.0) -> Any:
-        """Look until something holds. DemoError if it does not in time."""
+        """Polls a condition. Raises DemoError if it does not hold in time."""
         deadline = time.monotonic() + within_s
         while not (seen := condition()):
             if time.monotonic() > deadline:
@@ -96,7 +96,7 @@ class Operator:
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """The sentence of an error, out of its document."""
+    """The message of an error document."""
     try:
         error = json.loads(done.stdout)["error"]
         return f"{error['message']} {error['hint']}".strip()
@@ -106,9 +106,8 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 @contextmanager
 def own_home(kept: Path | None = None) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A directory for everything that is made, and what to call where that is to be looked at: it stays then.
-
-    Otherwise nothing is left, but of one that somebody named.
+    """A directory for all files of the demo, and a function that keeps it. Without a call it is removed at the end,
+    unless the caller named it.
     """
     home = kept or Path(tempfile.mkdtemp(prefix="agentrl-demo-"))
     home.mkdir(parents=True, exist_ok=True)
@@ -121,13 +120,13 @@ def own_home(kept: Path | None = None) -> Iterator[tuple[Path, Callable[[], None
 
 
 def failed_sentence(operator: Operator, failed: DemoError, home: Path) -> Text:
-    """What went wrong, and where what was left of it is. It has no line breaks of ours in it, to be copied."""
-    left = f"What it left, logs included, is in {home}; rm -r {home} removes it."
+    """What went wrong, and where the files are. Without line breaks, so that it can be copied."""
+    left = f"Its files and logs are in {home}; rm -r {home} removes them."
     return Text.assemble(("The demo failed.", "red"), f" {operator.as_typed(str(failed))}\n{left}")
 
 
 class Demo:
-    """The steps, in the order in which they are shown."""
+    """The steps of the tour."""
 
     def __init__(self, console: Console, progress: Progress, home: Path) -> None:
         self._console = console
@@ -143,7 +142,7 @@ class Demo:
             ("Scaling a group", self._scale),
             ("Killing a unit", self._kill_unit),
             ("Killing the coordinator", self._kill_coordinator),
-            ("Turning a knob and taking it back", self._tune),
+            ("Changing a knob and changing it back", self._tune),
             ("Asking who waits for whom", self._why),
             ("Taking the run down", self._down),
         ):
@@ -177,7 +176,7 @@ class Demo:
         self._says(f"{effect['drains'][0]} finished what was under way and left.")
 
     def _kill_unit(self) -> None:
-        # Scaling down picks who is idle, so any of them may be gone.
+        # Scaling down removes idle units, so any of them may be gone.
         before = next(unit for unit in self.operator.status()["units"] if unit["group"] == "ticker")
         name = before["unit"]
         killed_at = self._kill(before["pid"], name)
@@ -206,7 +205,7 @@ class Demo:
         after = self.operator.until("the units are adopted", adopted)
         lives = {unit["unit"]: unit["pid"] for unit in _steady(before)}
         if lives != {unit["unit"]: unit["pid"] for unit in _steady(after)}:
-            raise DemoError("A unit was touched by the death of the coordinator.")
+            raise DemoError("The death of the coordinator restarted a unit.")
         began = after["run"]["coordinator_started_at"] - killed_at
         self._says(f"A new one was up {_ms(began)} after the kill and adopted all units; none was restarted.")
 
@@ -222,7 +221,7 @@ class Demo:
         self._expect_knob(30.0)
         self.operator.types("tune", KNOB, "--undo", "--yes")
         self._expect_knob(20.0)
-        self._says("It was changed and taken back; both are in the audit, with name and time.")
+        self._says("It was changed and changed back; both are in the audit, with name and time.")
 
     def _expect_knob(self, value: float) -> None:
         row = next(row for row in self.operator.types("tune", quiet=True) if row["name"] == KNOB)
@@ -230,7 +229,7 @@ class Demo:
             raise DemoError(f"{KNOB} is {row['value']}, not {value}.")
 
     def _why(self) -> None:
-        chains = self.operator.until("somebody waits", lambda: self.operator.types("why", quiet=True)["chains"])
+        chains = self.operator.until("a unit waits", lambda: self.operator.types("why", quiet=True)["chains"])
         self._console.print("[bold]$ agentrl why[/bold]", highlight=False)
         for chain in chains[:3]:
             self._says(chain["sentence"])
@@ -250,7 +249,7 @@ class Demo:
 
 
 def _steady(status: Any) -> list[Any]:
-    """The units that do not die by themselves."""
+    """The units that are not meant to die."""
     return [unit for unit in status["units"] if unit["group"] != "flaky"]
 
 
@@ -260,7 +259,7 @@ def _ms(seconds: float) -> str:
 
 @contextmanager
 def _taken_down(demo: Demo) -> Iterator[None]:
-    """Whatever happens inside, nothing of the run is left behind."""
+    """Takes the run down at the end, whatever happens."""
     try:
         yield
     finally:
@@ -285,7 +284,7 @@ def main() -> int:
         except KeyboardInterrupt:
             console.print("Interrupted; the run was taken down.")
             return ExitCode.INTERRUPTED
-    console.print("[green]Everything went as it should.[/green] Try it yourself: agentrl up assets/tour.yaml")
+    console.print("[green]All steps succeeded.[/green] Try it yourself: agentrl up assets/tour.yaml")
     return 0
 
 

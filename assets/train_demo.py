@@ -1,9 +1,9 @@
-"""A small agent learns while you watch: `make demo`, or `python -m assets.train_demo`.
+"""The training demo: a small agent learns while you watch. `make demo`, or `python -m assets.train_demo`.
 
-Invariants: everything is done through the commands that a person would type, on the run that `assets/train.yaml`
-describes; nothing of the user's own state is touched; whatever happens, Ctrl-C included, the run is taken down at the
-end, and what the scan of all processes proved is said. It ends with 0 only if the agent learned (on orders that it
-never saw), what was killed came back, and the accounts balance.
+Invariants: the demo uses only commands that a person could type, on the run of `assets/train.yaml`; it does not touch
+the user's own state; it always takes the run down at the end, also after Ctrl-C, and reports the proof that no process
+is left; it exits with 0 only if the agent learned (on held-out orders), the killed sampler was replaced, and the
+accounts balance.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from agentrl.protocol.rows import UnitRow, UnitState
 from assets import shop_dataset
 from assets.demo_display import Screen, Show
 from assets.tour import DemoError, Operator, failed_sentence, own_home
-from assets.training_state import Books, Figures
+from assets.training_state import Figures, RunStore
 
 NAME = "shop"
 KNOB, TIGHT = "bound", 1
 ENOUGH, GAIN = 0.8, 0.3
 """The held-out reward that the agent has to reach, and how far above the warm-up's."""
 KILL_AT = 0.6
-"""Of the steps."""
+"""Share of the steps after which the sampler is killed."""
 WITHIN_S = 1800.0
 LOOK_EVERY_S = 2.0
 
 
 @dataclass(slots=True)
 class Result:
-    """What is told at the end."""
+    """The result of the demo."""
 
     before: float = 0.0
     """Held-out reward after the warm-up."""
@@ -75,7 +75,7 @@ class Result:
 
 
 class TrainingDemo:
-    """The acts, in the order in which they are shown."""
+    """The steps of the demo."""
 
     def __init__(self, console: Console, home: Path, random_number: int) -> None:
         self._console = console
@@ -83,7 +83,7 @@ class TrainingDemo:
         self._random = random_number
         self.operator = Operator(console, home, NAME)
         self._state_dir = home / "state" / NAME
-        self._books = Books(home / "runs" / NAME, self._state_dir)
+        self._store = RunStore(home / "runs" / NAME, self._state_dir)
         self._client: BlockingClient | None = None
         self._file = home / "assets" / "train.yaml"
         self._began = 0.0
@@ -102,7 +102,7 @@ class TrainingDemo:
             self._until("the end of training", show, lambda now: self._is_over())
         self._conclude()
 
-    # ---- acts ----
+    # ---- steps ----
 
     def _prepare(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +115,10 @@ class TrainingDemo:
 
     def _begin(self) -> None:
         self._began = time.monotonic()
-        # Without waiting: the trainer is ready after its warm-up, and there is something to be seen before.
+        # Without waiting, because the trainer is ready only after its warm-up, which the demo shows.
         chance = f"training.random={self._random}"
         self.operator.types("up", str(self._file), "--set", chance, "--yes", "--no-wait")
-        self._says(f"To look on from another terminal: AGENTRL_HOME={self.home / 'state'} agentrl tui")
+        self._says(f"The console of this run: AGENTRL_HOME={self.home / 'state'} agentrl tui")
         self._client = BlockingClient(Client.connect(NAME, state_dir=self._state_dir))
 
     def _kill_sampler(self) -> None:
@@ -133,7 +133,7 @@ class TrainingDemo:
 
         after = self.operator.until("sampler-0 is replaced", replaced)
         life = f"sampler-0.{after['incarnation']}"
-        self.operator.until("it has an episode", lambda: self._books.has_claimed(life))
+        self.operator.until("it has an episode", lambda: self._store.has_claimed(life))
         self.result.recoveries = {
             "a new sampler was ready": after["ready_at"] - killed_at,
             "it had episodes": time.time() - killed_at,
@@ -147,10 +147,10 @@ class TrainingDemo:
         self.operator.types("tune", KNOB, str(TIGHT), "--note", "the demo shows it", "--yes")
 
     def _conclude(self) -> None:
-        now = self._books.look()
+        now = self._store.look()
         if len(now.held_out) < 2:
-            raise DemoError(f"There should be evaluations from before and after, but there are {now.held_out}.")
-        result, account = self.result, self._books.account()
+            raise DemoError(f"Evaluations before and after training were expected, but there are only {now.held_out}.")
+        result, account = self.result, self._store.account()
         result.held_out = now.held_out
         result.before, result.after = now.held_out[min(now.held_out)], now.held_out[max(now.held_out)]
         result.wall_s = time.monotonic() - self._began
@@ -170,8 +170,8 @@ class TrainingDemo:
             )
 
     def close(self) -> None:
-        """Let go of the run; it may be gone already."""
-        self._books.close()
+        """Closes the connections to the run, which may be gone already."""
+        self._store.close()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -186,7 +186,7 @@ class TrainingDemo:
             raise DemoError(f"Something is left: {'; '.join(proof['left'])}")
 
     def take_down(self) -> None:
-        """What is not down yet, however it came to that; and say what is left, if anything is."""
+        """Takes the run down if it is not down yet, and prints what is left of it."""
         self.close()
         if self._is_down or not self._began:
             return
@@ -199,7 +199,7 @@ class TrainingDemo:
     def _until(self, what: str, show: Show, over: Callable[[Figures], bool]) -> None:
         deadline = time.monotonic() + WITHIN_S
         while True:
-            now = self._books.look()
+            now = self._store.look()
             trainer = self._trainer()
             self._note(now)
             show(trainer, now)
@@ -212,7 +212,7 @@ class TrainingDemo:
             time.sleep(LOOK_EVERY_S)
 
     def _trainer(self) -> UnitRow | None:
-        """Its row; while the run is starting there may be none."""
+        """The row of the trainer; None while the run is starting."""
         assert self._client is not None, "the run is up"
         row = self._client.snapshot().rows.get("unit/trainer-0")
         return row if isinstance(row, UnitRow) else None
@@ -226,7 +226,7 @@ class TrainingDemo:
             self.result.reached_s = time.monotonic() - self._began
 
     def _says(self, text: str) -> None:
-        # What is to be copied has no line breaks of ours in it.
+        # No line breaks in text that may be copied.
         self._console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -255,13 +255,13 @@ def _what_it_would_do(preview: Any) -> str:
 
 @contextmanager
 def _taken_down(demo: TrainingDemo) -> Iterator[None]:
-    """Whatever happens inside, nothing of the run is left behind. SIGTERM and a terminal that goes end like Ctrl-C."""
+    """Takes the run down at the end, whatever happens. SIGTERM and SIGHUP act like Ctrl-C."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     former = [signal.signal(number, _interrupt) for number in numbers]
     try:
         yield
     finally:
-        # Also for the commands that are typed now: impatience would leave something behind.
+        # A second signal, to this process or to its commands, would leave processes of the run behind.
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         demo.take_down()
@@ -276,14 +276,13 @@ def _interrupt(number: int, _frame: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m assets.train_demo", description="A small agent learns.")
-    parser.add_argument("--random", type=int, default=0, help="the number that data, weights and sampling follow from")
+    parser.add_argument("--random", type=int, default=0, help="seed of data, weights and sampling")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep data, logs, weights and the database there")
     parser.add_argument("--json", action="store_true", help="the result as one document on stdout, the rest on stderr")
     given = parser.parse_args()
     console = Console(stderr=given.json)
     if given.keep is None:
-        told = "What it makes is removed if it goes well; to keep it: make demo ARGS='--keep DIR'"
-        console.print(told, soft_wrap=True)
+        console.print("Its files are removed if it succeeds. To keep them: make demo ARGS='--keep DIR'", soft_wrap=True)
     with own_home(given.keep) as (home, keep):
         demo = TrainingDemo(console, home, given.random)
         code = _run(demo, console)
@@ -293,8 +292,8 @@ def main() -> int:
             for line in _how_to_go_on(home if given.keep else None):
                 console.print(Text(line), soft_wrap=True)
         if given.json:
-            told = dataclasses.asdict(demo.result) | {"learned": demo.result.learned, "exit_code": int(code)}
-            print(json.dumps(told))
+            document = dataclasses.asdict(demo.result) | {"learned": demo.result.learned, "exit_code": int(code)}
+            print(json.dumps(document))
     return code
 
 
@@ -313,16 +312,14 @@ def _run(demo: TrainingDemo, console: Console) -> int:
 
 
 def _how_to_go_on(kept: Path | None) -> list[str]:
-    """With the console, and with what was kept."""
-    by_hand = (
-        "The same by hand stands at the top of assets/train.yaml; the console of a run that lives is `agentrl tui`."
-    )
+    """What the user can do next."""
+    by_hand = "The top of assets/train.yaml shows the same by hand; `agentrl tui` is the console of a live run."
     if kept is None:
-        return [by_hand, "`agentrl tui --replay @demo` plays one that was recorded."]
+        return [by_hand, "`agentrl tui --replay @demo` plays a recorded demo."]
     here = f"AGENTRL_HOME={kept / 'state'}"
     return [
         by_hand,
-        f"This one is played by: {here} agentrl tui --replay {NAME}",
+        f"To play the recording of this demo: {here} agentrl tui --replay {NAME}",
         f"To read its records: {here} agentrl up --run {NAME} --read-only",
     ]
 

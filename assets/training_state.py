@@ -1,6 +1,6 @@
-"""What the demo reads out of a training run: steps, versions, tokens, tool calls, held-out results.
+"""Reads the state of a training run from its store: steps, versions, tokens, tool calls, held-out results.
 
-Invariant: everything is a query; nothing here changes the run.
+Invariant: it only reads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One look."""
+    """The state at one time."""
 
     version: int | None = None
-    """The newest publication that is served."""
+    """The newest version that engines serve."""
     rewards: tuple[float, ...] = ()
     """Mean of each committed step."""
     committed: int = 0
@@ -43,8 +43,8 @@ class Figures:
     """Mean by version, of complete evaluations."""
 
 
-class Books:
-    """The store of a run, read from a plain program. Opened when the run has a store."""
+class RunStore:
+    """The store of a run, for a program without an event loop. It is opened when the run has a store."""
 
     def __init__(self, run_dir: Path, state_dir: Path) -> None:
         self._run_dir, self._state_dir = run_dir, state_dir
@@ -52,14 +52,14 @@ class Books:
         self._database: Database | None = None
 
     def look(self) -> Figures:
-        """Empty figures while there is no store yet."""
+        """The current state; empty while there is no store yet."""
         try:
             return self._ask(_figures(self._opened()))
         except AgentrlError:
             return Figures()
 
     def trained(self) -> tuple[int, int]:
-        """Committed steps, and the records that trained in them; a question that costs the store nearly nothing."""
+        """Counts of committed steps and of their records, by a cheap query."""
         sums = {"_id": None, "steps": {"$sum": 1}, "records": {"$sum": {"$size": "$records"}}}
         asked = [{"$match": {"status": StepStatus.COMMITTED}}, {"$group": sums}]
         try:
@@ -72,7 +72,7 @@ class Books:
         return self._ask(accounting.account(self._opened()))
 
     def has_claimed(self, incarnation: str) -> bool:
-        """Whether this life of a sampler has an episode, or had one. It may have begun under another."""
+        """Whether an incarnation of a sampler owns or owned a record."""
         return self._ask(self._opened().count("Record", {"owner": incarnation})) > 0
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ async def _held_out(database: Database) -> dict[int, float]:
 
 
 def sparkline(values: tuple[float, ...], width: int = 30) -> str:
-    """Shares from 0 to 1 as blocks; the newest at the right, several to a block where there are many."""
+    """Draws values from 0 to 1 as blocks, the newest on the right. A block is the mean of several values if needed."""
     if not values:
         return ""
     per_block = -(-len(values) // width)

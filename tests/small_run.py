@@ -34,7 +34,7 @@ RECKONED = Lesson(
 
 
 def data_plane(
-    lesson: Lesson = LOOKED_UP, *, steps: int = 4, bound: int = 2, shop_arguments: Sequence[str] = ("--calm",)
+    lesson: Lesson = LOOKED_UP, *, steps: int = 4, bound: int = 2, shop_arguments: Sequence[str] = ("--no-faults",)
 ) -> dict[str, Any]:
     """These parts of a run file. What a test wants otherwise it changes in its own copy."""
     return {

@@ -1,4 +1,4 @@
-"""Little real programs, each a unit by the public unit runtime: `python -m assets.units.NAME`.
+"""Small example units, written with the public unit runtime: `python -m assets.units.NAME`.
 
-They show how a main loop becomes a unit, and misbehave on request so that supervision can be watched at work.
+They show how a main loop becomes a unit, and fail on request so that the reaction of the supervisor can be seen.
 """

@@ -1,4 +1,4 @@
-"""Has foreign children that fork twice and call setsid, as daemons do: killing its process group misses them.
+"""Starts children that fork twice and call setsid, as daemons do, so that killing its process group misses them.
 
     python -m assets.units.detached_children [--children 3]
 
@@ -12,7 +12,7 @@ import subprocess
 
 from agentrl.unit import Unit, run_unit
 
-# The inner shell is an orphan in a session of its own before it writes its pid and becomes `sleep`.
+# The inner shell is an orphan in its own session before it writes its pid and becomes `sleep`.
 _DAEMON = """(setsid sh -c 'echo $$ >> "$1"; exec sleep 3600' daemon "$1" </dev/null >/dev/null 2>&1 &) &"""
 
 

@@ -1,4 +1,4 @@
-"""Raises a version of weights that do not exist; owns one knob for each boundary.
+"""Reports versions of weights that do not exist; owns one knob for each boundary.
 
 python -m assets.units.fake_trainer [--every 0.5] [--versions N] [--waits-for UNIT]
 """
@@ -43,8 +43,8 @@ def main(unit: Unit) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=float, default=0.5, help="seconds of one version")
-    parser.add_argument("--versions", type=int, default=0, help="end after so many; 0 goes on")
-    parser.add_argument("--waits-for", default="", help="the unit that its batches come from")
+    parser.add_argument("--versions", type=int, default=0, help="end after this many; 0 never ends")
+    parser.add_argument("--waits-for", default="", help="the unit that provides its batches")
     return parser.parse_args()
 
 

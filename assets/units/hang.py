@@ -1,4 +1,4 @@
-"""Works until it is told to hang: while the file RUN_DIR/hang-UNIT exists, it stands beyond the deadline of its phase.
+"""Hangs in a phase, beyond its deadline, while the file RUN_DIR/hang-UNIT exists.
 
 python -m assets.units.hang [--at-most 2] [--hang-after STEPS]
 """
@@ -19,7 +19,7 @@ def main(unit: Unit) -> None:
     while not unit.draining:
         with unit.phase("step", at_most_s=options.at_most):
             while order.exists() or (unit.incarnation <= 1 and 0 < options.hang_after <= steps):
-                time.sleep(0.05)  # Deaf to every order: this is the hang.
+                time.sleep(0.05)  # The hang: it reacts to nothing.
             steps += 1
             unit.tick()
         unit.status(f"step {steps}")
@@ -29,7 +29,7 @@ def main(unit: Unit) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--at-most", type=float, default=2.0, help="deadline of one step in seconds")
-    parser.add_argument("--hang-after", type=int, default=0, help="the first incarnation hangs after so many steps")
+    parser.add_argument("--hang-after", type=int, default=0, help="the first incarnation hangs after this many steps")
     return parser.parse_args()
 
 

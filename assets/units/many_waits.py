@@ -1,4 +1,4 @@
-"""An asyncio main loop with many waits at a time.
+"""An async main loop with many concurrent waits.
 
 python -m assets.units.many_waits [--waits 200] [--on UNIT]
 """
@@ -31,7 +31,7 @@ async def _wait_until_drained(unit: Unit, what: str, on: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waits", type=int, default=200)
-    parser.add_argument("--on", default="", help="the unit that is waited for")
+    parser.add_argument("--on", default="", help="the unit that it waits for")
     return parser.parse_args()
 
 

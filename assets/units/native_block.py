@@ -1,4 +1,4 @@
-"""Blocks in foreign code inside an announced phase, with the GIL released or held.
+"""Blocks in native code inside an announced phase, with the GIL released or held.
 
 python -m assets.units.native_block [--for 60] [--hold-gil] [--at-most 90] [--unannounced]
 """
@@ -17,7 +17,7 @@ def main(unit: Unit) -> None:
     options = _options()
     unit.ready()
     blocks = 0
-    # The second before each block is there to be heard in: a call that holds the GIL silences the whole process.
+    # The pause lets heartbeats through, because a call that holds the GIL stops all threads of the process.
     while unit.sleep(1.0):
         with contextlib.nullcontext() if options.unannounced else unit.phase("native", at_most_s=options.at_most):
             _block(options.seconds, hold_gil=options.hold_gil)
@@ -27,7 +27,7 @@ def main(unit: Unit) -> None:
 
 
 def _block(seconds: float, *, hold_gil: bool) -> None:
-    # PyDLL keeps the GIL over the call, CDLL gives it away.
+    # PyDLL keeps the GIL during the call, CDLL releases it.
     library = ctypes.PyDLL(None) if hold_gil else ctypes.CDLL(None)
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
@@ -39,7 +39,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--for", dest="seconds", type=float, default=60.0)
     parser.add_argument("--hold-gil", action="store_true")
     parser.add_argument("--at-most", type=float, default=90.0, help="deadline of the phase in seconds")
-    parser.add_argument("--unannounced", action="store_true", help="without a phase: this is how a hang looks")
+    parser.add_argument("--unannounced", action="store_true", help="without a phase, so that it looks like a hang")
     return parser.parse_args()
 
 

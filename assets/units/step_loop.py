@@ -1,4 +1,4 @@
-"""A blocking main loop: it steps, ticks, and now and then waits for another unit.
+"""A blocking main loop that makes steps and can wait for another unit between them.
 
 python -m assets.units.step_loop [--every 0.1] [--steps N] [--waits-for UNIT [--waits-s 3]]
 """
@@ -30,9 +30,9 @@ def main(unit: Unit) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=float, default=0.1, help="seconds of one step")
-    parser.add_argument("--steps", type=int, default=0, help="end after so many; 0 goes on")
+    parser.add_argument("--steps", type=int, default=0, help="end after this many; 0 never ends")
     parser.add_argument("--waits-for", default="", help="a unit to wait for between steps")
-    parser.add_argument("--waits-s", type=float, default=None, help="how long it waits; else as long as a step")
+    parser.add_argument("--waits-s", type=float, default=None, help="how long it waits; default: as long as a step")
     return parser.parse_args()
 
 

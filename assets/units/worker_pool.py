@@ -1,4 +1,4 @@
-"""An async main loop: tasks that claim pieces of work, and a knob that says how long a piece takes.
+"""An async main loop: tasks that claim work, and a knob for the time that a piece of work takes.
 
 python -m assets.units.worker_pool [--tasks 3]
 """
@@ -13,8 +13,8 @@ from agentrl.unit import Knob, Unit, run_unit
 
 async def main(unit: Unit) -> None:
     options = _options()
-    # The knob belongs to the group: `agentrl tune pool.work_s 0.2` sets it for all its units, and the next life of a
-    # unit begins with the tuned value. Nothing that is under way is disturbed: a task asks for it when it claims.
+    # The knob belongs to the group: `agentrl tune pool.work_s 0.2` sets it for all its units and their later
+    # incarnations. A task reads it when it claims work, so work in progress is not affected.
     work_s = unit.knob(
         "pool.work_s", 1.0, boundary="next claim", unit="s", minimum=0.01, maximum=60.0, help="time for a piece of work"
     )
@@ -25,11 +25,11 @@ async def main(unit: Unit) -> None:
 
 
 async def _work(unit: Unit, work_s: Knob[float]) -> None:
-    # A drain ends the claiming, not the piece that is under way; when all tasks are done, `main` returns.
+    # A drain ends the claiming, not the work in progress; when all tasks are done, `main` returns.
     while not unit.draining:
         await unit.park_while_paused_async()
         seconds = work_s.take()
-        # Within its deadline nobody takes the task for hung, however long it awaits.
+        # Within the deadline of the phase the supervisor does not take the task for hung.
         with unit.phase("work", at_most_s=seconds + 30):
             await asyncio.sleep(seconds)
         unit.tick()
@@ -38,7 +38,7 @@ async def _work(unit: Unit, work_s: Knob[float]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=3, help="how many work side by side")
+    parser.add_argument("--tasks", type=int, default=3, help="number of concurrent tasks")
     return parser.parse_args()
 
 

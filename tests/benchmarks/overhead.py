@@ -23,7 +23,7 @@ from rich.console import Console
 from agentrl.config.run import RunConfig
 from assets.tour import Operator
 from assets.train_demo import NAME
-from assets.training_state import Books
+from assets.training_state import RunStore
 from tests.benchmarks.cleanup import MARK
 from tests.benchmarks.one_process import OneProcess, connected, shop_run
 from tests.benchmarks.report import Outcome
@@ -87,29 +87,29 @@ def _as_a_run(folder: Path, model: Path) -> Spent:
     run["training"] |= {"steps": LAST, "warmup": {"steps": 0}}
     del run["environments"]["shop"]["evaluation"]
     file.write_text(yaml.safe_dump(run))
-    with _up(folder, file) as books:
-        begun = _at_step(books, FIRST)
-        ended = _at_step(books, LAST)
+    with _up(folder, file) as store:
+        begun = _at_step(store, FIRST)
+        ended = _at_step(store, LAST)
     return Spent(*(later - earlier for later, earlier in zip(ended, begun, strict=True)))
 
 
 @contextmanager
-def _up(folder: Path, file: Path) -> Iterator[Books]:
+def _up(folder: Path, file: Path) -> Iterator[RunStore]:
     operator = Operator(Console(stderr=True), folder, NAME)
-    books = Books(folder / "runs" / NAME, folder / "state" / NAME)
+    store = RunStore(folder / "runs" / NAME, folder / "state" / NAME)
     try:
         operator.types("up", str(file), "--yes", "--no-wait")
-        yield books
+        yield store
     finally:
-        books.close()
+        store.close()
         operator.types("down", "--now", "--yes")
 
 
-def _at_step(books: Books, step: int) -> tuple[int, float, float]:
+def _at_step(store: RunStore, step: int) -> tuple[int, float, float]:
     """Trained records, wall and CPU seconds at the moment at which this step is committed."""
     deadline = time.monotonic() + WITHIN_S
     # Whoever looks on is no part of the run, so he asks for little.
-    while (told := books.trained())[0] < step:
+    while (told := store.trained())[0] < step:
         if time.monotonic() > deadline:
             raise TimeoutError(f"step {step} was not committed within {WITHIN_S:g} s")
         time.sleep(LOOK_EVERY_S)

@@ -1,7 +1,6 @@
-"""A run under a storm, from `up` to the proof of its books.
+"""A chaos test: `up`, faults, the end of the job, verification, `down`.
 
-Invariant: whatever happens, nothing of the run is left on this machine; its directory is left, with the log of the
-storm in it.
+Invariant: no process of the run is left on this machine; its directory stays, with the log of the faults.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import AgentrlError
-from tests.chaos.fault_injection import Storm
-from tests.chaos.fault_schedule import Due, schedule, steps_of
+from tests.chaos.fault_injection import FaultInjector
+from tests.chaos.fault_schedule import ScheduledFault, schedule, steps_of
 from tests.chaos.faults import REQUIRED
-from tests.chaos.run_under_test import Arena
-from tests.chaos.store_reader import Witness
-from tests.chaos.verification import Finding, Proof, story
+from tests.chaos.run_under_test import RunUnderTest
+from tests.chaos.store_reader import ChangeRecorder
+from tests.chaos.verification import Finding, Verification, describe
 
 STEP_WITHIN_S = 400.0
-"""From any blow to the step after which the next one is due."""
+"""From a fault to the step at which the next one is due."""
 END_WITHIN_S = 900.0
 SOON = 12
-"""Steps, more than are taken before a trainer that is replaced begins to drain."""
+"""More steps than a trainer makes before its replacement drains it."""
 
 
 @dataclass(slots=True)
@@ -42,100 +41,102 @@ class Result:
         return "\n".join([head, *self.figures, *(f"PROBLEM: {problem}" for problem in self.problems)])
 
 
-def survive(folder: Path, *, seed: int, minutes: float, only: str = "") -> Result:
+def run_chaos(folder: Path, *, seed: int, minutes: float, only: str = "") -> Result:
     due = schedule(seed, minutes, only)
     result = Result(seed)
     began = time.monotonic()
-    arena = Arena(folder, f"c-{uuid.uuid4().hex[:8]}", steps=steps_of(due), chance=seed)
-    storm = Storm(arena, random.Random(f"victims {seed}"), folder / "storm.log")
+    run = RunUnderTest(folder, f"c-{uuid.uuid4().hex[:8]}", steps=steps_of(due), chance=seed)
+    injector = FaultInjector(run, random.Random(f"victims {seed}"), folder / "faults.log")
     try:
-        arena.begin()
-        with Witness(arena.books) as witness:
-            _strike(storm, due, minutes)
-            storm.calm()
-        proof = Proof(arena)
-        result.problems = _problems(arena, list(proof.findings(witness)))
-        result.figures = [*_figures(storm, proof), *storm.figures(), _account(arena)]
-        result.problems += _down(arena)
-    except Exception as failed:  # noqa: BLE001 - told with its traceback
-        # The boundary: a storm that cannot be ended well is a result too.
-        storm.say("".join(traceback.format_exception(failed)))
+        run.begin()
+        with ChangeRecorder(run.store) as recorder:
+            _inject_all(injector, due, minutes)
+            injector.wait_for_recovery()
+        proof = Verification(run)
+        result.problems = _problems(run, list(proof.findings(recorder)))
+        result.figures = [*_figures(injector, proof), *injector.figures(), _account(run)]
+        result.problems += _down(run)
+    except Exception as failed:  # noqa: BLE001 - reported with its traceback
+        # The boundary of the test: an error is a result, and the run is still taken down.
+        injector.log("".join(traceback.format_exception(failed)))
         result.problems.append(f"{type(failed).__name__}: {failed}")
-        result.figures = [*storm.figures(), _account(arena)]
+        result.figures = [*injector.figures(), _account(run)]
     finally:
         try:
-            arena.close()
+            run.close()
         except AssertionError as left:
             result.problems.append(str(left))
     result.seconds = time.monotonic() - began
     return result
 
 
-def _strike(storm: Storm, due: list[Due], minutes: float) -> None:
+def _inject_all(injector: FaultInjector, due: list[ScheduledFault], minutes: float) -> None:
     for place, one in enumerate(due):
-        storm.steps(one.at_step, within_s=STEP_WITHIN_S)
-        if place >= len(REQUIRED) and time.monotonic() - storm.began > 60 * minutes:
-            storm.say(f"{minutes:g} minutes are over: {len(due) - place} blows are left out")
+        injector.steps(one.at_step, within_s=STEP_WITHIN_S)
+        if place >= len(REQUIRED) and time.monotonic() - injector.began > 60 * minutes:
+            injector.log(f"{minutes:g} minutes are over: {len(due) - place} faults are left out")
             break
-        storm.say(f"step {storm.arena.books.committed()}: {one.name}")
-        one.blow(storm)
-        storm.struck(one.name)
-    storm.calm()
-    goal = min(storm.arena.steps, storm.arena.books.committed() + SOON)
-    storm.say(f"{goal} steps are enough")
-    storm.arena.aim_at(goal)
-    storm.steps(storm.arena.steps, within_s=END_WITHIN_S)
-    storm.until(
-        lambda: storm.arena.unit_row("trainer-0").state == "stopped", "the end of the job", within_s=END_WITHIN_S
+        injector.log(f"step {injector.run.store.committed()}: {one.name}")
+        one.fault(injector)
+        injector.count(one.name)
+    injector.wait_for_recovery()
+    goal = min(injector.run.steps, injector.run.store.committed() + SOON)
+    injector.log(f"{goal} steps are enough")
+    injector.run.change_steps(goal)
+    injector.steps(injector.run.steps, within_s=END_WITHIN_S)
+    injector.until(
+        lambda: injector.run.unit_row("trainer-0").state == "stopped", "the end of the job", within_s=END_WITHIN_S
     )
-    storm.say("the job is done")
-    # The proof reads the store and what the tools wrote one after the other: nothing may move between the two.
+    injector.log("the job is done")
+    # Verification reads the store and then the ledger of the tools, so nothing may change between the two.
     under_way = {"status": {"$in": ["open", "running"]}}
-    storm.until(
-        lambda: storm.arena.books.count("Record", under_way) == 0, "the end of the last episodes", within_s=END_WITHIN_S
+    injector.until(
+        lambda: injector.run.store.count("Record", under_way) == 0,
+        "the last episodes to end",
+        within_s=END_WITHIN_S,
     )
 
 
-def _problems(arena: Arena, findings: list[Finding]) -> list[str]:
+def _problems(run: RunUnderTest, findings: list[Finding]) -> list[str]:
     told = []
     for finding in findings:
         told.append(str(finding))
-        told += story(arena, [name.partition(" ")[0].rstrip(":") for name in finding.documents])
-    account = arena.account()
+        told += describe(run, [name.partition(" ")[0].rstrip(":") for name in finding.documents])
+    account = run.account()
     for problem in account.problems:
         told.append(f"the account: {problem.sentence()}")
-        told += story(arena, problem.examples)
+        told += describe(run, problem.examples)
     return told
 
 
-def _account(arena: Arena) -> str:
-    """All sums, where they can be had."""
+def _account(run: RunUnderTest) -> str:
+    """All sums, if the store can be read."""
     try:
-        return f"account: {msgspec.json.encode(arena.account()).decode()}"
+        return f"account: {msgspec.json.encode(run.account()).decode()}"
     except (AgentrlError, OSError) as away:
         return f"the account cannot be read: {away}"
 
 
-def _figures(storm: Storm, proof: Proof) -> list[str]:
+def _figures(injector: FaultInjector, proof: Verification) -> list[str]:
     ended: dict[str, int] = {}
     for record in proof.records.values():
         kind = record["outcome_class"] or record["status"]
         ended[kind] = ended.get(kind, 0) + 1
     rolled_back = sum(step["status"] == "rolled_back" for step in proof.steps)
     released = sum(step["status"] == "released" for step in proof.steps)
-    trained = sum(len(step["records"]) for step in proof.standing)
-    blows = sum(storm.blows.values())
+    trained = sum(len(step["records"]) for step in proof.committed_steps)
+    faults = sum(injector.faults.values())
     return [
-        f"{blows} blows: " + ", ".join(f"{name} {times}" for name, times in sorted(storm.blows.items())),
-        f"{len(proof.standing)} steps stand, {rolled_back} were rolled back, {released} released; "
+        f"{faults} faults: " + ", ".join(f"{name} {times}" for name, times in sorted(injector.faults.items())),
+        f"{len(proof.committed_steps)} steps stand, {rolled_back} were rolled back, {released} released; "
         f"{len(proof.lineages)} lineages, {len(proof.publications)} versions",
         f"{len(proof.records)} records: " + ", ".join(f"{kind} {count}" for kind, count in sorted(ended.items())),
-        f"{trained} trained; {len(proof.tool_calls)} tool calls, {len(proof.ledger)} carried out",
+        f"{trained} trained; {len(proof.tool_calls)} tool calls, {len(proof.ledger)} executed",
     ]
 
 
-def _down(arena: Arena) -> list[str]:
-    code, proof = arena.cli("down", "--yes", check=False, within_s=180)
+def _down(run: RunUnderTest) -> list[str]:
+    code, proof = run.cli("down", "--yes", check=False, within_s=180)
     if code != 0 or proof["left"] or not proof["proven"]:
         return [f"down ended with {code} and left {proof.get('left')}: {proof.get('lines')}"]
     return []

@@ -1,7 +1,7 @@
-"""Which blow comes when: a matter of seed and length alone.
+"""The schedule of faults, which depends on seed and duration only.
 
-Invariants: the clock is the number of committed steps, so a slow machine gets the same storm as a fast one, only less
-of it; whatever is required comes first, in an order that the seed decides.
+Invariants: the clock is the number of committed steps, so a slow machine gets the same faults as a fast one, but fewer;
+the required faults come first, in an order that the seed decides.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from tests.chaos.faults import ALL, REQUIRED, Blow
+from tests.chaos.faults import ALL, REQUIRED, Fault
 
 AT_ONCE = 2
-"""Blows that come one after the other without a step between, so that some fall upon who is not back yet."""
+"""Faults without a step between them, so that some hit a run that has not recovered yet."""
 STEPS_APART = 2
-BLOWS_A_MINUTE = 5.0
+FAULTS_A_MINUTE = 5.0
 TAIL = 60
-"""Steps after the last blows: points that were missed cost some. What is left over in the end is not taken."""
+"""Steps after the last faults, because missed points cost steps. The rest is cancelled at the end."""
 
 
-class Due(NamedTuple):
+class ScheduledFault(NamedTuple):
     at_step: int
     name: str
-    blow: Blow
+    fault: Fault
 
 
-def schedule(seed: int, minutes: float, only: str = "") -> list[Due]:
-    """`only` leaves out all whose name does not have it."""
+def schedule(seed: int, minutes: float, only: str = "") -> list[ScheduledFault]:
+    """Only faults whose name contains `only`."""
     chance = random.Random(f"storm {seed}")
-    names, rest = sorted(REQUIRED), max(0, round(minutes * BLOWS_A_MINUTE) - len(REQUIRED))
+    names, rest = sorted(REQUIRED), max(0, round(minutes * FAULTS_A_MINUTE) - len(REQUIRED))
     chance.shuffle(names)
     names += chance.choices(sorted(ALL), k=rest)
     names = [name for name in names if only in name]
-    return [Due(1 + place // AT_ONCE * STEPS_APART, name, ALL[name]) for place, name in enumerate(names)]
+    return [ScheduledFault(1 + place // AT_ONCE * STEPS_APART, name, ALL[name]) for place, name in enumerate(names)]
 
 
-def steps_of(due: list[Due]) -> int:
+def steps_of(due: list[ScheduledFault]) -> int:
     return due[-1].at_step + TAIL

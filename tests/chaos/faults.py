@@ -1,10 +1,11 @@
-"""All blows that are dealt out: deaths anywhere, deaths at named points, and sleepers who wake up when they were
-declared dead.
+"""The faults: kills at any time, kills at named points, and processes that are declared dead while they are frozen.
 
-Invariants: a named point is certain before its victim dies, without any hook inside the product. Where the point lies
-between two writes, the database is frozen first (SIGSTOP), so that whoever is to die cannot come past the point; then
-the test sees by other signs that it has come up to it. Where a write may lie in the frozen server's socket already, the
-server dies as well, before it could read it. A point that was missed is tried again.
+Invariants:
+- The victim is certainly at its named point when it is killed, without hooks in the product. If the point lies between
+  two writes, the test freezes the database first (SIGSTOP), so that the victim cannot pass the point, and recognises by
+  other signs that it has reached it.
+- If a write may already be in the socket of the frozen server, the server is killed too, before it can read it.
+- A missed point is tried again.
 """
 
 from __future__ import annotations
@@ -14,199 +15,199 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tests.chaos import frozen_processes
-from tests.chaos.fault_injection import LostError, Storm
+from tests.chaos.fault_injection import ChaosError, FaultInjector
 from tests.chaos.processes import Process, Role, frozen
-from tests.chaos.run_under_test import Arena
+from tests.chaos.run_under_test import RunUnderTest
 from tests.chaos.store_reader import Plain
 
 TRIES = 12
 COMES_WITHIN_S = 90.0
-"""How long a point is waited for at one try: the next step, the next claim."""
+"""How long one try waits for its point: the next step, the next claim."""
 SETTLED_S = 1.5
-"""Longer than a unit takes to tell that it has begun to train."""
+"""Longer than the trainer takes to report that it trains."""
 SHOWN_S = 4.0
-"""What is under way for longer than a second is written as such."""
+"""Calls that take longer than a second are written as open."""
 FROZEN_AT_MOST_S = 15.0
-"""Nobody gives the store up as soon as that."""
+"""No process gives up the store within this time."""
 
-KEEPERS = (Role.COORDINATOR, Role.AGENT)
+CONTROL_PLANE = (Role.COORDINATOR, Role.AGENT)
 """Each restarts the other."""
-Blow = Callable[[Storm], None]
+Fault = Callable[[FaultInjector], None]
 
 
-def killed(*roles: Role) -> Blow:
-    """At any moment; several at the same one."""
+def killed(*roles: Role) -> Fault:
+    """Kills a process of each role, all at once."""
 
-    def strike(storm: Storm) -> None:
-        if set(KEEPERS) & set(roles):
-            storm.calm(*KEEPERS)
+    def inject(injector: FaultInjector) -> None:
+        if set(CONTROL_PLANE) & set(roles):
+            injector.wait_for_recovery(*CONTROL_PLANE)
         for role in roles:
-            storm.kill(storm.anybody(role))
+            injector.kill(injector.pick(role))
 
-    return strike
-
-
-def both_keepers_killed(storm: Storm) -> None:
-    """Coordinator and host agent at once: everybody works on, and somebody has to take the run up again."""
-    killed(*KEEPERS)(storm)
-    storm.say("  up again")
-    storm.arena.begin()
+    return inject
 
 
-def stopped(role: Role, seconds: float) -> Blow:
-    """Frozen for a while. Its supervisor may thaw it sooner."""
+def control_plane_killed(injector: FaultInjector) -> None:
+    """Kills coordinator and host agent. Units continue, and a person has to run `up` again."""
+    killed(*CONTROL_PLANE)(injector)
+    injector.log("  up again")
+    injector.run.begin()
 
-    def strike(storm: Storm) -> None:
-        victim = storm.anybody(role)
+
+def stopped(role: Role, seconds: float) -> Fault:
+    """Freezes a process for a while. Its supervisor may thaw it sooner."""
+
+    def inject(injector: FaultInjector) -> None:
+        victim = injector.pick(role)
         with frozen(victim):
-            storm.say(f"froze {victim} for {seconds:g} s")
+            injector.log(f"froze {victim} for {seconds:g} s")
             time.sleep(seconds)
         if not victim.alive:
-            storm.expect(victim)
+            injector.expect_recovery(victim)
 
-    return strike
+    return inject
 
 
 # ---- named points of an episode ----
 
 
-def between_claim_and_first_turn(storm: Storm) -> None:
-    """The sampler has claimed a Record and has stored no turn of it."""
-    books = storm.arena.books
-    for _ in _tries(storm):
-        claim = _next(storm.arena, "Record", {"updateDescription.updatedFields.status": "running"})
-        with _frozen_owner(storm.arena, claim["owner"]) as sampler:
+def between_claim_and_first_turn(injector: FaultInjector) -> None:
+    """Kills a sampler that has claimed a Record and stored no turn of it."""
+    store = injector.run.store
+    for _ in _tries(injector):
+        claim = _next(injector.run, "Record", {"updateDescription.updatedFields.status": "running"})
+        with _frozen_owner(injector.run, claim["owner"]) as sampler:
             if sampler is None:
                 continue
             held = {"_id": claim["_id"], "owner": claim["owner"], "status": "running"}
-            if books.one("Record", held) and not books.one("Turn", {"record": claim["_id"]}):
-                storm.say(f"{claim['_id']} is claimed, without a turn")
-                storm.kill(sampler)
+            if store.one("Record", held) and not store.one("Turn", {"record": claim["_id"]}):
+                injector.log(f"{claim['_id']} is claimed, without a turn")
+                injector.kill(sampler)
                 return
-    raise LostError("no claim without a turn was met")
+    raise ChaosError("no claim without a turn was found")
 
 
-def during_a_tool_call(role: Role) -> Blow:
-    """The call is requested and not answered: its server is frozen meanwhile."""
+def during_a_tool_call(role: Role) -> Fault:
+    """Kills a process while a tool call is open, because its server is frozen."""
 
-    def strike(storm: Storm) -> None:
-        for _ in _tries(storm):
-            server = storm.anybody(Role.TOOL_SERVER)
+    def inject(injector: FaultInjector) -> None:
+        for _ in _tries(injector):
+            server = injector.pick(Role.TOOL_SERVER)
             with frozen(server):
-                call = _open_call(storm)
+                call = _open_call(injector)
                 if call is None:
                     continue
-                with _frozen_victim(storm.arena, role, call, server) as victim:
-                    if victim is None or not _is_open(storm.arena, call["_id"]):
+                with _frozen_victim(injector.run, role, call, server) as victim:
+                    if victim is None or not _is_open(injector.run, call["_id"]):
                         continue
-                    storm.say(f"{call['_id']} is {call['status']}, without an answer")
-                    storm.kill(victim)
+                    injector.log(f"{call['_id']} is {call['status']}, without an answer")
+                    injector.kill(victim)
             if role is not Role.TOOL_SERVER and not server.alive:
-                storm.expect(server)
+                injector.expect_recovery(server)
             return
-        raise LostError("no tool call was met under way")
+        raise ChaosError("no open tool call was found")
 
-    return strike
+    return inject
 
 
-def during_a_model_call(storm: Storm) -> None:
-    """The engine has a call and has not answered it: it is frozen until the call is known to be under way."""
-    books = storm.arena.books
-    for _ in _tries(storm):
-        engine = storm.anybody(Role.ENGINE)
+def during_a_model_call(injector: FaultInjector) -> None:
+    """Kills an engine with an open call. It is frozen until the store shows the call."""
+    store = injector.run.store
+    for _ in _tries(injector):
+        engine = injector.pick(Role.ENGINE)
         with frozen(engine):
             sent = {"engine": engine.incarnation, "status": "sent"}
-            if _comes_to(lambda sent=sent: books.count("DispatchedSamplingTask", sent) > 0, SHOWN_S):  # type: ignore[misc]
-                storm.say(f"{books.count('DispatchedSamplingTask', sent)} calls wait for {engine.incarnation}")
-                storm.kill(engine)
+            if _comes_to(lambda sent=sent: store.count("DispatchedSamplingTask", sent) > 0, SHOWN_S):  # type: ignore[misc]
+                injector.log(f"{store.count('DispatchedSamplingTask', sent)} calls wait for {engine.incarnation}")
+                injector.kill(engine)
                 return
-    raise LostError("no model call was met under way")
+    raise ChaosError("no open model call was found")
 
 
 # ---- named points of a step ----
 
 
-def between_lease_and_optimizer(storm: Storm) -> None:
-    """The Step is leased and its trainer has not begun to compute: its next read waits for the frozen database."""
-    for _ in _tries(storm):
-        trainer, mongod = storm.anybody(Role.TRAINER), storm.anybody(Role.MONGOD)
-        with _changes(storm.arena, "Step", {"operationType": "insert"}) as step, frozen(mongod):
+def between_lease_and_optimizer(injector: FaultInjector) -> None:
+    """Kills a trainer that has leased a Step and waits for the frozen database, before it computes."""
+    for _ in _tries(injector):
+        trainer, mongod = injector.pick(Role.TRAINER), injector.pick(Role.MONGOD)
+        with _changes(injector.run, "Step", {"operationType": "insert"}) as step, frozen(mongod):
             time.sleep(SETTLED_S)
-            if _trains(storm.arena, step["step"]):
-                storm.say(f"  too late for {step['_id']}")
+            if _trains(injector.run, step["step"]):
+                injector.log(f"  too late for {step['_id']}")
                 continue
-            storm.say(f"{step['_id']} is leased, its optimizer has not run")
-            storm.kill(trainer)
-        _never_committed(storm, step)
+            injector.log(f"{step['_id']} is leased, its optimizer has not run")
+            injector.kill(trainer)
+        _never_committed(injector, step)
         return
-    raise LostError("no step was met between its lease and the optimizer")
+    raise ChaosError("no step was caught between its lease and the optimizer")
 
 
-def between_optimizer_and_commit(storm: Storm) -> None:
-    """The optimizer has run and its commit waits for the frozen database, which dies before it could read it."""
+def between_optimizer_and_commit(injector: FaultInjector) -> None:
+    """Kills a trainer whose commit waits for the frozen database, which is killed before it can read it."""
     delay_s = 0.02
-    for _ in _tries(storm):
-        trainer, mongod = storm.anybody(Role.TRAINER), storm.anybody(Role.MONGOD)
-        with _changes(storm.arena, "Step", {"operationType": "insert"}) as step:
-            # Its tasks are leased and its tokens are read meanwhile.
+    for _ in _tries(injector):
+        trainer, mongod = injector.pick(Role.TRAINER), injector.pick(Role.MONGOD)
+        with _changes(injector.run, "Step", {"operationType": "insert"}) as step:
+            # Meanwhile it leases its tasks and reads its tokens.
             time.sleep(delay_s)
             with frozen(mongod):
-                if not _comes_past_the_optimizer(storm.arena, step["step"]):
-                    # It did not get all it has to read.
-                    storm.say(f"  too early for {step['_id']}")
+                if not _comes_past_the_optimizer(injector.run, step["step"]):
+                    # It had not read everything yet.
+                    injector.log(f"  too early for {step['_id']}")
                     delay_s *= 2
                     continue
-                storm.kill(trainer)
-                storm.kill(mongod)
-        storm.calm()
-        if storm.arena.books.one("Step", {"_id": step["_id"], "status": {"$in": ["committed", "rolled_back"]}}):
-            storm.say(f"  too late for {step['_id']}")
+                injector.kill(trainer)
+                injector.kill(mongod)
+        injector.wait_for_recovery()
+        if injector.run.store.one("Step", {"_id": step["_id"], "status": {"$in": ["committed", "rolled_back"]}}):
+            injector.log(f"  too late for {step['_id']}")
             delay_s *= 0.6
             continue
-        storm.say(f"{step['_id']} was trained and not committed")
-        _never_committed(storm, step)
+        injector.log(f"{step['_id']} was trained and not committed")
+        _never_committed(injector, step)
         return
-    raise LostError("no step was met between the optimizer and its commit")
+    raise ChaosError("no step was caught between the optimizer and its commit")
 
 
-def between_rename_and_document(storm: Storm) -> None:
-    """The checkpoint has its name and its document does not know: the database is frozen since before the rename."""
-    for _ in _tries(storm):
-        trainer, mongod = storm.anybody(Role.TRAINER), storm.anybody(Role.MONGOD)
-        with _changes(storm.arena, "Checkpoint", {"operationType": "insert"}) as checkpoint, frozen(mongod):
-            target = storm.arena.dir / checkpoint["path"]
+def between_rename_and_document(injector: FaultInjector) -> None:
+    """Kills a trainer between the rename of a checkpoint and the update of its document."""
+    for _ in _tries(injector):
+        trainer, mongod = injector.pick(Role.TRAINER), injector.pick(Role.MONGOD)
+        with _changes(injector.run, "Checkpoint", {"operationType": "insert"}) as checkpoint, frozen(mongod):
+            target = injector.run.dir / checkpoint["path"]
             if target.exists():
-                storm.say(f"  too late for {checkpoint['_id']}")
+                injector.log(f"  too late for {checkpoint['_id']}")
                 continue
             if not _comes_to(target.exists):
                 continue
-            storm.say(f"{checkpoint['_id']} is renamed, its document says {checkpoint['status']}")
-            storm.kill(trainer)
-            storm.kill(mongod)
-        storm.calm()
-        found = storm.arena.books.one("Checkpoint", {"_id": checkpoint["_id"]})
+            injector.log(f"{checkpoint['_id']} is renamed, its document says {checkpoint['status']}")
+            injector.kill(trainer)
+            injector.kill(mongod)
+        injector.wait_for_recovery()
+        found = injector.run.store.one("Checkpoint", {"_id": checkpoint["_id"]})
         if found is None or found["status"] == "complete":
-            raise LostError(f"{checkpoint['_id']} should not be complete: {found}")
+            raise ChaosError(f"{checkpoint['_id']} should not be complete: {found}")
         return
-    raise LostError("no checkpoint was met between its rename and its document")
+    raise ChaosError("no checkpoint was caught between its rename and its document")
 
 
-def _never_committed(storm: Storm, step: Plain) -> None:
-    """What died before its commit has to be released by whoever comes next."""
+def _never_committed(injector: FaultInjector, step: Plain) -> None:
+    """The next trainer has to release a Step that was not committed."""
 
     def released() -> bool:
-        found = storm.arena.books.one("Step", {"_id": step["_id"]})
+        found = injector.run.store.one("Step", {"_id": step["_id"]})
         if found is not None and found["status"] not in ("leased", "released"):
-            raise LostError(f"{step['_id']} is {found['status']}, and its trainer died before it could commit it")
+            raise ChaosError(f"{step['_id']} is {found['status']}, and its trainer died before it could commit it")
         return found is not None and found["status"] == "released"
 
-    storm.until(released, f"{step['_id']} to be released", within_s=COMES_WITHIN_S)
+    injector.until(released, f"{step['_id']} to be released", within_s=COMES_WITHIN_S)
 
 
 # ---- everything ----
 
-DEATHS: dict[str, Blow] = {f"kill {role}": killed(role) for role in Role}
-POINTS: dict[str, Blow] = {
+DEATHS: dict[str, Fault] = {f"kill {role}": killed(role) for role in Role}
+POINTS: dict[str, Fault] = {
     "between lease and optimizer": between_lease_and_optimizer,
     "between optimizer and commit": between_optimizer_and_commit,
     "between rename and checkpoint document": between_rename_and_document,
@@ -216,16 +217,16 @@ POINTS: dict[str, Blow] = {
     "tool server dies in a call": during_a_tool_call(Role.TOOL_SERVER),
     "engine dies in a model call": during_a_model_call,
 }
-SLEEPERS: dict[str, Blow] = {
+FROZEN: dict[str, Fault] = {
     "a sampler wakes up after it was declared dead": frozen_processes.sampler,
     "a trainer wakes up after it was replaced": frozen_processes.trainer,
     "two stewards": frozen_processes.two_stewards,
 }
-MORE: dict[str, Blow] = {
+MORE: dict[str, Fault] = {
     "sampler and toolbox at once": killed(Role.SAMPLER, Role.TOOLBOX),
     "mongod and trainer at once": killed(Role.MONGOD, Role.TRAINER),
     "mongod and steward at once": killed(Role.MONGOD, Role.STEWARD),
-    "coordinator and agent at once": both_keepers_killed,
+    "coordinator and agent at once": control_plane_killed,
     "agent and sampler at once": killed(Role.AGENT, Role.SAMPLER),
     "freeze mongod": stopped(Role.MONGOD, 4.0),
     "freeze a tool server": stopped(Role.TOOL_SERVER, 3.0),
@@ -233,29 +234,29 @@ MORE: dict[str, Blow] = {
     "freeze the coordinator": stopped(Role.COORDINATOR, 3.0),
     "freeze a sampler": stopped(Role.SAMPLER, 3.0),
 }
-REQUIRED = DEATHS | POINTS | SLEEPERS
+REQUIRED = DEATHS | POINTS | FROZEN
 ALL = REQUIRED | MORE
 
 
 # ---- inside ----
 
 
-def _tries(storm: Storm) -> Iterator[int]:
-    """As often as it takes, always with everybody there."""
+def _tries(injector: FaultInjector) -> Iterator[int]:
+    """The tries, each after all victims have recovered."""
     for number in range(TRIES):
-        storm.calm()
+        injector.wait_for_recovery()
         yield number
 
 
 @contextmanager
-def _changes(arena: Arena, collection: str, match: Plain) -> Iterator[Plain]:
-    """The document of the next change that fits."""
-    with arena.books.changes(collection, match) as stream:
+def _changes(run: RunUnderTest, collection: str, match: Plain) -> Iterator[Plain]:
+    """The document of the next matching change."""
+    with run.store.changes(collection, match) as stream:
         yield _first(stream, collection)
 
 
-def _next(arena: Arena, collection: str, match: Plain) -> Plain:
-    with _changes(arena, collection, match) as document:
+def _next(run: RunUnderTest, collection: str, match: Plain) -> Plain:
+    with _changes(run, collection, match) as document:
         return document
 
 
@@ -267,13 +268,13 @@ def _first(stream: Iterator[Plain | None], collection: str) -> Plain:
             return document
         if time.monotonic() > deadline:
             break
-    raise LostError(f"nothing happened in {collection} within {COMES_WITHIN_S:g} s")
+    raise ChaosError(f"nothing happened in {collection} within {COMES_WITHIN_S:g} s")
 
 
 @contextmanager
-def _frozen_owner(arena: Arena, incarnation: str) -> Iterator[Process | None]:
-    """The leader of this incarnation, which does nothing while the body runs."""
-    leaders = arena.who(None, lambda one: one.incarnation == incarnation and one.role is not Role.TOOL_SERVER)
+def _frozen_owner(run: RunUnderTest, incarnation: str) -> Iterator[Process | None]:
+    """The main process of an incarnation, frozen while the body runs."""
+    leaders = run.find_processes(None, lambda one: one.incarnation == incarnation and one.role is not Role.TOOL_SERVER)
     if not leaders:
         yield None
         return
@@ -282,35 +283,35 @@ def _frozen_owner(arena: Arena, incarnation: str) -> Iterator[Process | None]:
 
 
 @contextmanager
-def _frozen_victim(arena: Arena, role: Role, call: Plain, server: Process) -> Iterator[Process | None]:
+def _frozen_victim(run: RunUnderTest, role: Role, call: Plain, server: Process) -> Iterator[Process | None]:
     match role:
         case Role.TOOL_SERVER:
             yield server
         case Role.TOOLBOX:
-            with _frozen_owner(arena, server.incarnation) as toolbox:
+            with _frozen_owner(run, server.incarnation) as toolbox:
                 yield toolbox
         case _:
-            with _frozen_owner(arena, call["owner"]) as sampler:
+            with _frozen_owner(run, call["owner"]) as sampler:
                 yield sampler
 
 
-def _open_call(storm: Storm) -> Plain | None:
-    """A tool call that is under way while its server stands still."""
+def _open_call(injector: FaultInjector) -> Plain | None:
+    """A tool call that is open while its server is frozen."""
     deadline = time.monotonic() + FROZEN_AT_MOST_S
     while time.monotonic() < deadline:
-        for call in storm.arena.books.find("ToolCall", {"status": {"$in": ["requested", "running"]}}):
-            if storm.arena.books.one("Record", {"_id": call["record"], "status": "running", "owner": call["owner"]}):
+        for call in injector.run.store.find("ToolCall", {"status": {"$in": ["requested", "running"]}}):
+            if injector.run.store.one("Record", {"_id": call["record"], "status": "running", "owner": call["owner"]}):
                 return call
         time.sleep(0.05)
     return None
 
 
-def _is_open(arena: Arena, call: str) -> bool:
-    return arena.books.one("ToolCall", {"_id": call, "status": {"$in": ["requested", "running"]}}) is not None
+def _is_open(run: RunUnderTest, call: str) -> bool:
+    return run.store.one("ToolCall", {"_id": call, "status": {"$in": ["requested", "running"]}}) is not None
 
 
 def _comes_to(condition: Callable[[], bool], within_s: float = FROZEN_AT_MOST_S) -> bool:
-    """Within a time for which the database can be away."""
+    """Whether a condition holds within a time for which the database can be away."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -319,12 +320,12 @@ def _comes_to(condition: Callable[[], bool], within_s: float = FROZEN_AT_MOST_S)
     return True
 
 
-def _trains(arena: Arena, step: int) -> bool:
-    return f"trains step {step}," in arena.unit_row("trainer-0").status
+def _trains(run: RunUnderTest, step: int) -> bool:
+    return f"trains step {step}," in run.unit_row("trainer-0").status
 
 
-def _comes_past_the_optimizer(arena: Arena, step: int) -> bool:
-    """It computes, or has computed; and then its phase is over."""
-    return _comes_to(lambda: _trains(arena, step), SETTLED_S) and _comes_to(
-        lambda: arena.unit_row("trainer-0").phase != "step"
+def _comes_past_the_optimizer(run: RunUnderTest, step: int) -> bool:
+    """Whether it computes and then ends its phase."""
+    return _comes_to(lambda: _trains(run, step), SETTLED_S) and _comes_to(
+        lambda: run.unit_row("trainer-0").phase != "step"
     )

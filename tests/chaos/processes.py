@@ -1,7 +1,7 @@
-"""The processes of a run by role, read from /proc, and what is done to them.
+"""The processes of a run by role, read from /proc, and signals to them.
 
-Invariants: a process is told by pid and start time, so no stranger is ever hit; the census asks neither coordinator nor
-host agent, because both are among those that die.
+Invariants: a process is identified by pid and start time, so no other process is ever signalled; the list does not
+depend on coordinator and host agent, because both are killed too.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _MODULES = {
 class Process:
     pid: int
     started: int
-    """In ticks since the machine started."""
+    """In ticks since the boot."""
     role: Role
     incarnation: str
-    """`sampler-0.3`; of a child, that of its unit; empty for coordinator and host agent."""
+    """`sampler-0.3`; a child has that of its unit; empty for coordinator and host agent."""
 
     @property
     def unit(self) -> str:
@@ -70,7 +70,7 @@ class Process:
         return self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> bool:
-        """False if it is gone."""
+        """Returns False if the process is gone."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -91,7 +91,7 @@ class Process:
 
 @contextlib.contextmanager
 def frozen(victim: Process) -> Iterator[None]:
-    """It does nothing while the body runs."""
+    """Stops the process while the body runs."""
     victim.freeze()
     try:
         yield
@@ -99,8 +99,8 @@ def frozen(victim: Process) -> Iterator[None]:
         victim.thaw()
 
 
-def census(run: str) -> list[Process]:
-    """Everybody with the run's mark who has a role here; the oldest first."""
+def processes_of(run: str) -> list[Process]:
+    """All processes with the mark of the run and a known role, the oldest first."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -112,11 +112,11 @@ def census(run: str) -> list[Process]:
             role = _role((entry / "cmdline").read_bytes().split(b"\0"))
         except OSError:
             continue
-        standing = _standing(int(entry.name))
-        if role is None or standing is None or standing[1]:
+        committed_steps = _standing(int(entry.name))
+        if role is None or committed_steps is None or committed_steps[1]:
             continue
         incarnation = marks.get(b"AGENTRL_INCARNATION", b"").decode()
-        found.append(Process(int(entry.name), standing[0], role, incarnation))
+        found.append(Process(int(entry.name), committed_steps[0], role, incarnation))
     return sorted(found, key=lambda process: process.started)
 
 
@@ -127,7 +127,7 @@ def _role(command: list[bytes]) -> Role | None:
 
 
 def _standing(pid: int) -> tuple[int, bool] | None:
-    """When it started and whether it is dead already; None if it is gone."""
+    """Start time, and whether it is a zombie; None if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

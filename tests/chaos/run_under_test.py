@@ -1,8 +1,8 @@
-"""The run that is to survive: every role a real process, as small as it may be.
+"""The run that chaos tests inject faults into: every role is a real process, as small as possible.
 
-Invariants: the agent has to keep state in its tools over several turns, and every call that they carry out is written
-down; some answers are right by chance, so there is something to be learned; deaths are never too many for the
-supervisor, because that is not what is tested here.
+Invariants: the agent needs state in its tools over several turns, and the tool server records every call that it
+executes; some answers are right by chance, so there is something to learn; the supervisor never gives a unit up because
+of too many deaths.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agentrl.config.http_token import TOKEN_FILE
 from agentrl.store import accounting, run_database
 from agentrl.store.accounting import Account
 from tests import small_run
-from tests.chaos.processes import Process, Role, census
-from tests.chaos.store_reader import Books
+from tests.chaos.processes import Process, Role, processes_of
+from tests.chaos.store_reader import StoreReader
 from tests.e2e.running import Run
 
 BOUND, CHECKPOINT_EVERY = 2, 3
@@ -27,45 +27,47 @@ LEDGER = "ledger.jsonl"
 UP_WITHIN_S = 600.0
 
 
-class Arena(Run):
-    """A run of the data plane, of which two samplers and two engines are a part."""
+class RunUnderTest(Run):
+    """A run of the data plane with two samplers and two engines."""
 
     def __init__(self, folder: Path, name: str, *, steps: int, chance: int) -> None:
         super().__init__(folder, name, factor=0.5)
         self.steps = steps
-        self._books: Books | None = None
+        self._store: StoreReader | None = None
         small_run.write_data(folder, small_run.RECKONED)
         self.config["supervision"] |= {
             "max_deaths": 1000,
             "max_failed_starts": 1000,
             "backoff_max_s": 1.0,
-            # Whoever is stopped by a signal is left alone for so long.
+            # A process that is stopped by a signal is not thawed earlier than this.
             "stats_every_s": 5.0,
             "coordinator_silent_s": 60.0,
         }
         self.config |= _data_plane(steps, chance)
 
     @property
-    def books(self) -> Books:
-        if self._books is None:
-            self._books = Books.of(self.state_dir, self.name)
-        return self._books
+    def store(self) -> StoreReader:
+        if self._store is None:
+            self._store = StoreReader.of(self.state_dir, self.name)
+        return self._store
 
     def begin(self) -> None:
         self.write()
         self.cli("up", str(self.file), "--yes", within_s=UP_WITHIN_S)
 
-    def aim_at(self, steps: int) -> None:
-        """Another end of the job: trainer and steward are replaced in an orderly way."""
+    def change_steps(self, steps: int) -> None:
+        """Changes the number of steps. Trainer and steward are replaced in an orderly way."""
         self.steps = self.config["training"]["steps"] = steps
         self.write()
         self.cli("up", str(self.file), "--yes", within_s=UP_WITHIN_S)
 
-    def who(self, role: Role | None = None, keep: Callable[[Process], bool] = lambda one: True) -> list[Process]:
-        return [one for one in census(self.uuid()) if role in (None, one.role) and keep(one)]
+    def find_processes(
+        self, role: Role | None = None, keep: Callable[[Process], bool] = lambda one: True
+    ) -> list[Process]:
+        return [one for one in processes_of(self.uuid()) if role in (None, one.role) and keep(one)]
 
     def ledger(self) -> list[dict[str, Any]]:
-        """What the tool server carried out."""
+        """The calls that the tool server executed."""
         file = self.dir / LEDGER
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -80,7 +82,7 @@ class Arena(Run):
         return asyncio.run(read())
 
     def ask_toolbox(self, url: str) -> list[dict[str, Any]]:
-        """Its tool servers, as it tells."""
+        """The tool servers that it reports."""
         token = (self.state_dir / TOKEN_FILE).read_text().strip()
         asked = urllib.request.Request(f"{url}/mcpapi/servers", headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(asked, timeout=2) as answer:
@@ -88,15 +90,15 @@ class Arena(Run):
         return servers
 
     def close(self) -> None:
-        if self._books is not None:
-            self._books.close()
-            self._books = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         super().close()
 
 
 def _data_plane(steps: int, chance: int) -> dict[str, Any]:
-    weather = ["--errors", "0.01", "--latency-ms", "25", "--random", str(chance), "--ledger", "{run_dir}/" + LEDGER]
-    plane = small_run.data_plane(small_run.RECKONED, steps=steps, bound=BOUND, shop_arguments=weather)
+    faults = ["--errors", "0.01", "--latency-ms", "25", "--random", str(chance), "--ledger", "{run_dir}/" + LEDGER]
+    plane = small_run.data_plane(small_run.RECKONED, steps=steps, bound=BOUND, shop_arguments=faults)
     plane["environments"]["shop"] |= {"epochs": 200, "shuffle": 1}
     plane["sampling"] |= {"n": 4, "context": 160}
     plane["rollout"] |= {"samplers": 2, "concurrency": 8, "max_in_flight": 24}

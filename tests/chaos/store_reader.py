@@ -1,6 +1,6 @@
-"""The store of a run as a test reads it: with a driver of its own, beside everything that it is to judge.
+"""Reads the store of a run with its own driver, independent of the code under test.
 
-Invariant: whoever asks is answered or told `AwayError` within seconds, because the server is among those that die.
+Invariant: every call returns or raises `AwayError` within seconds, because the server is killed too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl.store.database import KEYS_NOT_READ
 from tests.waiting import eventually
 
 Plain = dict[str, Any]
-logging.getLogger("pymongo.client").disabled = True  # what it cannot tidy up in a dead server is no news here
+logging.getLogger("pymongo.client").disabled = True  # it logs failed clean-ups in a dead server
 SOON_S = 3.0
 
 
@@ -28,7 +28,7 @@ class AwayError(Exception):
     """The store does not answer now."""
 
 
-class Books:
+class StoreReader:
     def __init__(self, url: str, name: str) -> None:
         soon_ms = round(SOON_S * 1000)
         self._client: pymongo.MongoClient[Plain] = pymongo.MongoClient(
@@ -37,8 +37,8 @@ class Books:
         self.database: Database[Plain] = self._client[name]
 
     @classmethod
-    def of(cls, state_dir: Path, name: str) -> Books:
-        """Waits for the store's first sign of life."""
+    def of(cls, state_dir: Path, name: str) -> StoreReader:
+        """Waits until the store has written its URL."""
         file = state_dir / "mongo" / "url"
         url = eventually(lambda: file.exists() and file.read_text().strip(), within_s=120, what="the store's URL")
         assert isinstance(url, str)
@@ -60,12 +60,12 @@ class Books:
             return self.database[collection].count_documents(filter)
 
     def change(self, collection: str, filter: Mapping[str, Any], update: Mapping[str, Any]) -> bool:
-        """True: the store has taken it, whatever there was to be changed."""
+        """Whether the store acknowledged the update, even if it changed nothing."""
         with _answers():
             return self.database[collection].update_many(filter, update).acknowledged
 
     def answers(self) -> bool:
-        """Whether it takes writes now."""
+        """Whether the store accepts writes now."""
         try:
             return bool(self._client.admin.command("hello").get("isWritablePrimary"))
         except pymongo.errors.PyMongoError:
@@ -76,9 +76,9 @@ class Books:
 
     @contextmanager
     def changes(self, collection: str, match: Mapping[str, Any]) -> Iterator[Iterator[Plain | None]]:
-        """Changes from now on that fit; None is given every now and then, so that the caller can look at its watch.
+        """Matching changes from now on. It also yields None regularly, so that the caller can check its deadline.
 
-        The server may be dead when this is left."""
+        The server may be dead at the end."""
         with _answers():
             stream = self.database[collection].watch(
                 [{"$match": dict(match)}], full_document="updateLookup", max_await_time_ms=200
@@ -90,20 +90,20 @@ class Books:
                     stream.close()
 
 
-class Witness:
-    """Remembers what the store has acknowledged, in order to find it again after all deaths of the server."""
+class ChangeRecorder:
+    """Records acknowledged changes, so that lost ones are found after the deaths of the server."""
 
     _ENDS = ("scored", "finished", "committed", "trained")
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="witness", daemon=True)
         self.seen: dict[tuple[str, str], set[str]] = {}
-        """Statuses that (collection, id) was seen in."""
+        """The observed statuses, by collection and id."""
         self.failure = ""
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> ChangeRecorder:
         self._thread.start()
         return self
 
@@ -116,7 +116,7 @@ class Witness:
         match = {"ns.coll": {"$in": ["Record", "Step", "Task"]}, "operationType": {"$in": ["insert", "update"]}}
         while not self._over.is_set():
             try:
-                with self._books.database.watch(
+                with self._store.database.watch(
                     [{"$match": match}], resume_after=token, max_await_time_ms=200
                 ) as stream:
                     while not self._over.is_set():

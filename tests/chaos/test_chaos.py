@@ -1,4 +1,4 @@
-"""A run that is struck everywhere, once, finishes its job and its books agree. `make chaos` has longer ones."""
+"""Every required fault once: the run finishes its job and passes verification. `make chaos` has longer tests."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 from agentrl.toolbox.fresh_session_retry import FRESH
-from tests.chaos.chaos_run import survive
+from tests.chaos.chaos_run import run_chaos
 from tests.chaos.fault_schedule import schedule, steps_of
 from tests.chaos.faults import REQUIRED
 from tests.chaos.verification import unknown_calls
 
 
 @pytest.mark.slow
-# Three minutes where nobody else works; processes that start torch take their time where somebody does.
+# Three minutes on an idle machine; processes that load torch take longer on a busy one.
 @pytest.mark.timeout(1800)
-def test_a_run_survives_every_death_and_its_books_agree(tmp_path: Path) -> None:
-    result = survive(tmp_path, seed=0, minutes=3)
+def test_run_survives_every_fault_and_passes_verification(tmp_path: Path) -> None:
+    result = run_chaos(tmp_path, seed=0, minutes=3)
     assert not result.problems, result.report()
 
 
-def test_only_what_was_asked_for_is_carried_out_and_again_only_what_failed() -> None:
+def test_unknown_calls_and_second_tries_of_successful_calls_are_found() -> None:
     calls = {status: {"status": status} for status in ("ok", "tool_error", "refused", "timeout", "lost", "cancelled")}
-    carried_out = [*calls, "nobody's", "nobody's~fresh", *(f"{call}{FRESH}" for call in calls)]
-    unknown = unknown_calls([{"call": call} for call in carried_out], calls)
-    assert list(unknown) == ["nobody's", "nobody's~fresh", "ok~fresh", "tool_error~fresh", "refused~fresh"]
+    executed = [*calls, "unknown", "unknown~fresh", *(f"{call}{FRESH}" for call in calls)]
+    unknown = unknown_calls([{"call": call} for call in executed], calls)
+    assert list(unknown) == ["unknown", "unknown~fresh", "ok~fresh", "tool_error~fresh", "refused~fresh"]
 
 
-def test_a_storm_is_the_same_again_and_leaves_nothing_out() -> None:
+def test_schedule_depends_on_the_seed_and_has_all_required_faults() -> None:
     due = schedule(7, 30)
     assert due == schedule(7, 30)
     assert due != schedule(8, 30)

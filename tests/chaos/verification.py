@@ -1,7 +1,7 @@
-"""What must hold after the storm, recomputed from the documents, the tool server's ledger and what was witnessed.
+"""Verifies a run after the faults, from its documents, the ledger of the tool server and the recorded changes.
 
-Invariants: nothing here asks the code that it judges; the account (`agentrl.store.accounting`) is asked beside it, and
-both have to agree. A problem names the documents that show it.
+Invariants: it does not use the code under test; the account (`agentrl.store.accounting`) is checked in addition; each
+problem names its documents.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 from agentrl.toolbox.fresh_session_retry import FRESH
 from assets import shop_server
-from tests.chaos.run_under_test import BOUND, Arena
-from tests.chaos.store_reader import Plain, Witness, by_id
+from tests.chaos.run_under_test import BOUND, RunUnderTest
+from tests.chaos.store_reader import ChangeRecorder, Plain, by_id
 
 ANSWERED = ("ok", "tool_error")
-MADE_AGAIN = ("timeout", "lost", "cancelled")
-"""Of calls that were made once more: a session that is closed during the second call cancels the first one's answer."""
-AFTERWARDS = {
+TRIED_AGAIN = ("timeout", "lost", "cancelled")
+"""Statuses of calls that were made again: closing the session during the second call cancels the first answer."""
+FINAL_STATUSES = {
     "scored": ("scored", "excluded", "superseded"),
     "finished": ("finished", "scored", "unscored", "unscorable", "excluded", "superseded"),
     "committed": ("committed", "rolled_back"),
     "trained": ("trained", "ready", "leased", "queued", "admitted", "filtered", "dead"),
 }
-"""Where something that was seen in a status may be found in the end."""
+"""The allowed final statuses of a document that was seen in a status."""
 
 
 @dataclass(slots=True)
@@ -41,63 +41,63 @@ class Finding:
         return f"{self.what} ({len(self.documents)}): {shown}" if self.documents else self.what
 
 
-class Proof:
-    """The documents as they are when the storm is over."""
+class Verification:
+    """The documents at the end."""
 
-    def __init__(self, arena: Arena) -> None:
-        books = arena.books
-        self.steps = books.find("Step")
-        self.tasks = by_id(books.find("Task"))
-        self.records = by_id(books.find("Record"))
-        self.data = by_id(books.find("DBRecordData"))
-        self.lineages = books.find("Lineage")
-        self.publications = by_id(books.find("Publication", {}, "parent", "lineage", "step", "status", "announced_at"))
-        self.tool_calls = by_id(books.find("ToolCall"))
-        self.calls = by_id(books.find("DispatchedSamplingTask"))
+    def __init__(self, run: RunUnderTest) -> None:
+        store = run.store
+        self.steps = store.find("Step")
+        self.tasks = by_id(store.find("Task"))
+        self.records = by_id(store.find("Record"))
+        self.data = by_id(store.find("DBRecordData"))
+        self.lineages = store.find("Lineage")
+        self.publications = by_id(store.find("Publication", {}, "parent", "lineage", "step", "status", "announced_at"))
+        self.tool_calls = by_id(store.find("ToolCall"))
+        self.calls = by_id(store.find("DispatchedSamplingTask"))
         self.calls_of: dict[str, list[Plain]] = defaultdict(list)
         for call in self.calls.values():
             if call["status"] in ("done", "partial"):
                 self.calls_of[call["record"]].append(call)
-        self.ledger = arena.ledger()
-        self.wanted_steps = arena.steps
+        self.ledger = run.ledger()
+        self.wanted_steps = run.steps
 
     @property
-    def standing(self) -> list[Plain]:
+    def committed_steps(self) -> list[Plain]:
         return [step for step in self.steps if step["status"] == "committed"]
 
-    def findings(self, witness: Witness) -> Iterator[Finding]:
+    def findings(self, recorder: ChangeRecorder) -> Iterator[Finding]:
         for what, documents in (
-            ("committed steps are not those that were asked for", list(self._wrong_steps())),
+            ("committed steps differ from those of the run file", list(self._wrong_steps())),
             ("records trained more than once", list(self._trained_twice())),
             ("records trained beyond the bound", list(self._too_old())),
             ("baselines other than those of the valid members", list(self._wrong_baselines())),
-            ("versions that came out of order", list(self._disordered_versions())),
-            ("tool calls that were carried out more than once", list(self._carried_out_twice())),
-            ("tool calls that were carried out and are unknown", list(self._unknown_calls())),
-            ("tool calls that were answered and never carried out", list(self._never_carried_out())),
-            ("results that do not follow from what the session did", list(self._wrong_results())),
-            ("trained records whose tokens do not fit together", list(self._broken_tokens())),
-            ("acknowledged writes that are lost", list(self._lost(witness))),
+            ("versions out of order", list(self._disordered_versions())),
+            ("tool calls that were executed more than once", list(self._executed_twice())),
+            ("executed tool calls that are unknown", list(self._unknown_calls())),
+            ("answered tool calls that were never executed", list(self._never_executed())),
+            ("results that contradict the state of the session", list(self._wrong_results())),
+            ("trained records with inconsistent tokens", list(self._broken_tokens())),
+            ("lost acknowledged writes", list(self._lost(recorder))),
         ):
             if documents:
                 yield Finding(what, documents)
-        if witness.failure:
-            yield Finding(witness.failure)
+        if recorder.failure:
+            yield Finding(recorder.failure)
 
     # ---- training ----
 
     def _wrong_steps(self) -> Iterator[str]:
-        numbers = Counter(step["step"] for step in self.standing)
-        if len(self.standing) != self.wanted_steps:
-            yield f"{len(self.standing)} of {self.wanted_steps}"
-        yield from (f"step {number} stands {times} times" for number, times in numbers.items() if times > 1)
+        numbers = Counter(step["step"] for step in self.committed_steps)
+        if len(self.committed_steps) != self.wanted_steps:
+            yield f"{len(self.committed_steps)} of {self.wanted_steps}"
+        yield from (f"step {number} was committed {times} times" for number, times in numbers.items() if times > 1)
 
     def _trained_twice(self) -> Iterator[str]:
-        times = Counter(record for step in self.standing for record in step["records"])
+        times = Counter(record for step in self.committed_steps for record in step["records"])
         yield from (record for record, often in times.items() if often > 1)
 
     def _too_old(self) -> Iterator[str]:
-        for step in self.standing:
+        for step in self.committed_steps:
             for record in step["records"]:
                 versions = self._trained_versions(record)
                 oldest = max((self._distance(version, step["base_version"]) for version in versions), default=0)
@@ -105,7 +105,7 @@ class Proof:
                     yield f"{record} in {step['_id']}: {oldest} publications"
 
     def _trained_versions(self, record: str) -> set[int]:
-        """Of the tokens that it generated, from its calls and not from what was noted about them."""
+        """Versions of its generated tokens, from its calls and not from its summary."""
         mine = [
             call for call in self.calls.values() if call["record"] == record and call["status"] in ("done", "partial")
         ]
@@ -155,21 +155,21 @@ class Proof:
 
     # ---- tools ----
 
-    def _carried_out_twice(self) -> Iterator[str]:
+    def _executed_twice(self) -> Iterator[str]:
         times = Counter(entry["call"] for entry in self.ledger)
         yield from (call for call, often in times.items() if often > 1)
 
     def _unknown_calls(self) -> Iterator[str]:
         yield from unknown_calls(self.ledger, self.tool_calls)
 
-    def _never_carried_out(self) -> Iterator[str]:
+    def _never_executed(self) -> Iterator[str]:
         done = {entry["call"] for entry in self.ledger}
         for call in self.tool_calls.values():
             if call["status"] in ANSWERED and not call["error_class"] and call["_id"] not in done:
                 yield call["_id"]
 
     def _wrong_results(self) -> Iterator[str]:
-        """Each scored record's calculations once more: what the session remembered must be what it was told."""
+        """Repeats the calculations of each scored record, which depend on the session."""
         by_record: dict[str, list[Plain]] = defaultdict(list)
         for call in self.tool_calls.values():
             by_record[call["record"]].append(call)
@@ -181,7 +181,7 @@ class Proof:
     # ---- tokens ----
 
     def _broken_tokens(self) -> Iterator[str]:
-        trained = {record for step in self.standing for record in step["records"]}
+        trained = {record for step in self.committed_steps for record in step["records"]}
         generated: Counter[str] = Counter()
         for call in self.calls.values():
             if call["record"] not in trained or call["status"] not in ("done", "partial"):
@@ -193,28 +193,27 @@ class Proof:
         for record in trained:
             if self.records[record]["generated_tokens"] != generated[record]:
                 told = self.records[record]["generated_tokens"]
-                yield f"{record} tells {told} tokens and has {generated[record]}"
+                yield f"{record} reports {told} tokens and has {generated[record]}"
             if self.data[record]["trained_tokens"] > generated[record]:
                 yield f"{record} trains more than it generated"
 
     # ---- the store ----
 
-    def _lost(self, witness: Witness) -> Iterator[str]:
+    def _lost(self, recorder: ChangeRecorder) -> Iterator[str]:
         now: dict[str, Mapping[str, Plain]] = {"Record": self.records, "Task": self.tasks, "Step": by_id(self.steps)}
-        for (collection, name), statuses in witness.seen.items():
+        for (collection, name), statuses in recorder.seen.items():
             found = now[collection].get(name)
             for status in statuses:
-                if found is None or found["status"] not in AFTERWARDS[status]:
+                if found is None or found["status"] not in FINAL_STATUSES[status]:
                     yield f"{name} was {status} and is {found and found['status']}"
 
 
 def unknown_calls(ledger: Sequence[Plain], tool_calls: Mapping[str, Plain]) -> Iterator[str]:
-    """What was carried out under an id that nobody asked for. The second call of one that failed has an id of its own,
-    and nothing else may have one."""
+    """Executed calls with an unknown id. Only the second try of a failed call has an additional id."""
     for entry in ledger:
         call = entry["call"]
         asked = tool_calls.get(call.removesuffix(FRESH))
-        if asked is None or (call.endswith(FRESH) and asked["status"] not in MADE_AGAIN):
+        if asked is None or (call.endswith(FRESH) and asked["status"] not in TRIED_AGAIN):
             yield call
 
 
@@ -229,25 +228,25 @@ def _recomputed(calls: Sequence[Plain]) -> Iterator[str]:
                 expected = shop_server.written(remembered)
             else:
                 expected = str(shop_server.price_of(str(call["arguments"].get("item")).strip()))
-        except shop_server.MistakeError:
+        except shop_server.BadRequestError:
             continue
         if call["status"] == "ok" and call["result"] != expected:
             yield f"{call['_id']} of {call['arguments']} gave {call['result']}, not {expected}"
 
 
 def _numbers(packed: bytes) -> int:
-    """How many four-byte numbers stand behind the byte that names the format."""
+    """The count of four-byte numbers after the byte of the format."""
     whole, rest = divmod(max(0, len(packed) - 1), struct.calcsize("<I"))
     assert not rest, "a number is cut off"
     return whole
 
 
-def story(arena: Arena, names: Sequence[str]) -> list[str]:
-    """What the store has about these documents."""
+def describe(run: RunUnderTest, names: Sequence[str]) -> list[str]:
+    """The documents of these names, shortened."""
     lines: list[str] = []
     for name in names[:5]:
         for collection in ("Task", "Record", "Step", "ToolCall", "Turn", "DispatchedSamplingTask"):
-            found: dict[str, Any] | None = arena.books.one(collection, {"_id": name})
+            found: dict[str, Any] | None = run.store.one(collection, {"_id": name})
             if found is not None:
                 short = {key: value for key, value in found.items() if not isinstance(value, bytes)}
                 lines.append(f"{collection}: {short}"[:1500])

@@ -35,7 +35,7 @@ def test_it_says_at_its_beginning_how_it_is_kept_and_at_its_end_how_it_is_read(
     assert last == (
         f"To read its records: AGENTRL_HOME={state} agentrl up --run shop --read-only"
         if keep
-        else "`agentrl tui --replay @demo` plays one that was recorded."
+        else "`agentrl tui --replay @demo` plays a recorded demo."
     )
 
 
@@ -57,7 +57,7 @@ def test_a_demo_that_fails_names_commands_that_find_its_run_and_keeps_what_is_to
     assert failed.startswith(f"The demo failed. AGENTRL_HOME={home}/state agentrl up --run shop ")
     assert "ended with 78" in failed
     assert "unknown key sidecars.web.coun" in failed
-    assert left == f"What it left, logs included, is in {home}; rm -r {home} removes it."
+    assert left == f"Its files and logs are in {home}; rm -r {home} removes them."
 
 
 def test_a_hint_is_told_as_it_has_to_be_typed(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def shop_tools() -> dict[str, Any]:
         "max_turns": 3,
         "system": "Price the order.",
     }
-    server = {"command": "{python} -m assets.shop_server --calm", "session": "keyed", "timeout_s": 20}
+    server = {"command": "{python} -m assets.shop_server --no-faults", "session": "keyed", "timeout_s": 20}
     return {"tools": {"shop": server}, "environments": {"shop": environment}}
 
 

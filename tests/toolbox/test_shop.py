@@ -1,4 +1,4 @@
-"""The demo's server: its prices, its calculator, its weather, and all of it over MCP."""
+"""The demo's server: its prices, its calculator, its faults, and all of it over MCP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.fresh_session_retry import FRESH
-from assets.shop_server import ITEMS, MistakeError, Shop, StormError, Weather, price_of, value_of, written
+from assets.shop_server import ITEMS, BadRequestError, InjectedFaults, OutageError, Shop, price_of, value_of, written
 from tests.toolbox.conftest import MakeToolbox, http_server
 
 SHOP = (sys.executable, "-m", "assets.shop_server")
@@ -27,7 +27,7 @@ def test_prices_are_the_same_for_ever() -> None:
     assert price_of("baba") == 29
     assert min(map(price_of, ITEMS)) >= 10
     assert max(map(price_of, ITEMS)) <= 99
-    with pytest.raises(MistakeError, match="no such item: gold"):
+    with pytest.raises(BadRequestError, match="no such item: gold"):
         price_of("gold")
 
 
@@ -43,7 +43,7 @@ def test_the_calculator(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize("expression", [*WRONG, *TOO_LARGE])
 def test_what_is_no_expression_is_a_mistake(expression: str) -> None:
-    with pytest.raises(MistakeError):
+    with pytest.raises(BadRequestError):
         value_of(expression)
 
 
@@ -54,30 +54,30 @@ def test_whole_numbers_stay_exact(a: int, b: int, operator: str) -> None:
     assert value_of("ans*2", Fraction(expected)) == 2 * expected
 
 
-def test_the_weather_follows_from_its_number_and_from_nothing_else() -> None:
-    weather = Weather(errors=0.03, latency_ms=15.0, spread=0.6, random=7)
-    seen = [weather.of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
-    assert seen == [Weather(random=7).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
-    assert seen != [Weather(random=8).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
+def test_the_faults_follows_from_its_number_and_from_nothing_else() -> None:
+    faults = InjectedFaults(errors=0.03, latency_ms=15.0, spread=0.6, random=7)
+    seen = [faults.of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
+    assert seen == [InjectedFaults(random=7).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
+    assert seen != [InjectedFaults(random=8).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
     assert 0.02 < sum(fails for fails, _ in seen) / len(seen) < 0.04
     assert median(delay_s for _, delay_s in seen) == pytest.approx(0.015, rel=0.1)
 
 
-async def test_a_call_that_the_weather_spoiled_changed_nothing() -> None:
-    weather = Weather(errors=0.4, latency_ms=0.0, random=1)
-    shop, results = Shop(weather), []
+async def test_a_call_that_the_faults_spoiled_changed_nothing() -> None:
+    faults = InjectedFaults(errors=0.4, latency_ms=0.0, random=1)
+    shop, results = Shop(faults), []
     for call in range(1, 40):
         try:
             results.append(await shop.call("s", "calculator", {"expr": "ans+1" if results else "1"}))
-        except StormError:
-            assert weather.of("s", call)[0]
+        except OutageError:
+            assert faults.of("s", call)[0]
     assert results == [str(number) for number in range(1, len(results) + 1)]
     assert 10 < len(results) < 35
 
 
 @pytest.fixture(scope="module")
 def http_shop() -> Iterator[str]:
-    with http_server(*SHOP, "--calm", "--http", "{port}") as (url, _):
+    with http_server(*SHOP, "--no-faults", "--http", "{port}") as (url, _):
         yield url
 
 
@@ -86,7 +86,7 @@ async def test_sessions_keep_their_own_results(make: MakeToolbox, http_shop: str
     server = (
         ToolServer(url=http_shop, session="keyed")
         if transport == "http"
-        else ToolServer(command=SHOP, env={"SHOP_WEATHER": "off"}, session="keyed")
+        else ToolServer(command=SHOP, env={"SHOP_FAULTS": "off"}, session="keyed")
     )
     async with make({"shop": server}) as hands:
         for session in ("a", "b"):
@@ -100,9 +100,9 @@ async def test_sessions_keep_their_own_results(make: MakeToolbox, http_shop: str
         assert (wrong.status, wrong.error_class, wrong.content) == ("tool_error", "policy", "no such item: gold")
 
 
-async def test_weather_is_an_error_of_the_infrastructure_and_the_same_again(make: MakeToolbox) -> None:
+async def test_faults_is_an_error_of_the_infrastructure_and_the_same_again(make: MakeToolbox) -> None:
     command = (*SHOP, "--errors", "0.3", "--latency-ms", "1", "--random", "5")
-    expected = [Weather(errors=0.3, random=5).of("s", call)[0] for call in range(1, 13)]
+    expected = [InjectedFaults(errors=0.3, random=5).of("s", call)[0] for call in range(1, 13)]
     async with make({"shop": ToolServer(command=command, session="keyed")}) as hands:
         await hands.open("s", "shop")
         answers = [await hands.call("s", f"c{call}", "lookup", server="shop", item=ITEMS[0]) for call in range(12)]
@@ -119,8 +119,8 @@ def test_options_are_told_and_wrong_ones_are_refused() -> None:
 
 async def test_the_ledger_has_each_call_that_was_carried_out_once(make: MakeToolbox, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
-    weather = ("--errors", "0.5", "--latency-ms", "0", "--ledger", str(ledger))
-    async with make({"shop": ToolServer(command=(*SHOP, *weather), session="keyed", try_again=True)}) as hands:
+    faults = ("--errors", "0.5", "--latency-ms", "0", "--ledger", str(ledger))
+    async with make({"shop": ToolServer(command=(*SHOP, *faults), session="keyed", try_again=True)}) as hands:
         await hands.open("s", "shop")
         calls = [f"c{number}" for number in range(6)]
         answers = {call: await hands.call("s", call, "lookup", server="shop", item=ITEMS[0]) for call in calls}

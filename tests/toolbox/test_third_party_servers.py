@@ -76,7 +76,7 @@ async def test_a_server_behind_a_url_that_is_killed_and_comes_back(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.0)
-    command = (sys.executable, "-m", "assets.shop_server", "--calm", "--http", "{port}")
+    command = (sys.executable, "-m", "assets.shop_server", "--no-faults", "--http", "{port}")
     with http_server(*command) as (url, process):
         port = int(url.removesuffix("/mcp").rpartition(":")[2])
         async with make({"shop": ToolServer(url=url, session="shared", timeout_s=30.0)}) as hands:

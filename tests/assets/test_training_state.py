@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assets.training_state import BLOCKS, Books, Figures, sparkline
+from assets.training_state import BLOCKS, Figures, RunStore, sparkline
 
 
 def test_rewards_become_blocks_from_the_lowest_to_the_highest() -> None:
@@ -20,6 +20,6 @@ def test_many_rewards_share_blocks_and_the_newest_counts() -> None:
 
 
 def test_a_run_without_a_store_has_empty_figures(tmp_path: Path) -> None:
-    books = Books(tmp_path / "run", tmp_path / "state")
+    books = RunStore(tmp_path / "run", tmp_path / "state")
     assert books.look() == Figures()
     books.close()
