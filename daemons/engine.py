@@ -1,8 +1,10 @@
 """The main loop of an inference engine: `python -m daemons.engine`, as a unit of the role `engine`.
 
-Invariants: the unit is ready once it follows the publications, whatever the weights; it is routed once it serves a
-verified version, which its Service document tells; a drain takes no new calls and lets those under way end; an engine
-that ended, or did not come to an end with loading, ends the unit.
+Invariants:
+- the unit is ready once it follows the publications, with or without weights;
+- it is routed once its Service document reports a verified version;
+- a drain takes no new calls and lets those under way end;
+- an engine that dies, or whose load does not end, ends the unit.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from pathlib import Path
 
 from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.config.run import RunConfig
-from agentrl.engines.kept import Kept
 from agentrl.engines.manifest import Agreement
-from agentrl.engines.publication_follower import Puller
+from agentrl.engines.publication_follower import PublicationFollower, RunningEngine
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.errors import ConfigError
@@ -30,7 +31,7 @@ from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
 STANDS_AT_MOST_S = 120.0
-"""One round of computing takes well under a second; an engine that stands this long hangs."""
+"""One round of computing takes well under a second; an engine without progress for this long hangs."""
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 5.0
 
@@ -41,42 +42,42 @@ async def main(unit: Unit) -> None:
     config = run_database.configuration(unit.run_dir)
     database = run_database.open_database(config, unit.state_dir)
     try:
-        async with _engine(config, unit.state_dir) as kept:
-            puller = Puller(
-                kept.engine,
+        async with _engine(config, unit.state_dir) as running:
+            follower = PublicationFollower(
+                running.engine,
                 StoredPublications(database, load_within_s=config.engines.load_s),
-                Service(kind="engine", id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=kept.url),
+                Service(kind="engine", id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=running.url),
                 run_dir=unit.run_dir,
-                beside=kept.beside,
+                second=running.second,
                 evaluates=unit.slot == 0,
                 load_within_s=config.engines.load_s,
                 on_version=lambda version: setattr(unit, "weights", version),
-                on_canary=lambda agreement: _tell_canary(unit, agreement),
+                on_canary=lambda agreement: _report_canary(unit, agreement),
                 on_serving=lambda serving: setattr(unit, "serving", serving),
                 on_news=unit.status,
                 waiting_for=lambda version: unit.wait(
                     "its weights to be loaded", on=f"version {version}", at_most_s=config.engines.load_s
                 ),
             )
-            unit.status(f"will be at {kept.url}, waits for weights")
-            async with _following(puller) as following:
+            unit.status(f"serves at {running.url} once it has weights")
+            async with _following(follower) as following:
                 unit.ready()
                 with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
-                    await _serve(unit, kept, following)
-                    await _drain(unit, kept, puller)
-            await puller.leave("gone")
+                    await _serve(unit, running, following)
+                    await _drain(unit, running, follower)
+            await follower.leave("gone")
     finally:
         await database.close()
 
 
-def _tell_canary(unit: Unit, agreement: Agreement) -> None:
+def _report_canary(unit: Unit, agreement: Agreement) -> None:
     unit.metric(CANARY_LARGEST.name, agreement.largest)
     unit.metric(CANARY_OVER_LIMIT.name, agreement.largest_over_limit)
 
 
 @contextlib.asynccontextmanager
-async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[Kept]:
-    """The engine of the kind that the run wants, and where it is called."""
+async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[RunningEngine]:
+    """The engine of the kind that the run is configured for, with its address."""
     token = http_token(state_dir)
     if config.engines.kind == "sglang":
         served = SglangEngine(
@@ -87,11 +88,11 @@ async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[Kept]:
             token_file=state_dir / TOKEN_FILE,
         )
         try:
-            yield Kept(served, served.url)
+            yield RunningEngine(served, served.url)
         finally:
             await served.close()
         return
-    # torch is heavy, and a server of its own has its own.
+    # torch is heavy; an SGLang server has its own.
     import torch
 
     from agentrl.engines.embedded.engine_thread import EmbeddedEngine
@@ -104,14 +105,14 @@ async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[Kept]:
     engine.start()
     try:
         async with listening(build_app(engine, token)) as url:
-            yield Kept(engine, url, beside=engine)
+            yield RunningEngine(engine, url, second=engine)
     finally:
         await engine.close()
 
 
 @contextlib.asynccontextmanager
-async def _following(puller: Puller) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(puller.follow(), name="follow publications")
+async def _following(follower: PublicationFollower) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(follower.follow(), name="follow publications")
     try:
         yield task
     finally:
@@ -119,9 +120,9 @@ async def _following(puller: Puller) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.wait([task])
 
 
-async def _serve(unit: Unit, kept: Kept, following: asyncio.Task[None]) -> None:
-    """Watch until the drain. The phase around is touched while the engine computes, or has nothing to compute."""
-    engine, steps, tokens, parked = kept.engine, -1, 0, False
+async def _serve(unit: Unit, running: RunningEngine, following: asyncio.Task[None]) -> None:
+    """Watches the engine until the drain. Ticks the phase while the engine computes or has nothing to compute."""
+    engine, steps, tokens, parked = running.engine, -1, 0, False
     meter = Meter(time.monotonic())
     while await unit.sleep_async(LOOK_EVERY_S):
         if following.done():
@@ -143,15 +144,15 @@ async def _serve(unit: Unit, kept: Kept, following: asyncio.Task[None]) -> None:
             unit.metric(name, value)
 
 
-async def _drain(unit: Unit, kept: Kept, puller: Puller) -> None:
+async def _drain(unit: Unit, running: RunningEngine, follower: PublicationFollower) -> None:
     unit.status("draining")
     unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
-    await puller.leave("draining")
+    await follower.leave("draining")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_WITHIN_S):
-            while kept.engine.busy:
+            while running.engine.busy:
                 await asyncio.sleep(LOOK_EVERY_S / 5)
-                await kept.engine.load()
+                await running.engine.load()
                 unit.tick()
 
 

@@ -1,7 +1,9 @@
 """The main loop of the trainer: `python -m daemons.trainer`, as a unit of the role `trainer`.
 
-Invariants: it is ready when it has taken over the lineage and its starting weights are published; it ends with 0 when
-the data is at its end or the steps are done, and a drain ends it between two steps with a checkpoint.
+Invariants:
+- it is ready when it has taken over the lineage and published its starting weights;
+- it ends with 0 when the data ends or all steps are done;
+- a drain ends it between two steps, with a checkpoint.
 """
 
 from __future__ import annotations

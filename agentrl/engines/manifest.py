@@ -1,8 +1,10 @@
-"""The manifest of one version of the weights: which files it has, and how the model that wrote them answers.
+"""The manifest of one version of the weights: its files, and the canary.
 
-Invariants: bytes that do not agree with the manifest are never loaded, and what is loaded are the very bytes that were
-checked; the canary is a fixed set of sequences with the writer's log-probs, `log_probs[i][j]` being that of
-`ids[i][j + 1]` at temperature 1.
+The canary is a fixed set of sequences with the writer's log-probs: `log_probs[i][j]` belongs to `ids[i][j + 1]` at
+temperature 1.
+
+Invariants: bytes that do not agree with the manifest are never loaded; the bytes that are loaded are those that were
+checked.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MEAN_LIMIT = 1e-3
-"""Mean |difference| of log-probs in float32 beyond which engine and trainer do not compute the same model."""
+"""Largest mean |difference| of log-probs in float32; beyond it engine and trainer compute different models."""
 MEAN_LIMIT_HALF = 2e-2
-"""The same where the engine computes in numbers of half that size."""
+"""The same for an engine that computes in 16 bits."""
 P99_OVER_MEAN = 10.0
-"""99 of 100 tokens are nearer than so many times the limit of the mean, where nothing but rounding is between them."""
+"""If rounding is the only difference, 99 of 100 tokens differ by less than this many times the limit of the mean."""
 K3_OVER_SQUARE = 10.0
-"""K3 is half a mean square: no more than so many times the square of that limit, for the same reason."""
+"""K3 is half a mean square, so its limit is this many times the square of that limit."""
 LARGEST_OVER_MEAN = 20.0
-"""A single token of the canary may well be further off than the mean; beyond so many times that limit it is strange."""
+"""A single token of the canary may differ by this many times the limit of the mean; more is reported."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One file as it must be."""
+    """Size and hash that a file must have."""
 
     bytes: int
     blake2b: str
@@ -47,23 +49,23 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What `manifest.json` says, and the `manifest` of a Publication."""
+    """The content of `manifest.json`, and the `manifest` of a Publication."""
 
     files: dict[str, FileEntry]
     canary: Canary = msgspec.field(default_factory=Canary)
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How far two computations of the canary are apart."""
+    """How much two computations of the canary differ."""
 
     tokens: int = 0
     mean: float = 0.0
     largest: float = 0.0
     limit: float = MEAN_LIMIT
-    """What the mean may be, by the numbers that the engine computes with."""
+    """The limit of the mean for the precision that the engine computes in."""
 
     def problem(self) -> str:
-        """Empty, or the sentence why the weights must not serve. Not-a-number is never in agreement."""
+        """Empty, or why the weights must not serve. Not-a-number never agrees."""
         if self.mean <= self.limit:
             return ""
         return (
@@ -73,12 +75,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest_over_limit(self) -> float:
-        """Weights may serve, and still be further off at one token than numbers of that size explain."""
+        """Above 1 if one token differs by more than the precision explains. Such weights may still serve."""
         return self.largest / (LARGEST_OVER_MEAN * self.limit)
 
 
 def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
-    """The manifest of files as they are now. For whoever writes weights."""
+    """The manifest of files as they are now, for the writer of weights."""
     return Manifest({name: _entry((directory / name).read_bytes()) for name in names}, canary or Canary())
 
 
@@ -87,7 +89,7 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def read(directory: Path) -> Manifest:
-    """Raises WeightsRefusedError if there is none, or it is damaged."""
+    """Raises WeightsRefusedError if the manifest is missing or damaged."""
     file = directory / MANIFEST_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
@@ -100,7 +102,7 @@ def read(directory: Path) -> Manifest:
 
 
 def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytes]:
-    """The contents of all files of the manifest. Raises WeightsRefusedError that names every file that is not right."""
+    """The contents of all files of the manifest. Raises WeightsRefusedError, which names every wrong file."""
     contents: dict[str, bytes] = {}
 
     def same(file: Path, entry: FileEntry) -> bool:
@@ -112,7 +114,7 @@ def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytes]:
 
 
 def verify(directory: Path, manifest: Manifest) -> None:
-    """The same for who does not load the contents itself: however large, only a piece of a file is in memory."""
+    """The same check without the contents: files of any size are read in pieces."""
 
     def same(file: Path, entry: FileEntry) -> bool:
         with file.open("rb") as data:
@@ -129,7 +131,7 @@ def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, FileEn
             continue
         try:
             size = (directory / name).stat().st_size
-            # Sizes are compared first: a file that is still being written should not be read for nothing.
+            # Sizes are compared first: a file that is still being written need not be read.
             if size != entry.bytes:
                 wrong.append(f"{name} has {size} bytes, not {entry.bytes}")
             elif not same(directory / name, entry):
@@ -141,7 +143,7 @@ def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, FileEn
 
 
 def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN_LIMIT) -> Agreement:
-    """How far our log-probs of the canary are from the writer's. Raises WeightsRefusedError if they do not pair up."""
+    """How much our log-probs of the canary differ from the writer's. Raises WeightsRefusedError if counts differ."""
     theirs = canary.log_probs
     if [len(one) for one in theirs] != [len(one) for one in ours]:
         raise WeightsRefusedError("The canary has another number of log-probs than of tokens to predict.")

@@ -1,8 +1,9 @@
-"""Publications and services in MongoDB, as an engine sees them.
+"""Publications and services in MongoDB, as an engine uses them.
 
-Invariants: every change is one conditional update; a publication becomes `current` by the first engine that serves it,
-and what it overtook becomes `retained` or `skipped` in the same act's wake; at most half of the serving engines load
-at once; times are the server's own.
+Invariants:
+- every change is one conditional update, with times of the server;
+- the first engine that serves a publication makes it `current`, and older ones `retained` or `skipped`;
+- at most half of the serving engines load at the same time.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from agentrl.store.updates import NOW, from_now
 
 S = PublicationStatus
 LOADABLE = [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.SKIPPED]
-"""For an evaluation: one that was skipped has its files as long as an evaluation waits for it."""
+"""For an evaluation: a skipped publication keeps its files as long as an evaluation waits for it."""
 
 
 class StoredPublications:
     """Implements `Publications`."""
 
     def __init__(self, database: Database, *, load_within_s: float = 600.0) -> None:
-        """A permit is good for as long as a load may take."""
+        """`load_within_s`: how long a permit is valid."""
         self._database = database
         self._load_within_s = load_within_s
 
@@ -39,13 +40,13 @@ class StoredPublications:
         return _announced(await self._database.find_one("Publication", wanted, sort=[("_id", -1)]))
 
     async def pinned(self) -> Announced | None:
-        """A version whose evaluation is wanted, or that open evaluation tasks name; the oldest, asked for first.
-        Also one that was overtaken before an engine served it."""
+        """The oldest version with a requested evaluation or with open evaluation tasks; also one that was overtaken
+        before any engine served it."""
         loadable = {"status": {"$in": LOADABLE}}
         wanted = {**loadable, "evaluation": {"$in": ["wanted", "queued"]}}
-        asked = await self._database.find_one("Publication", wanted, sort=[("_id", 1)])
-        if asked is not None:
-            return _announced(asked)
+        requested = await self._database.find_one("Publication", wanted, sort=[("_id", 1)])
+        if requested is not None:
+            return _announced(requested)
         open_tasks = {"purpose": "eval", "status": {"$in": ["queued", "admitted"]}, "version": {"$type": "number"}}
         task = await self._database.find_one("Task", open_tasks, sort=[("version", 1)])
         if task is None:
@@ -53,7 +54,7 @@ class StoredPublications:
         return _announced(await self._database.find_one("Publication", {"_id": task["version"], **loadable}))
 
     async def permit(self, version: int, engine: str) -> bool:
-        """At most half of the serving engines load at once, but always one, whichever versions they load."""
+        """At most half of the serving engines load at the same time, but always one; versions do not matter."""
         serving = await self._database.count("Service", {"kind": "engine", "state": "serving"})
         others = _valid_permits(await self._routed(but=engine))
         mine = {"engine": {"$literal": engine}, "version": version, "until": from_now(self._load_within_s)}
@@ -65,43 +66,43 @@ class StoredPublications:
 
     async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
         check(PUBLICATION, S.ANNOUNCED, S.CURRENT, Actor.ENGINE, str(version))
-        told: Plain = {"$addToSet": {"served_by": engine}}
+        change: Plain = {"$addToSet": {"served_by": engine}}
         if agreement is not None and agreement.tokens:
             reading = CanaryReading(engine, agreement.largest, agreement.mean, agreement.limit)
-            told["$addToSet"]["canary"] = msgspec.to_builtins(reading)
-            told["$max"] = {"canary_largest": agreement.largest}
+            change["$addToSet"]["canary"] = msgspec.to_builtins(reading)
+            change["$max"] = {"canary_largest": agreement.largest}
         first = await self._database.update_one(
-            "Publication", {"_id": version, "status": S.ANNOUNCED}, {"$set": {"status": S.CURRENT}, **told}
+            "Publication", {"_id": version, "status": S.ANNOUNCED}, {"$set": {"status": S.CURRENT}, **change}
         )
         if not first:
-            await self._database.update_one("Publication", {"_id": version}, told)
-        # Repeated by every engine: the first may have died right here.
+            await self._database.update_one("Publication", {"_id": version}, change)
+        # Every engine repeats this: the first one may have died before it.
         for former, overtaken in ((S.CURRENT, S.RETAINED), (S.ANNOUNCED, S.SKIPPED)):
             check(PUBLICATION, former, overtaken, Actor.ENGINE, str(version))
             older = {"_id": {"$lt": version}, "status": former}
             await self._database.update_many("Publication", older, {"$set": {"status": overtaken}})
-        await self._give_back(engine)
+        await self._return_permit(engine)
 
     async def refused(self, version: int, engine: str, why: str) -> None:
-        told = {"$addToSet": {"reasons": f"{engine}: {why}"}}
-        await self._database.update_one("Publication", {"_id": version}, told)
-        await self._give_back(engine)
+        change = {"$addToSet": {"reasons": f"{engine}: {why}"}}
+        await self._database.update_one("Publication", {"_id": version}, change)
+        await self._return_permit(engine)
 
     async def report(self, service: Service) -> None:
         await service_registry.report(self._database, service)
 
     async def _routed(self, *, but: str) -> list[str]:
-        """Whose permits count: what has not served yet takes nothing out of routing, nor does what is gone."""
+        """The engines whose permits count. One that has not served yet, or is gone, takes nothing out of routing."""
         there = await service_registry.seen(self._database, "engine", ["serving", "loading"])
         return [one.id for one in there if one.id != but]
 
     async def _keeps_permits(self) -> int | None:
-        """The first publication keeps those of all versions: only in one document can they be counted and taken at
-        once."""
+        """The id of the first publication. It keeps the permits of all versions, because only within one document can
+        they be counted and taken in one update."""
         first = await self._database.find_one("Publication", {}, sort=[("_id", 1)], projection=["_id"])
         return None if first is None else int(first["_id"])
 
-    async def _give_back(self, engine: str) -> None:
+    async def _return_permit(self, engine: str) -> None:
         mine = {"$pull": {"permits": {"engine": engine}}}
         await self._database.update_one("Publication", {"_id": await self._keeps_permits()}, mine)
 

@@ -1,9 +1,10 @@
-"""Which engine a call goes to. Pure: no clock, no network; chance comes from a generator that is handed in.
+"""Which engine a call goes to. Pure: no clock, no network; randomness comes from a generator that is passed in.
 
-Invariants: only an engine that serves a version, was heard of lately and has not been found dead is chosen; a dead
-engine is out with the call that found it, and comes back only by a sign of life that is newer; calls of a conversation
-stay together while their engine is not clearly fuller than others; ties are broken by chance, so that nobody is piled
-on.
+Invariants:
+- only an engine that serves a version, has reported recently and was not found dead is chosen;
+- a dead engine is out with the call that found it dead, and comes back only with a newer report;
+- calls of a conversation stay on one engine while it is not clearly fuller than the others;
+- ties are broken at random, so that callers do not all choose the same engine.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 SILENT_AFTER_S = 10.0
-"""Engines say every two seconds that they live."""
-MOST_CONVERSATIONS = 20_000
+"""Engines report every two seconds."""
+MAX_CONVERSATIONS = 20_000
 STAY_WITHIN = 0.5
-"""A conversation leaves its engine when that is fuller than the emptiest by this share of its slots."""
+"""A conversation leaves its engine if that is fuller than the emptiest one by this share of its slots."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as the store tells of it."""
+    """An engine as the store describes it."""
 
     name: str
-    """Its incarnation: a restarted engine is another candidate, with nothing cached."""
+    """Its incarnation: a restarted engine is another candidate with an empty cache."""
     url: str
     serving: bool
     version: int | None
     slots: int = 1
     running: int = 0
-    """Calls of everybody, as it last said."""
+    """Calls of all callers, by its last report."""
     seen_at: float
-    """When it last said so, on the clock of `now`."""
+    """Time of the last report, on the clock of `now`."""
     versions_loaded: tuple[int, ...] = ()
 
 
 class Router:
-    """The view of one caller: what it sent where, and whom it found dead."""
+    """The view of one caller: its calls under way and the engines that it found dead."""
 
     def __init__(
         self, chance: random.Random, *, silent_after_s: float = SILENT_AFTER_S, stay_within: float = STAY_WITHIN
@@ -60,10 +61,10 @@ class Router:
         oldest: int | None = None,
         avoid: Collection[str] = (),
     ) -> Candidate | None:
-        """The engine for a call of the conversation `affinity`; None if there is none now.
+        """The engine for a call of the conversation `affinity`; None if there is no engine now.
 
-        `version` wants exactly these weights, `oldest` none that are older than these. Those to `avoid` are taken
-        only if there is nobody else.
+        `version` requires exactly these weights, `oldest` requires these or newer ones. Engines to `avoid` are chosen
+        only if there is no other.
         """
         able = [one for one in engines if self._is_able(one, now, version, oldest)]
         if not able:
@@ -78,11 +79,11 @@ class Router:
         return home
 
     def sent(self, name: str) -> None:
-        """A call went out to this engine."""
+        """Counts a call that was sent to this engine."""
         self._mine[name] = self._mine.get(name, 0) + 1
 
     def answered(self, name: str) -> None:
-        """A call to this engine ended, in whichever way."""
+        """Counts a call to this engine that ended in any way."""
         left = self._mine.get(name, 0) - 1
         if left > 0:
             self._mine[name] = left
@@ -90,13 +91,13 @@ class Router:
             self._mine.pop(name, None)
 
     def found_dead(self, name: str, now: float) -> None:
-        """Nobody answered there: it is out until it says that it lives, later than now."""
+        """Excludes the engine until it reports after `now`."""
         self._dead[name] = now
         for old in [old for old, at in self._dead.items() if now - at > 3600.0]:
             del self._dead[old]
 
     def forget(self, affinity: str) -> None:
-        """The conversation is over."""
+        """Forgets a conversation that is over."""
         self._homes.pop(affinity, None)
 
     def _is_able(self, one: Candidate, now: float, version: int | None, oldest: int | None) -> bool:
@@ -109,11 +110,11 @@ class Router:
         return oldest is None or one.version >= oldest
 
     def _fullness(self, one: Candidate) -> float:
-        """Share of its slots that are taken; what this caller sent since the last report counts at once."""
+        """Share of its slots that are taken; calls that this caller sent since the last report count immediately."""
         return max(one.running, self._mine.get(one.name, 0)) / max(1, one.slots)
 
     def _remember(self, affinity: str, name: str) -> None:
         self._homes[affinity] = name
         self._homes.move_to_end(affinity)
-        while len(self._homes) > MOST_CONVERSATIONS:
+        while len(self._homes) > MAX_CONVERSATIONS:
             self._homes.popitem(last=False)

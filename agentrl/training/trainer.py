@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import Manifest
@@ -58,6 +58,8 @@ from agentrl.unit import Unit
 log = logging.getLogger("trainer")
 
 LOOK_EVERY_S = 0.1
+WHOLE_LOOK_EVERY_S = 1.0
+"""While the number of ready groups stays the same, the trainer does not read them more often."""
 PARKED_LOOK_EVERY_S = 1.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
@@ -68,6 +70,16 @@ AWAY_AT_MOST_S = 600.0
 MAX_NOT_FINITE = 3
 
 T = TypeVar("T")
+
+
+class _Waiting(NamedTuple):
+    """A look that found no batch."""
+
+    plan: Plan
+    hold: str
+    ready: int
+    looked_at: float
+    why: str
 
 
 class Trainer:
@@ -95,6 +107,7 @@ class Trainer:
         self._evaluation: dict[str, float] = {}
         """The newest results."""
         self._meter = Meter(time.monotonic())
+        self._waiting: _Waiting | None = None
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
         self.state = TrainerState(0)
         self._suspicion = Suspicion()
@@ -157,7 +170,10 @@ class Trainer:
             await self._park()
             return ""
         await self._check_for_a_hold()
-        look = await self._look(plan)
+        if self._waiting is not None and await self._still_waiting(self._waiting, plan):
+            await self._wait(self._waiting.why)
+            return ""
+        look, self._waiting = await self._look(plan), None
         for name in look.decision.stale_groups:
             task = look.ready[name].task
             await tasks.next_round(self._database, task, Actor.TRAINER, tasks.STALE, final_reason=tasks.STALE)
@@ -170,12 +186,22 @@ class Trainer:
             case "wait":
                 if look.decision.held:
                     self._held_since = self._held_since or time.monotonic()
+                else:
+                    self._waiting = _Waiting(plan, self._hold, len(look.ready), time.monotonic(), look.decision.why)
                 await self._wait(look.decision.why)
             case "step":
                 self._held_since = None
                 self._wait_is_over()
                 await self._step(look, plan)
         return ""
+
+    async def _still_waiting(self, waiting: _Waiting, plan: Plan) -> bool:
+        """Whether a look would find what the last one found: a count costs a fraction of it."""
+        if (waiting.plan, waiting.hold) != (plan, self._hold):
+            return False
+        if time.monotonic() - waiting.looked_at > WHOLE_LOOK_EVERY_S:
+            return False
+        return await steps.count_ready(self._database) == waiting.ready
 
     async def _look(self, plan: Plan) -> Look:
         place = self._place(plan)

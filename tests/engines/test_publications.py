@@ -23,7 +23,7 @@ from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError, Load, Sampling
 from agentrl.engines.manifest import Agreement, Canary, Manifest
-from agentrl.engines.publication_follower import Announced, Puller
+from agentrl.engines.publication_follower import Announced, PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.store import lists
 from agentrl.store.database import connect
@@ -79,9 +79,11 @@ async def document(database: Database, version: int) -> dict[str, Any]:
     return found
 
 
-def puller_of(engine: Any, store: Any, run_dir: Path, news: list[str] | None = None) -> Puller:
+def follower_of(engine: Any, store: Any, run_dir: Path, news: list[str] | None = None) -> PublicationFollower:
     me = service_of(0)
-    return Puller(engine, store, me, run_dir=run_dir, beside=engine, on_news=(news if news is not None else []).append)
+    return PublicationFollower(
+        engine, store, me, run_dir=run_dir, second=engine, on_news=(news if news is not None else []).append
+    )
 
 
 async def test_the_newest_is_taken_what_it_overtook_is_skipped(
@@ -89,13 +91,13 @@ async def test_the_newest_is_taken_what_it_overtook_is_skipped(
 ) -> None:
     engine = EmbeddedEngine(slots=4, context=64)
     engine.start()
-    puller = puller_of(engine, store, run_dir)
-    await puller.look()
-    assert (puller.state, puller.version) == ("starting", None)
+    follower = follower_of(engine, store, run_dir)
+    await follower.look()
+    assert (follower.state, follower.version) == ("starting", None)
     await publish(database, first)
     await publish(database, second)
-    await puller.look()
-    assert (puller.state, puller.version) == ("serving", 2)
+    await follower.look()
+    assert (follower.state, follower.version) == ("serving", 2)
     assert (await engine.load()).version == 2
     assert (await document(database, 1))["status"] == "skipped"
     newest = await document(database, 2)
@@ -105,7 +107,7 @@ async def test_the_newest_is_taken_what_it_overtook_is_skipped(
     assert (service["state"], service["version"], service["slots"]) == ("serving", 2, 4)
     assert abs(service["seen_at"] - datetime.now(UTC)) < timedelta(seconds=60)
     await publish(database, first, version=3)
-    await puller.look()
+    await follower.look()
     assert (await document(database, 2))["status"] == "retained"
     await engine.close()
 
@@ -115,25 +117,25 @@ async def test_what_does_not_agree_is_refused_once_with_the_reason(
 ) -> None:
     engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
     engine.start()
-    puller = puller_of(engine, store, run_dir, news)
+    follower = follower_of(engine, store, run_dir, news)
     await publish(database, first)
-    await puller.look()
+    await follower.look()
     damaged = run_dir / "weights" / second.path.name / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     await publish(database, second)
     await publish(database, second, version=3, path="../elsewhere")
     for _ in range(2):
-        await puller.look()
+        await follower.look()
     assert "not within the run's directory" in (await document(database, 3))["reasons"][0]
     await publish(database, second, version=4)
     for _ in range(3):
-        await puller.look()
+        await follower.look()
     (reason,) = (await document(database, 4))["reasons"]
     assert "model.safetensors has" in reason
     assert reason.startswith("engine-0.1: ")
     assert (await document(database, 4))["status"] == "announced"
-    assert (puller.state, puller.version, (await engine.load()).version) == ("serving", 1, 1)
-    assert "version 1 serves on" in news[-1]
+    assert (follower.state, follower.version, (await engine.load()).version) == ("serving", 1, 1)
+    assert "version 1 still serves" in news[-1]
     assert (await document(database, 1))["status"] == "current"
     await engine.close()
 
@@ -150,8 +152,8 @@ async def test_how_far_the_canary_was_off_is_kept_for_every_engine_and_version(
         engine = EmbeddedEngine(slots=1, context=64)
         engine.start()
         me = service_of(slot)
-        puller = Puller(engine, store, me, run_dir=run_dir, beside=engine, on_canary=told.append)
-        await puller.look()
+        follower = PublicationFollower(engine, store, me, run_dir=run_dir, second=engine, on_canary=told.append)
+        await follower.look()
         await database["Publication"].update_one({"_id": 1}, {"$set": {"manifest": msgspec.to_builtins(shifted)}})
         await engine.close()
     first_told, second_told = told
@@ -220,27 +222,27 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
 ) -> None:
     engine = EmbeddedEngine(slots=4, context=64)
     engine.start()
-    puller = puller_of(engine, store, run_dir)
+    follower = follower_of(engine, store, run_dir)
     await publish(database, first)
-    await puller.look()
-    await puller.look_for_pins()
+    await follower.look()
+    await follower.look_for_pins()
     await database["Task"].insert_one({"_id": "e/test/0/0", "purpose": "eval", "status": "admitted", "version": 1})
     await publish(database, second)
-    await puller.look()
-    await puller.look_for_pins()
+    await follower.look()
+    await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
     greedy = Sampling(max_new_tokens=5, temperature=0.0)
     answer = await engine.generate("r", [4, 5], greedy, deadline_s=20, version=1)
     assert answer.ids == first.greedy([4, 5], 5)
     assert (await database["Service"].find_one({"_id": "engine-0.1"}))["versions_loaded"] == [1, 2]
     await database["Task"].update_one({"_id": "e/test/0/0"}, {"$set": {"status": "done"}})
-    await puller.look()
-    await puller.look_for_pins()
+    await follower.look()
+    await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (2,)
     # It may be asked for before there are tasks, and after the engine went on.
     await database["Publication"].update_one({"_id": 1}, {"$set": {"evaluation": "wanted"}})
-    await puller.look()
-    await puller.look_for_pins()
+    await follower.look()
+    await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
     await engine.close()
 
@@ -250,12 +252,12 @@ async def test_an_evaluation_of_a_version_that_was_overtaken_before_it_was_serve
 ) -> None:
     engine = EmbeddedEngine(slots=4, context=64)
     engine.start()
-    puller = puller_of(engine, store, run_dir)
+    follower = follower_of(engine, store, run_dir)
     await publish(database, first, evaluation="wanted")
     await publish(database, second)
-    await puller.look()
+    await follower.look()
     assert (await document(database, 1))["status"] == "skipped"
-    await puller.look_for_pins()
+    await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
     await engine.close()
 
@@ -265,13 +267,13 @@ async def test_an_engine_that_starts_after_a_bad_version_serves_the_one_before(
 ) -> None:
     engine = EmbeddedEngine(slots=4, context=64)
     engine.start()
-    puller = puller_of(engine, store, run_dir)
+    follower = follower_of(engine, store, run_dir)
     (run_dir / "weights" / second.path.name / "model.safetensors").unlink()
     await publish(database, first, status="current")
     await publish(database, second)
     for _ in range(2):
-        await puller.look()
-    assert (puller.state, puller.version) == ("serving", 1)
+        await follower.look()
+    assert (follower.state, follower.version) == ("serving", 1)
     assert len((await document(database, 2))["reasons"]) == 1
     await engine.close()
 
@@ -296,24 +298,26 @@ class OneVersion:
         return Load(version=self.version)
 
 
-def lone_puller(
+def lone_follower(
     engine: OneVersion, store: StoredPublications, run_dir: Path, serving: list[str], slot: int = 0, **options: Any
-) -> Puller:
+) -> PublicationFollower:
     me = service_of(slot)
-    return Puller(engine, store, me, run_dir=run_dir, evaluates=slot == 0, on_serving=serving.append, **options)
+    return PublicationFollower(
+        engine, store, me, run_dir=run_dir, evaluates=slot == 0, on_serving=serving.append, **options
+    )
 
 
 async def test_an_engine_that_cannot_serve_meanwhile_is_out_of_routing_before_it_loads(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine, serving = OneVersion(), list[str]()
-    puller = lone_puller(engine, store, run_dir, serving)
+    follower = lone_follower(engine, store, run_dir, serving)
     await publish(database, first)
-    await puller.look()
+    await follower.look()
     engine.begin.clear()
     engine.go_on.clear()
     await publish(database, second)
-    look = asyncio.create_task(puller.look())
+    look = asyncio.create_task(follower.look())
     await engine.begin.wait()
     service = await database["Service"].find_one({"_id": "engine-0.1"})
     assert (service["state"], service["version"]) == ("loading", 1)
@@ -327,13 +331,13 @@ async def test_an_engine_that_cannot_serve_meanwhile_is_out_of_routing_before_it
 async def test_an_engine_of_one_version_serves_an_evaluation_and_then_the_newest_again(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
-    pullers = [lone_puller(OneVersion(), store, run_dir, [], slot) for slot in range(2)]
+    pullers = [lone_follower(OneVersion(), store, run_dir, [], slot) for slot in range(2)]
 
     async def look() -> list[int | None]:
-        for puller in pullers:
-            await puller.look_for_pins()
-            await puller.look()
-        return [puller.version for puller in pullers]
+        for follower in pullers:
+            await follower.look_for_pins()
+            await follower.look()
+        return [follower.version for follower in pullers]
 
     await publish(database, first)
     await publish(database, second, evaluation=None)
@@ -353,15 +357,15 @@ async def test_an_engine_that_does_not_come_to_an_end_with_loading_ends(
     stuck.go_on.clear()
     await publish(database, first)
     await publish(database, second)
-    following = asyncio.create_task(lone_puller(stuck, store, run_dir, [], load_within_s=0.5).follow())
+    following = asyncio.create_task(lone_follower(stuck, store, run_dir, [], load_within_s=0.5).follow())
     await stuck.begin.wait()
     await aeventually(following.done)
     with pytest.raises(ExceptionGroup) as ended:
         following.result()
     assert "Version 2 was not loaded within 0.5 s" in str(ended.value.exceptions[0])
-    puller = lone_puller(sound, store, run_dir, [], slot=1)
-    await puller.look()
-    assert puller.version == 2
+    follower = lone_follower(sound, store, run_dir, [], slot=1)
+    await follower.look()
+    assert follower.version == 2
 
 
 class Away:
@@ -418,13 +422,13 @@ class Away:
 async def test_while_the_store_is_away_it_serves_and_tells_what_it_did_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.engines.publication_follower.MOST_WAIT_S", 0.05)
+    monkeypatch.setattr("agentrl.engines.publication_follower.MAX_WAIT_S", 0.05)
     away = Away()
-    puller = puller_of(away, away, tmp_path)
-    following = asyncio.create_task(puller.follow())
-    await aeventually(lambda: puller.version == 5)
-    assert (puller.state, away.told) == ("serving", [])
-    await puller.leave("draining")
+    follower = follower_of(away, away, tmp_path)
+    following = asyncio.create_task(follower.follow())
+    await aeventually(lambda: follower.version == 5)
+    assert (follower.state, away.told) == ("serving", [])
+    await follower.leave("draining")
     away.away = False
     await aeventually(lambda: away.told)
     assert (away.told, away.updates) == ([("engine-0.1", 5)], 1)

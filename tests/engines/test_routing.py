@@ -97,7 +97,7 @@ def test_a_version_can_be_wanted_and_one_can_be_too_old() -> None:
 
 
 def test_it_remembers_a_bounded_number_of_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.engines.routing.MOST_CONVERSATIONS", 10)
+    monkeypatch.setattr("agentrl.engines.routing.MAX_CONVERSATIONS", 10)
     one = router()
     for number in range(100):
         chosen(one, [engine("a")], f"r{number}")
