@@ -14,7 +14,7 @@ import torch
 
 from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
-from agentrl.engines.publication_follower import Puller
+from agentrl.engines.publication_follower import PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.http.token_server import listening
 from agentrl.store.database import connect
@@ -28,7 +28,7 @@ async def main(name: str, run_dir: Path) -> None:
     engine.start()
     async with listening(build_app(engine, os.environ["TOKEN"])) as url:
         me = Service(kind="engine", id=name, unit=name.partition(".")[0], url=url)
-        await Puller(engine, StoredPublications(database), me, run_dir=run_dir, beside=engine).follow()
+        await PublicationFollower(engine, StoredPublications(database), me, run_dir=run_dir, second=engine).follow()
 
 
 if __name__ == "__main__":

@@ -383,6 +383,24 @@ async def test_at_the_end_of_the_data_it_takes_what_is_left_saves_and_ends(
     await balanced(db)
 
 
+async def test_a_waiting_trainer_reads_groups_only_when_their_number_changes(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[None] = []
+    looks: list[None] = []
+    after(monkeypatch, training.steps, "count_ready", lambda: counts.append(None))
+    after(monkeypatch, training.batch_selection, "look", lambda: looks.append(None))
+    monkeypatch.setattr(training, "WHOLE_LOOK_EVERY_S", 3600.0)
+    await closed_groups(db, 1)
+    running = asyncio.create_task(trainer(db, configuration(tmp_path, tiny, steps=1), tmp_path).run())
+    await aeventually(lambda: len(counts) >= 5)
+    assert len(looks) == 1
+    await closed_groups(db, 2)
+    await running
+    assert len(looks) == 2
+    assert [len(step["tasks"]) for step in await committed(db)] == [2]  # type: ignore[arg-type]
+
+
 async def test_at_the_end_of_the_data_it_waits_for_what_may_be_trained_once_more(
     db: Database, tiny: Path, tmp_path: Path
 ) -> None:
