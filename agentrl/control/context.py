@@ -27,7 +27,7 @@ from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.observed_state import ObservedState, RunLife
 from agentrl.control.state.operations import Operations
-from agentrl.control.state.unit_metrics import Metrics
+from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.errors import ExitCode
 from agentrl.protocol.feed import MetricBatch
 from agentrl.protocol.messages import PROTOCOL_MAJOR, Refused, Welcome
@@ -63,7 +63,7 @@ class Context:
     operations: Operations
     knobs: KnobRegistry
     keyring: Keyring
-    metrics: Metrics
+    metrics: MetricStore
     bottleneck: BottleneckDetector
     disks: DiskForecast
     peers: Peers
@@ -114,11 +114,11 @@ class Context:
 
     def show_bottleneck(self) -> None:
         now = self.clock.now()
-        standing = self.observed.steps_stand(self.supervisor.paused)
-        if not self.bottleneck.is_due(now, standing):
+        no_steps = self.observed.why_no_steps(self.supervisor.paused)
+        if not self.bottleneck.is_due(now, no_steps):
             return
         alive = [slot.unit for slot in self.state.slots.values() if slot.state in WITH_PROCESS]
-        row = self.bottleneck.look(now, alive, self.observed.trainer_to_come(), standing)
+        row = self.bottleneck.compute(now, alive, self.observed.trainer_to_come(), no_steps)
         if row is None:
             self.feed.remove("pulse")
         else:

@@ -52,7 +52,7 @@ from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.observed_state import ObservedState, RunLife
 from agentrl.control.state.operations import Operation, Operations
-from agentrl.control.state.unit_metrics import Metrics
+from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError
 from agentrl.protocol.wire import encode
@@ -125,7 +125,7 @@ class Coordinator:
             operations=Operations(state, self._operation_changed),
             knobs=KnobRegistry(),
             keyring=self._keyring,
-            metrics=Metrics(),
+            metrics=MetricStore(),
             bottleneck=BottleneckDetector(),
             disks=DiskForecast(),
             peers=Peers(),

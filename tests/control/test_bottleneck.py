@@ -52,7 +52,7 @@ class Plant:
             rates = {named(services.TOOL_RATE, name): 5.0 for name in tools or {}}
             self.pulse.take("toolbox-0", "toolbox", 1, told | rates, self.now)
             if self.pulse.is_due(self.now, self.standing):
-                row = self.pulse.look(self.now, self.totals, "", self.standing)
+                row = self.pulse.compute(self.now, self.totals, "", self.standing)
         row = row or self.pulse.shown
         assert row is not None
         return row
@@ -76,7 +76,7 @@ def test_utilisation_is_taken_from_intervals_by_unit_and_by_role() -> None:
 def test_while_the_trainer_starts_that_is_said_and_not_that_others_are_idle() -> None:
     plant, coming = Plant(), "trainer-0 is starting (warm-up: step 3 of 9)"
     assert "engines 0% busy" in plant.run(60, engine=0.0, sampler=0.0).sentence
-    told = plant.pulse.look(plant.now, plant.totals, coming)
+    told = plant.pulse.compute(plant.now, plant.totals, coming)
     assert told is not None
     assert (told.sentence, told.bottleneck) == (coming, "")
 
@@ -84,7 +84,7 @@ def test_while_the_trainer_starts_that_is_said_and_not_that_others_are_idle() ->
 def test_of_a_trainer_that_starts_again_nothing_is_told_that_was_before() -> None:
     plant, coming = Plant(), "trainer-0 is starting (starts from step-9)"
     assert plant.run(60, trainer=0.1, engine=0.6, sampler=0.5).bottleneck == "engines"
-    told = plant.pulse.look(plant.now, plant.totals, coming)
+    told = plant.pulse.compute(plant.now, plant.totals, coming)
     assert told is not None
     assert (told.sentence, told.bottleneck) == (f"{coming}; engines 60% busy", "")
     assert "trainer" not in told.busy
@@ -95,7 +95,7 @@ def test_where_no_step_is_taken_any_more_that_is_said_at_once_and_no_rate_falls_
     plant.run(120, trainer=0.5, engine=0.6, sampler=0.5, tools={"shop.lookup": 0.3})
     plant.totals.pop("trainer-0")
     assert plant.pulse.is_due(plant.now, standing), "at once, not with the next round"
-    told = plant.pulse.look(plant.now, plant.totals, "", standing)
+    told = plant.pulse.compute(plant.now, plant.totals, "", standing)
     assert told is not None
     assert (told.sentence, told.bottleneck, told.tools, told.busy) == (standing, "", (), {})
     plant.standing = standing
@@ -164,7 +164,7 @@ def test_a_new_life_begins_from_nothing_and_the_dead_are_left_out() -> None:
 def test_a_run_without_a_data_plane_has_no_pulse() -> None:
     pulse = BottleneckDetector()
     pulse.take("web-0", "sidecar", 1, {"requests": 3.0}, AT)
-    assert pulse.look(AT, ["web-0"]) is None
+    assert pulse.compute(AT, ["web-0"]) is None
 
 
 @pytest.mark.parametrize(

@@ -62,16 +62,16 @@ def test_events_come_oldest_first_and_only_the_newest_of_them(path: Path) -> Non
     journal.close()
 
 
-def test_pruning_goes_in_bites_and_keeps_the_newest(path: Path) -> None:
+def test_pruning_removes_a_few_at_a_time_and_keeps_the_newest(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     many = Batch()
     for number in range(100):
         many.event("audit", str(number), float(number), b"")
     journal.commit(many)
-    bites = []
-    while removed := journal.prune(before_at=80.0, keep_newest=50, bite=15):
-        bites.append(removed)
-    assert max(bites) <= 15
+    portions = []
+    while removed := journal.prune(before_at=80.0, keep_newest=50, most=15):
+        portions.append(removed)
+    assert max(portions) <= 15
     assert [event.at for event in journal.events()] == [float(at) for at in range(80, 100)]
     while journal.prune(before_at=0.0, keep_newest=5):
         pass
@@ -93,7 +93,7 @@ def test_somebody_elses_database_is_refused_and_not_touched(path: Path) -> None:
         db.execute("CREATE TABLE recipes (name)")
     db.close()
     before = path.read_bytes()
-    with pytest.raises(VersionMismatchError, match="no journal"):
+    with pytest.raises(VersionMismatchError, match="not a journal"):
         Journal.open(path, at=1.0)
     assert path.read_bytes() == before
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agentrl.control.alerts.lifecycle import AlertEngine
 from agentrl.control.alerts.rule_table import LEARNING_RULES, default_rules
 from agentrl.control.alerts.rules import RunSnapshot
-from agentrl.control.state.unit_metrics import Metrics
+from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.engines.manifest import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
 from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
@@ -54,7 +54,7 @@ class Plant:
     def __init__(self, *units: UnitRow) -> None:
         self.engine = AlertEngine(default_rules())
         self.units = {one.unit: one for one in units or (TRAINER,)}
-        self.metrics = Metrics(LEARNING.keys() | {STEP.name})
+        self.metrics = MetricStore(LEARNING.keys() | {STEP.name})
         self.chains: tuple[WaitChain, ...] = ()
         self.now = 0.0
         self.fired: list[AlertRow] = []
@@ -144,7 +144,7 @@ def test_a_run_that_has_ended_for_nothing_says_so_for_as_long_as_it_is_there() -
     plant.units["trainer-0"] = replace(TRAINER, state=UnitState.STOPPED, done=True)
     assert plant.pass_time(5.0) == [FOR_NOTHING]
     assert plant.fired[-1].sentence == "trainer-0 has ended, and no step trained anything."
-    plant.metrics = Metrics(LEARNING.keys())
+    plant.metrics = MetricStore(LEARNING.keys())
     assert plant.pass_time(600.0) == [FOR_NOTHING], "another coordinator never heard its numbers"
     plant.units["trainer-0"] = TRAINER
     plant.report(steps_without_training=0.0)
@@ -160,7 +160,7 @@ def test_a_run_that_trains_nothing_is_told_of_for_as_long_as_it_trains_nothing()
     assert plant.pass_time(60.0) == [FOR_NOTHING]
     for state in (UnitState.BACKOFF, UnitState.STARTING, UnitState.READY):
         plant.units["trainer-0"] = replace(TRAINER, state=state, incarnation=2)
-        plant.metrics = Metrics(LEARNING.keys())
+        plant.metrics = MetricStore(LEARNING.keys())
         assert plant.pass_time(60.0) == [FOR_NOTHING], "its next life has told nothing yet"
     (row,) = plant.engine.rows()
     assert row.sentence == "trainer-0 has made no step that trained anything."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from agentrl.config.paths import RunFile
 from agentrl.control.commands.collect_stacks import file_name
-from agentrl.control.state.observed_state import PROGRESS_NEWS, ObservedState, RunLife
+from agentrl.control.state.observed_state import PROGRESS_EVERY, ObservedState, RunLife
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -46,7 +46,7 @@ def test_where_no_step_is_taken_until_somebody_does_something_that_is_said() -> 
     observed.state.run.up = True
 
     def said() -> str:
-        return observed.steps_stand(paused.__contains__)
+        return observed.why_no_steps(paused.__contains__)
 
     assert said() == ""
     paused.add("trainer-0")
@@ -121,12 +121,12 @@ def test_progress_that_only_heartbeats_tell_is_shown_now_and_then() -> None:
     slot = observed.state.slots["web-0"]
     observed.leases.begin("web-0", 0.0)
     stats, told = UnitStats("web-0", 1), []
-    for at in range(3 * PROGRESS_NEWS):
+    for at in range(3 * PROGRESS_EVERY):
         observed.leases.beat("web-0", float(at), progress=at)
         told.append(observed.measured(slot, stats))
-    assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_NEWS, 2 * PROGRESS_NEWS]
+    assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_EVERY, 2 * PROGRESS_EVERY]
     assert observed.measured(slot, stats), "what moved since is told once more"
-    assert not any(observed.measured(slot, stats) for _ in range(2 * PROGRESS_NEWS)), "it stands"
+    assert not any(observed.measured(slot, stats) for _ in range(2 * PROGRESS_EVERY)), "it stands"
 
 
 def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
@@ -189,7 +189,9 @@ def test_until_when_a_start_is_waited_for_is_not_said_to_be_the_last_word_where_
         slot = observed.state.slots[unit]
         slot.state, slot.timer, slot.spec = UnitState.STARTING, 300.0, GroupSpec("web", Role.SIDECAR, (), speaks=speaks)
     told = [observed.unit_row(slot, paused=False).next_what for slot in observed.state.slots.values()]
-    assert told == ["is given up unless it gets on", "is given up unless ready"], "only who speaks can announce a phase"
+    assert told == ["is given up unless it makes progress", "is given up unless ready"], (
+        "only who speaks can announce a phase"
+    )
 
 
 def test_the_file_of_stacks_is_called_after_who_was_asked_for() -> None:

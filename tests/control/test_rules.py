@@ -15,7 +15,7 @@ from agentrl.config.alerts import BUILT_IN_RULES, Rule
 from agentrl.control.alerts.lifecycle import AlertEngine, Notification
 from agentrl.control.alerts.rule_table import DATA_RULES, LEARNING_RULES, default_rules
 from agentrl.control.alerts.rules import RunSnapshot, declared_rule, metrics_read
-from agentrl.control.state.unit_metrics import POINTS, MemoryStory, MemoryWatch, Metrics
+from agentrl.control.state.unit_metrics import POINTS, MemoryStory, MemoryWatch, MetricStore
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
@@ -35,10 +35,12 @@ def host(**more: object) -> HostRow:
     return replace(HostRow("a", "up", facts=facts, units=3, disk_free_bytes=100 * GIB), **more)
 
 
-def world(*units: UnitRow, on: HostRow | None = None, metrics: Metrics | None = None, **more: object) -> RunSnapshot:
+def world(
+    *units: UnitRow, on: HostRow | None = None, metrics: MetricStore | None = None, **more: object
+) -> RunSnapshot:
     on = on or host()
     run = RunRow("my-run", "uuid", "running", **more)  # type: ignore[arg-type]
-    return RunSnapshot(run, {one.unit: one for one in units}, {on.host: on}, (), metrics or Metrics())
+    return RunSnapshot(run, {one.unit: one for one in units}, {on.host: on}, (), metrics or MetricStore())
 
 
 def firing(of: RunSnapshot, for_s: float = 120.0) -> list[AlertRow]:
@@ -287,9 +289,9 @@ def test_a_start_that_takes_long_alarms_nobody_who_waits_for_it() -> None:
 # ---- memory ----
 
 
-def hours(of: Callable[[float], float], count: float) -> Iterator[tuple[float, Metrics]]:
+def hours(of: Callable[[float], float], count: float) -> Iterator[tuple[float, MetricStore]]:
     """One sample every ten seconds; yields every ten minutes."""
-    metrics = Metrics()
+    metrics = MetricStore()
     for step in range(int(count * 360)):
         now = step * 10.0
         metrics.memory("web-0", 1, int(of(now / 3600)), now)
@@ -344,7 +346,7 @@ def test_other_shapes_of_memory_are_silent(healthy: Callable[[float], float]) ->
 
 
 def test_the_window_of_evidence_can_be_chosen() -> None:
-    metrics = Metrics(watch=MemoryWatch(60.0))
+    metrics = MetricStore(watch=MemoryWatch(60.0))
     engine = AlertEngine(default_rules(memory_window_s=60.0))
     fired: list[float] = []
     for now in range(300):
@@ -357,7 +359,7 @@ def test_the_window_of_evidence_can_be_chosen() -> None:
 
 
 def test_a_new_life_begins_from_nothing() -> None:
-    metrics = Metrics()
+    metrics = MetricStore()
     for step in range(120):
         metrics.memory("web-0", 1, GIB + step * 50 * MIB, step * 60.0)
     story = metrics.memory_story("web-0")
@@ -376,7 +378,7 @@ def test_a_new_life_begins_from_nothing() -> None:
 def test_a_healthy_run_is_silent_for_days() -> None:
     random.seed(4)
     rules = [Rule(name="queue", metric="queue", of="web", above=100.0, for_s=30.0)]
-    metrics = Metrics(metrics_read(rules))
+    metrics = MetricStore(metrics_read(rules))
     engine = AlertEngine([*default_rules(), *map(declared_rule, rules)])
     names = [f"web-{slot}" for slot in range(5)]
     for step in range(2 * 24 * 60):
@@ -419,7 +421,7 @@ class Judged:
     """A rule of one's own, on the numbers of two units."""
 
     def __init__(self, rule: Rule) -> None:
-        self.metrics = Metrics(metrics_read([rule]))
+        self.metrics = MetricStore(metrics_read([rule]))
         self.engine = AlertEngine([declared_rule(rule)])
         self.now = 0.0
 
@@ -476,7 +478,7 @@ def test_a_number_that_is_not_reported_any_more_says_nothing() -> None:
 
 
 def test_numbers_are_bounded_and_finite() -> None:
-    metrics = Metrics(["loss"])
+    metrics = MetricStore(["loss"])
     metrics.update("web-0", 1, {"loss": math.nan, "grad": math.inf, "ok": 1.0}, 0.0)
     assert metrics.values("web-0") == {"ok": 1.0}
     metrics.update("web-0", 1, {f"m{n}": 1.0 for n in range(10_000)}, 1.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from agentrl.config import alerts
-from agentrl.control.state.unit_metrics import Metrics
+from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.rows import HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry.metrics import METRICS, UNIT_METRICS, Metric
@@ -33,7 +33,7 @@ class RunSnapshot:
     units: Mapping[str, UnitRow] = field(default_factory=dict)
     hosts: Mapping[str, HostRow] = field(default_factory=dict)
     chains: Sequence[WaitChain] = ()
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: MetricStore = field(default_factory=MetricStore)
     incidents: Mapping[str, IncidentRow] = field(default_factory=dict)
     """The newest unplanned ends, by name of the incarnation."""
 

@@ -1,7 +1,7 @@
-"""What a unit says of itself, cut to what a row, a message and a person can hold.
+"""Truncates what units report about themselves, so that rows and answers fit into messages.
 
-Invariant: whatever a unit says, its row stays small and the answers that hold the rows of all units can be sent. Text
-is clipped, of many things the first are kept; a knob's value is kept whole or not at all.
+Invariant: whatever a unit sends, its row stays small, and an answer with the rows of all units can be sent. Text is
+truncated; of long lists the first entries are kept; the value of a knob is kept whole or dropped.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ CHOICES = 64
 METRICS = 1000
 
 
-def text(said: str, most: int) -> str:
-    return said if len(said) <= most else said[: most - 1] + "…"
+def text(sent: str, most: int) -> str:
+    return sent if len(sent) <= most else sent[: most - 1] + "…"
 
 
-def report(said: UnitReport) -> UnitReport:
+def report(sent: UnitReport) -> UnitReport:
     return replace(
-        said,
-        status=text(said.status, SENTENCE),
-        phase=text(said.phase, NAME),
-        serving=text(said.serving, NAME),
-        waits=tuple(map(_wait, said.waits[:WAITS])),
-        knobs={name: value for name, value in itertools.islice(said.knobs.items(), KNOBS) if _is_small(value)},
+        sent,
+        status=text(sent.status, SENTENCE),
+        phase=text(sent.phase, NAME),
+        serving=text(sent.serving, NAME),
+        waits=tuple(map(_wait, sent.waits[:WAITS])),
+        knobs={name: value for name, value in itertools.islice(sent.knobs.items(), KNOBS) if _is_small(value)},
     )
 
 
-def declarations(said: tuple[KnobDeclaration, ...]) -> tuple[KnobDeclaration, ...]:
+def declarations(sent: tuple[KnobDeclaration, ...]) -> tuple[KnobDeclaration, ...]:
     return tuple(
         replace(
             each,
@@ -48,30 +48,30 @@ def declarations(said: tuple[KnobDeclaration, ...]) -> tuple[KnobDeclaration, ..
             unit=text(each.unit, NAME),
             choices=tuple(text(choice, NAME) for choice in each.choices[:CHOICES]),
         )
-        for each in said[:KNOBS]
+        for each in sent[:KNOBS]
         if len(each.name) <= NAME and _is_small(each.default)
     )
 
 
-def metrics(said: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in itertools.islice(said.items(), METRICS) if len(name) <= SENTENCE}
+def metrics(sent: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in itertools.islice(sent.items(), METRICS) if len(name) <= SENTENCE}
 
 
-def bye(said: Bye) -> Bye:
-    return replace(said, reason=text(said.reason, SENTENCE))
+def bye(sent: Bye) -> Bye:
+    return replace(sent, reason=text(sent.reason, SENTENCE))
 
 
-def previewed(said: KnobPreviewed) -> KnobPreviewed:
-    return replace(said, sentence=text(said.sentence, SENTENCE), error=text(said.error, SENTENCE))
+def previewed(sent: KnobPreviewed) -> KnobPreviewed:
+    return replace(sent, sentence=text(sent.sentence, SENTENCE), error=text(sent.error, SENTENCE))
 
 
-def answer(said: UnitAnswer) -> UnitAnswer:
-    """The body is as large as a message may be; the unit itself refuses to send more."""
-    return replace(said, error=text(said.error, REASON), hint=text(said.hint, SENTENCE))
+def answer(sent: UnitAnswer) -> UnitAnswer:
+    """The body is not truncated: the unit itself refuses to send a larger one."""
+    return replace(sent, error=text(sent.error, REASON), hint=text(sent.hint, SENTENCE))
 
 
-def _wait(said: Wait) -> Wait:
-    return replace(said, who=text(said.who, NAME), on=text(said.on, NAME), what=text(said.what, WHAT))
+def _wait(sent: Wait) -> Wait:
+    return replace(sent, who=text(sent.who, NAME), on=text(sent.on, NAME), what=text(sent.what, WHAT))
 
 
 def _is_small(value: KnobValue) -> bool:

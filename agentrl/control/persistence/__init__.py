@@ -1,1 +1,1 @@
-"""What the coordinator keeps on disk: the journal, keys, locks and the file with its address."""
+"""The files of the coordinator: journal, keys, locks and its address."""

@@ -1,7 +1,6 @@
-"""`coordinator.json` in the state directory: where this coordinator is, for clients, agents and `doctor`.
+"""`coordinator.json` in the state directory: the addresses of the coordinator, for clients, host agents and `doctor`.
 
-Invariants: it exists only while its coordinator lives, or is recognisably stale (pid, start time and boot id say so);
-it is readable by its owner alone.
+Invariants: if its coordinator is dead, pid, start time and boot id show that; only its owner can read it.
 """
 
 from __future__ import annotations

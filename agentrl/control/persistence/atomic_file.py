@@ -1,7 +1,7 @@
-"""Small files that must never be seen half-written.
+"""Replaces small files atomically.
 
-Invariants: a reader sees the old content or the new one, never a part; the file has its mode before it has content,
-so a secret is never readable by others, not even for a moment.
+Invariants: a reader sees the whole old content or the whole new content; the file gets its mode before its content, so
+a secret is never readable by others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from agentrl.errors import DiskError
 
 
 def replace_file(path: Path, content: bytes, *, mode: int, durable: bool = True) -> None:
-    """Write a file by rename. Raises DiskError; the old file is then still whole.
+    """Write a file by rename. Raises DiskError and then leaves the old file as it was.
 
-    `durable` also survives a power loss; a heartbeat that is written every few seconds does without.
+    A `durable` file survives a power loss; a heartbeat that is written every few seconds need not be durable.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,8 +1,8 @@
-"""The coordinator's memory on disk: SQLite, one transaction per batch.
+"""The journal: desired state, operations, incidents and audit in SQLite, one transaction per batch.
 
-Invariants: a batch is durable as a whole when `commit` returns, or not there at all when it raises DiskError, and a
-later retry works; a file of another schema is refused, never guessed at; a damaged file is never dropped silently:
-what can still be read is carried over, the damaged file is kept beside it, and `damage` says so.
+Invariants: a batch is durable as a whole when `commit` returns; when `commit` raises DiskError, nothing of the batch is
+written and it can be tried again; a file of another schema is refused; of a damaged file all readable rows are kept,
+the file stays beside the new one, and `damage` says so.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, damage: str) -> None:
         self.path = path
         self.damage = damage
-        """A sentence if the file was found damaged at this opening; what was lost and where the old file is."""
+        """If the file was damaged when it was opened: what was lost and where the old file is."""
         self._db = connection
 
     @classmethod
     def open(cls, path: Path, *, at: float) -> Journal:
-        """Open or create it. DiskError, or VersionMismatchError for a file that another version wrote."""
+        """Open or create it. Raises DiskError, or VersionMismatchError for a file of another version."""
         with _disk_errors(path):
             journal_repair.finish_swap(path, at)
             try:
@@ -91,7 +91,7 @@ class Journal:
 
     @classmethod
     def read_only(cls, path: Path) -> Journal:
-        """To look at, whoever writes it. DiskError if it cannot be read."""
+        """Open it for reading while a coordinator may write it. Raises DiskError."""
         with _disk_errors(path):
             return cls(path, sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True), "")
 
@@ -99,7 +99,7 @@ class Journal:
         self._db.close()
 
     def commit(self, batch: Batch) -> None:
-        """Make a batch durable. Raises DiskError, and then nothing of it was written."""
+        """Make a batch durable. Raises DiskError; then nothing of it is written."""
         if batch.empty:
             return
         with _disk_errors(self.path), self._transaction():
@@ -137,22 +137,22 @@ class Journal:
             ).fetchall()
         return [JournalEvent(*row) for row in reversed(found)]
 
-    def prune(self, *, before_at: float, keep_newest: int, bite: int = 500) -> int:
-        """Remove events that are older than `before_at` or beyond the newest `keep_newest`, at most `bite` of them.
+    def prune(self, *, before_at: float, keep_newest: int, most: int = 500) -> int:
+        """Remove at most `most` events that are older than `before_at` or not among the newest `keep_newest`.
 
-        Call it now and then until it answers 0: small bites keep the coordinator's loop free.
+        Returns the number of removed events. Small portions keep the event loop of the coordinator free.
         """
         with _disk_errors(self.path):
             (count,) = self._db.execute("SELECT count(*) FROM events").fetchone()
-            surplus = min(bite, max(0, count - keep_newest))
+            surplus = min(most, max(0, count - keep_newest))
             with self._transaction():
-                # `at` is the wall clock and may jump; the surplus goes by order of arrival.
+                # `at` is the wall clock and may jump, so the surplus is removed in the order of arrival.
                 old = self._db.execute(
                     "DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq LIMIT ?)", (surplus,)
                 ).rowcount
                 old += self._db.execute(
                     "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? LIMIT ?)",
-                    (before_at, bite - surplus),
+                    (before_at, most - surplus),
                 ).rowcount
         return old
 
@@ -170,13 +170,13 @@ class Journal:
 
 
 def _last_puts(puts: list[tuple[str, str, bytes | None]]) -> list[tuple[str, str, bytes, int]]:
-    """Of several puts of one key the last one counts, also when it is a removal."""
+    """The last put of each key, without the removals."""
     last = {(kind, key): body for kind, key, body in puts}
     return [(kind, key, body, checksum(kind, key, body)) for (kind, key), body in last.items() if body is not None]
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Autocommit mode: transactions are ours alone, Python opens none behind our back.
+    # Autocommit mode: Python must not open transactions by itself.
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         _refuse_other_schema(db, path)
@@ -199,23 +199,23 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_other_schema(db: sqlite3.Connection, path: Path) -> None:
-    # One transaction: somebody else may be creating it right now.
+    # One transaction: another process may be creating the file.
     db.execute("BEGIN")
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     db.execute("COMMIT")
     if tables and application != APPLICATION_ID:
-        raise VersionMismatchError(f"{path} is a database, but no journal of agentrl.", hint="Move it away.")
+        raise VersionMismatchError(f"{path} is a database, but not a journal of agentrl.", hint="Move it away.")
     if version not in (0, SCHEMA_VERSION):
         raise VersionMismatchError(
             f"The journal {path} has schema version {version}; this agentrl reads version {SCHEMA_VERSION}.",
-            hint="Use the agentrl that wrote it, or begin a run of another name.",
+            hint="Use the agentrl that wrote it, or start a run with another name.",
         )
 
 
 def _switch_to_wal(db: sqlite3.Connection) -> None:
-    """SQLite does not wait for others when it changes this mode, so two that open at once have to try again."""
+    """SQLite does not wait for other processes when it changes this mode, so this tries again."""
     for _ in range(100):
         try:
             db.execute("PRAGMA journal_mode = WAL")
@@ -240,7 +240,7 @@ def _code(error: sqlite3.Error) -> int:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """What SQLite and the file system say becomes one sentence. Mistakes in our own SQL pass through as they are."""
+    """Turns errors of SQLite and the file system into DiskError. Errors in our own SQL pass unchanged."""
     try:
         yield
     except sqlite3.DatabaseError as failed:

@@ -1,10 +1,10 @@
-"""What to do with a damaged journal: carry over every row that is provably whole, and keep the damaged file.
+"""Repairs a damaged journal: copies every row with a valid checksum to a new file.
 
-Starting with an empty journal would forget the desired state and the numbers of incarnations; refusing to start would
-leave the run without a coordinator until a person comes. So the readable rows live on.
+An empty journal would lose the desired state and the numbers of incarnations; a refusal to start would leave the run
+without a coordinator until a person comes.
 
-Invariants: the damaged file stays beside the new one as `journal.sqlite.corrupt-TIME`; a crash at any point is finished
-by the next opening, and never ends in an empty journal.
+Invariants: the damaged file stays beside the new one as `journal.sqlite.corrupt-TIME`; after a crash at any point the
+next opening completes the repair and never starts with an empty journal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVENTS = "SELECT seq, kind, id, body, crc, at FROM events NOT INDEXED ORDER BY 
 
 
 def rebuild(path: Path, at: float) -> str:
-    """Replace a damaged journal by one with all its readable rows. Answers what happened, in a sentence."""
+    """Replace a damaged journal by one with all its readable rows. Returns a sentence about it."""
     state, events = _readable(path)
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)
@@ -47,12 +47,12 @@ def rebuild(path: Path, at: float) -> str:
 
 
 def finish_swap(path: Path, at: float) -> Path | None:
-    """Put a rebuilt journal in place, if there is one: also after a crash in the middle of it."""
+    """Put the rebuilt journal in place, if there is one; it also completes a swap that a crash interrupted."""
     rebuilt = _rebuilt(path)
     if not rebuilt.exists():
         return None
     kept = _kept(path, at)
-    # The log goes first: left behind, it would be replayed into the new file.
+    # The log is moved first: SQLite would replay a remaining log into the new file.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{kept}{suffix}")
@@ -66,7 +66,7 @@ def _rebuilt(path: Path) -> Path:
 
 
 def _kept(path: Path, at: float) -> Path:
-    """A name that is not taken: an older damaged file is evidence too."""
+    """A free name: older damaged files are kept too."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
     for number in range(1000):
         kept = path.with_name(f"{path.name}.corrupt-{stamp}{f'-{number}' if number else ''}")
@@ -79,7 +79,7 @@ def _readable(path: Path) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]
     state: dict[int, tuple[Any, ...]] = {}
     events: dict[int, tuple[Any, ...]] = {}
     with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(path)) as db:
-        # A damaged page ends a scan, so the rows behind it are read from the other end.
+        # A damaged page ends a scan, so the rows after it are read from the other end.
         for direction in ("ASC", "DESC"):
             state |= {row[0]: row[1:5] for row in _whole_rows(db, f"{_STATE} {direction}")}
             events |= {row[0]: row for row in _whole_rows(db, f"{_EVENTS} {direction}")}
@@ -94,4 +94,4 @@ def _whole_rows(db: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]
             if typed and checksum(kind, key, body) == crc:
                 yield row
     except (sqlite3.DatabaseError, UnicodeDecodeError):
-        return  # what was read until here counts
+        return  # the rows before the damage are kept

@@ -1,6 +1,6 @@
 """The tables of the journal.
 
-Invariant: every row has a checksum over what it says, so that rows taken out of a damaged file can be trusted.
+Invariant: every row has a checksum of its content, so that rows read from a damaged file can be trusted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 
 APPLICATION_ID = 0x6167726C
-"""`agrl`: tells a journal from any other SQLite file."""
+"""`agrl`: distinguishes a journal from other SQLite files."""
 SCHEMA_VERSION = 1
 
 TABLES = (

@@ -1,8 +1,8 @@
-"""Which public keys may do what.
+"""The permissions of public keys.
 
-Invariants: a key that was revoked is never accepted again under any name, and its name is never given to another key
-(connections are known by name, and one that is not cut yet must not come to new rights); the file is replaced whole and
-has mode 0600; a change that could not be written is not in force.
+Invariants: a revoked key is never accepted again, and its name is never given to another key (connections are known by
+name, and one that is still open must not get new permissions); the file is replaced atomically and has mode 0600; a
+change that could not be written is not in force.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Keyring:
 
     @classmethod
     def open(cls, state_dir: Path) -> Keyring:
-        """Read the keyring; a run without one has no keys yet. ConfigError if it cannot be trusted."""
+        """Read the keyring; a run without one has no keys yet. Raises ConfigError if it cannot be trusted."""
         directory = state_dir / "keys"
         directory.mkdir(mode=0o700, exist_ok=True)
         path = directory / "keyring.json"
@@ -48,32 +48,32 @@ class Keyring:
         except FileNotFoundError:
             ring = _Ring()
         except (OSError, msgspec.DecodeError) as broken:
-            # Beginning anew would let revoked keys be admitted again, so a person has to look.
+            # An empty keyring would let revoked keys be admitted again, so a person must decide.
             raise ConfigError(
                 f"The keyring {path} cannot be read: {broken}.", hint="Repair it, or remove it."
             ) from broken
         return cls(directory, ring.keys)
 
     def server_keys(self) -> ServerKeys:
-        """The coordinator's own pair; made on first need."""
+        """The coordinator's own key pair; created when it is first needed."""
         return load_server_keys(self._directory / "server.json")
 
     def rows(self) -> list[KeyRow]:
-        """All keys, also those that are revoked."""
+        """All keys, including revoked ones."""
         return list(self._rows)
 
     def lookup(self, public: str) -> tuple[str, Permission] | None:
-        """Name and permission of a key; None for one that is unknown or revoked."""
+        """Name and permission of a key; None if it is unknown or revoked."""
         return self._valid.get(public)
 
     def permission(self, name: str) -> Permission | None:
-        """What a key may do by now; looked up for each message, so a revocation holds at once."""
+        """The present permission of a key. It is looked up for each message, so a revocation takes effect at once."""
         return self._permissions.get(name)
 
     def check(self, name: str, public: str, permission: Permission) -> KeyRow | None:
-        """Whether a key may be admitted: None, or its row if it is already; ConflictError, RefusedError."""
+        """Returns the row of a key that is already admitted, or None. Raises ConflictError or RefusedError."""
         if not _NAME.fullmatch(name):
-            raise RefusedError(f"{name!r} is no name for a key: letters, digits, dots and dashes, at most 64.")
+            raise RefusedError(f"{name!r} is not a valid key name: use at most 64 letters, digits, dots and dashes.")
         if not _Z85.fullmatch(public):
             raise RefusedError("A public key is 40 characters of Z85.", hint="`agentrl keys new` makes one.")
         for row in self._rows:
@@ -82,18 +82,18 @@ class Keyring:
             if row.revoked_at:
                 raise RefusedError(
                     f"The key {row.name} was revoked; neither it nor its name is accepted again.",
-                    hint="Make a new one under another name: `agentrl keys new`.",
+                    hint="Create a key with another name: `agentrl keys new`.",
                 )
             if (row.name, row.public, row.permission) == (name, public, permission):
                 return row
             raise ConflictError(
-                f"There is a key {row.name} already, with permission {row.permission}.",
-                hint="Take another name, or use the key that is there.",
+                f"The key {row.name} exists already, with permission {row.permission}.",
+                hint="Choose another name, or use the existing key.",
             )
         return None
 
     def add(self, name: str, public: str, permission: Permission, at: float) -> KeyRow:
-        """Admit a key. Admitting the same one twice is harmless; ConflictError if the name or the key is taken."""
+        """Admit a key. Raises ConflictError if the name or the key is taken by another one."""
         if known := self.check(name, public, permission):
             return known
         added = KeyRow(name, public, permission, created_at=at)
@@ -101,7 +101,7 @@ class Keyring:
         return added
 
     def revoke(self, name: str, at: float) -> KeyRow:
-        """Refuse a key from now on. Its open connections are the caller's to cut."""
+        """Refuse a key from now on. The caller closes its open connections."""
         row = self.find(name)
         if row.revoked_at:
             return row
@@ -110,7 +110,7 @@ class Keyring:
         return revoked
 
     def find(self, name: str) -> KeyRow:
-        """The key of that name, also if it is revoked. UnknownNameError."""
+        """The key of that name, also if it is revoked. Raises UnknownNameError."""
         for row in self._rows:
             if row.name == name:
                 return row

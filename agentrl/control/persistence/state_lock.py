@@ -1,8 +1,8 @@
-"""Who may be the coordinator of a run: a lock on the state directory, and a sign in the run directory.
+"""Ensures that a run has one coordinator: a lock on the state directory, and a marker in the run directory.
 
-Invariants: the lock is a flock, so the kernel gives it back however its holder dies; it is never taken on a network
-file system, where a flock may mean nothing; the sign in the run directory is only advice to other hosts, and losing it
-(a full disk) never stops a coordinator.
+Invariants: the lock is a flock, so the kernel releases it however its holder dies; it is never taken on a network file
+system, where a flock may not work; the marker only informs other hosts, and a coordinator goes on if it cannot be
+written (a full disk).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"}
     | {"gfs2", "davfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"}
 )
-SIGN = "coordinator.json"
+MARKER = "coordinator.json"
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """What stands in the lock file: who took the lock."""
+    """The content of the lock file: who took the lock."""
 
     pid: int
     host: str
     since_at: float
 
 
-class Sign(msgspec.Struct, frozen=True):
-    """`run_dir/coordinator.json`: this run is coordinated on that host."""
+class Marker(msgspec.Struct, frozen=True):
+    """The content of `run_dir/coordinator.json`: the host that coordinates the run."""
 
     host: str
     boot_id: str
@@ -51,7 +51,7 @@ class StateLock:
 
     @classmethod
     def acquire(cls, state_dir: Path, *, host: str, at: float) -> StateLock:
-        """Take the lock. ConflictError names the holder; ConfigError says that the place is not fit for a lock."""
+        """Take the lock. Raises ConflictError, which names the holder, or ConfigError on a network file system."""
         refuse_network_file_system(state_dir)
         path = state_dir / "lock"
         try:
@@ -74,7 +74,7 @@ class StateLock:
         os.close(self._handle)
 
     def _write(self, holder: Holder) -> None:
-        # The lock itself holds on a full disk too; then the file merely does not name its holder.
+        # On a full disk the lock works as well, but the file does not name its holder.
         try:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, msgspec.json.encode(holder), 0)
@@ -84,7 +84,7 @@ class StateLock:
 
 @dataclass(frozen=True)
 class RunDirMarker:
-    """Keeps `run_dir/coordinator.json` fresh, so that `up` on another host sees that the run is taken."""
+    """Keeps `run_dir/coordinator.json` fresh, so that `up` on another host refuses to start the run."""
 
     run_dir: Path
     host: str
@@ -93,34 +93,34 @@ class RunDirMarker:
     uuid: str
 
     def refresh(self, at: float) -> str:
-        """Write the sign; call it every few seconds. Answers a sentence if it could not be written."""
-        sign = Sign(self.host, self.boot_id, self.name, self.uuid, at)
+        """Write the marker; call it every few seconds. Returns a sentence if it could not be written."""
+        marker = Marker(self.host, self.boot_id, self.name, self.uuid, at)
         try:
-            replace_file(self.run_dir / SIGN, msgspec.json.encode(sign), mode=0o644, durable=False)
+            replace_file(self.run_dir / MARKER, msgspec.json.encode(marker), mode=0o644, durable=False)
         except DiskError as full:
             return full.message
         return ""
 
     def remove(self) -> None:
-        """Take the sign away at the end, unless somebody else has put theirs there."""
+        """Remove the marker, unless it is that of another coordinator."""
         found = read_marker(self.run_dir)
         if found is not None and (found.uuid, found.boot_id) == (self.uuid, self.boot_id):
             try:
-                (self.run_dir / SIGN).unlink(missing_ok=True)
+                (self.run_dir / MARKER).unlink(missing_ok=True)
             except OSError:
-                return  # it grows stale by itself
+                return  # it becomes stale by itself
 
 
-def read_marker(run_dir: Path) -> Sign | None:
-    """The sign in a run directory; None if there is none that can be read."""
+def read_marker(run_dir: Path) -> Marker | None:
+    """The marker in a run directory; None if it is missing or unreadable."""
     try:
-        return msgspec.json.decode((run_dir / SIGN).read_bytes(), type=Sign)
+        return msgspec.json.decode((run_dir / MARKER).read_bytes(), type=Marker)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def refuse_network_file_system(directory: Path) -> None:
-    """ConfigError if locks and fsync cannot be trusted there."""
+    """Raises ConfigError if the directory is on a network file system."""
     kind = file_system_of(directory.resolve(), Path("/proc/self/mountinfo").read_text())
     if kind in NETWORK_FILE_SYSTEMS:
         raise ConfigError(
@@ -130,7 +130,7 @@ def refuse_network_file_system(directory: Path) -> None:
 
 
 def file_system_of(path: Path, mountinfo: str) -> str:
-    """The type of the file system that a path is on, by the text of /proc/PID/mountinfo."""
+    """The type of the file system that holds a path, according to the text of /proc/PID/mountinfo."""
     best, kind = -1, ""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -138,7 +138,7 @@ def file_system_of(path: Path, mountinfo: str) -> str:
         if len(fields) < 5 or not right:
             continue
         mount = Path(fields[4].encode().decode("unicode_escape"))
-        # A later line covers an earlier one at the same place, hence >=.
+        # A later line hides an earlier one at the same place, hence >=.
         if (path == mount or mount in path.parents) and len(mount.parts) >= best:
             best, kind = len(mount.parts), right.split(" ", 1)[0]
     return kind

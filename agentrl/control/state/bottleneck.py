@@ -1,9 +1,9 @@
-"""How busy the parts of the data plane are, and which of them holds the others up.
+"""Finds the bottleneck of the data plane: how busy each role is, and which one the others wait for.
 
-Invariants: shares are taken from intervals (seconds of slots in use against seconds of slots that there were), never
-from moments; the sentence names one bottleneck, and says since when only where the numbers show it; a run of which
-nothing is reported has no pulse. Where no step is taken, that is said, and shares are counted from then on: what falls
-slowly towards nothing tells of a time that is over.
+Invariants: shares are computed over intervals (used seconds of slots divided by offered seconds), never from single
+moments; the sentence names one bottleneck, and since when only if the numbers show it; a run without such metrics has
+no row. While the trainer takes no steps, the sentence says so, and shares are counted from that moment, because older
+counts would show a state that is over.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from agentrl.telemetry.services import (
 EVERY_S = 10.0
 WINDOW_S = 60.0
 HISTORY = 360
-"""Moments of a tool's latency that are kept: an hour."""
+"""Samples of the latency of a tool: one hour."""
 SATURATED = 0.9
-"""A trainer that is so busy waits for nobody."""
+"""A trainer that is this busy is the bottleneck."""
 IDLE = 0.02
 CHANGED = 1.5
-"""By how much a latency has to differ to be another one."""
+"""The factor by which a latency must differ to count as changed."""
 STEADY = 3
-"""Moments that a change has to last."""
+"""Samples that a change must last."""
 BEFORE = 30
 MOST_TOOLS = 20
 _COUNTERS = (BUSY.name, OFFERED.name, IN_TOOLS.name, IN_MODEL.name)
@@ -51,12 +51,12 @@ class _Unit:
     counters: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
 
     def begin_again(self) -> None:
-        """Count from the last report on."""
+        """Count from the last report."""
         while len(self.counters) > 1:
             self.counters.popleft()
 
-    def passed(self) -> dict[str, float]:
-        """What was added to each counter within the window."""
+    def increase(self) -> dict[str, float]:
+        """The increase of each counter within the window."""
         if len(self.counters) < 2:
             return {}
         (_, first), (_, last) = self.counters[0], self.counters[-1]
@@ -71,7 +71,7 @@ class Change:
 
 
 class BottleneckDetector:
-    """Fed with what units report; asked for a row every now and then."""
+    """Collects counters from the metrics of units and computes the row."""
 
     def __init__(self) -> None:
         self._units: dict[str, _Unit] = {}
@@ -79,12 +79,12 @@ class BottleneckDetector:
         self._latency: dict[str, deque[tuple[float, float]]] = {}
         self._kind, self._since = "", 0.0
         self._shown_at = float("-inf")
-        self._standing = ""
+        self._no_steps = ""
         self.shown: PulseRow | None = None
         """The last row."""
 
     def take(self, unit: str, role: str, incarnation: int, values: Mapping[str, float], now: float) -> None:
-        """Counters of a new life begin from nothing, so no difference is taken over its begin."""
+        """Counters of a new incarnation start at zero, so no difference spans two incarnations."""
         counters = {name: values[name] for name in _COUNTERS if name in values}
         if counters:
             known = self._units.get(unit)
@@ -98,18 +98,19 @@ class BottleneckDetector:
                 if tool in self._tools or len(self._tools) < MOST_TOOLS:
                     self._tools.setdefault(tool, {})[metric.name] = value
 
-    def is_due(self, now: float, standing: str = "") -> bool:
-        return now - self._shown_at >= EVERY_S or standing != self._standing
+    def is_due(self, now: float, no_steps: str = "") -> bool:
+        return now - self._shown_at >= EVERY_S or no_steps != self._no_steps
 
-    def look(self, now: float, alive: Collection[str], coming: str = "", standing: str = "") -> PulseRow | None:
-        """As things are; to be called once when it is due, so that history is kept at one pace. Units that do not live
-        any more are not part of it. `coming` says of a trainer that is not ready yet how far it is, `standing` why no
-        step is taken."""
+    def compute(self, now: float, alive: Collection[str], coming: str = "", no_steps: str = "") -> PulseRow | None:
+        """The present row. Call it only when it is due, so that samples have even distances.
+
+        `coming` describes a trainer that is not ready yet, `no_steps` says why the trainer takes no steps.
+        """
         self._shown_at = now
         for unit in self._units.keys() - set(alive):
             del self._units[unit]
-        if standing != self._standing:
-            self._standing = standing
+        if no_steps != self._no_steps:
+            self._no_steps = no_steps
             for known in self._units.values():
                 known.begin_again()
         self.shown = self._row(now, coming)
@@ -119,44 +120,44 @@ class BottleneckDetector:
         for tool, values in self._tools.items():
             if TOOL_P95.name in values and values.get(TOOL_RATE.name):
                 self._latency.setdefault(tool, deque(maxlen=HISTORY)).append((now, values[TOOL_P95.name]))
-        passed = {name: unit.passed() for name, unit in self._units.items()}
-        passed = {name: found for name, found in passed.items() if found.get(OFFERED.name)}
-        if not passed and not self._standing:
+        increases = {name: unit.increase() for name, unit in self._units.items()}
+        increases = {name: found for name, found in increases.items() if found.get(OFFERED.name)}
+        if not increases and not self._no_steps:
             return None
-        shares = {role: share for role in _ROLES if (share := self._share(passed, role)) is not None}
+        shares = {role: share for role in _ROLES if (share := self._share(increases, role)) is not None}
         tools = tuple(self._tool(name) for name in sorted(self._tools, key=self._weight, reverse=True))
-        in_tools, in_model = self._of_episodes(passed)
-        said = coming or self._standing
-        if said:
-            # What is known of it is of its life before, and those who wait for its first weights are idle for no fault.
+        in_tools, in_model = self._of_episodes(increases)
+        about_trainer = coming or self._no_steps
+        if about_trainer:
+            # Its counters are those of its last incarnation.
             shares.pop("trainer", None)
         kind = bottleneck(shares, in_tools, in_model)
         if kind != self._kind:
             self._kind, self._since = kind, now
         slowest = tools[0] if kind == "tools" and tools else None
         since = slowest.changed_at if slowest is not None and slowest.changed_at else self._since
-        if self._standing and shares.get("sampler", 0.0) <= IDLE:
-            tools = ()  # Their own rates are of the last minute, in which steps may still have been taken.
+        if self._no_steps and shares.get("sampler", 0.0) <= IDLE:
+            tools = ()  # Their rates include the last minute, in which the trainer may still have taken steps.
         return PulseRow(
-            sentence=sentence(kind, shares, in_tools, in_model, slowest, said),
+            sentence=sentence(kind, shares, in_tools, in_model, slowest, about_trainer),
             bottleneck=kind,
             since_at=since,
             window_s=WINDOW_S,
             busy={role: round(share, 2) for role, share in shares.items()},
-            units={name: round(found[BUSY.name] / found[OFFERED.name], 2) for name, found in sorted(passed.items())},
+            units={name: round(found[BUSY.name] / found[OFFERED.name], 2) for name, found in sorted(increases.items())},
             in_tools=round(in_tools, 2),
             in_model=round(in_model, 2),
             tools=tools,
         )
 
-    def _share(self, passed: Mapping[str, Mapping[str, float]], role: str) -> float | None:
-        mine = [found for name, found in passed.items() if self._units[name].role == role]
+    def _share(self, increases: Mapping[str, Mapping[str, float]], role: str) -> float | None:
+        mine = [found for name, found in increases.items() if self._units[name].role == role]
         offered = sum(found[OFFERED.name] for found in mine)
         return sum(found[BUSY.name] for found in mine) / offered if offered else None
 
-    def _of_episodes(self, passed: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
-        """Which share of their time episodes stand in tools, and in model calls."""
-        samplers = [found for name, found in passed.items() if self._units[name].role == "sampler"]
+    def _of_episodes(self, increases: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
+        """The shares of their time that episodes spend in tools and in model calls."""
+        samplers = [found for name, found in increases.items() if self._units[name].role == "sampler"]
         busy = sum(found[BUSY.name] for found in samplers)
         if not busy:
             return 0.0, 0.0
@@ -164,7 +165,7 @@ class BottleneckDetector:
         return min(1.0, in_tools / busy), min(1.0, in_model / busy)
 
     def _weight(self, tool: str) -> float:
-        """How much of the time of episodes it takes, as far as a quantile tells."""
+        """How much time of episodes the tool takes, estimated from its p95."""
         values = self._tools[tool]
         return values.get(TOOL_RATE.name, 0.0) * values.get(TOOL_P95.name, 0.0)
 
@@ -185,7 +186,7 @@ _ROLES = ("trainer", "engine", "sampler", "toolbox")
 
 
 def bottleneck(busy: Mapping[str, float], in_tools: float, in_model: float) -> str:
-    """trainer, tools, engines, or admission; empty where nobody waits or nothing is known."""
+    """trainer, tools, engines or admission; empty if no role waits or nothing is known."""
     if "trainer" not in busy:
         return ""
     if busy["trainer"] >= SATURATED:
@@ -205,7 +206,7 @@ def sentence(
     slowest: ToolPulse | None,
     coming: str = "",
 ) -> str:
-    """The one line: who waits, how busy the others are, and what it hangs on."""
+    """One line: who waits, how busy the others are, and for what they wait."""
     engines = f"engines {busy['engine']:.0%} busy" if "engine" in busy else ""
     if coming:
         return "; ".join(part for part in (coming, engines if busy.get("engine", 0.0) > IDLE else "") if part)
@@ -231,7 +232,7 @@ def _named(tool: ToolPulse | None) -> str:
 
 
 def change_of(series: Series) -> Change | None:
-    """The last lasting change: what holds since then, and what was usual before."""
+    """The last lasting change: the median since then, and the median before."""
     if len(series) < 2 * STEADY:
         return None
     after = median(value for _, value in series[-STEADY:])
@@ -251,5 +252,5 @@ def _alike(one: float, other: float) -> bool:
 
 
 def _rounded(value: float) -> float:
-    """Two digits: a number that only wavers is no news."""
+    """Two digits, so that small changes do not change the row."""
     return float(f"{value:.2g}")

@@ -1,7 +1,7 @@
-"""When the disks of the hosts will be full, by the pace of the last while.
+"""Predicts when the disks of the hosts will be full.
 
-Invariants: nothing is foretold without evidence: a window long enough, a line that explains it, and a pace that has not
-ended; of what is more than a week away nothing is said.
+Invariants: a forecast needs evidence: a long enough window, a line that fits the samples, and recent growth; nothing
+is predicted for more than a week ahead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from agentrl.control.state.trends import Series, TrendSeries
 
 FIT = 0.8
 RECENT = 0.5
-"""The last third has to go on at this share of the whole pace."""
+"""The share of the whole slope that the last third must have."""
 FARTHEST_S = 7 * 86_400.0
 SAMPLES = 60
 """In one window; two of them are kept."""

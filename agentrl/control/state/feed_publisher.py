@@ -1,9 +1,9 @@
-"""The feed: every row of the run as it is now, and what of it has changed.
+"""The feed: holds every row of the run and publishes the rows that change.
 
-Invariants: rows are whole, so the newest one of a key is all that anybody needs; a row is encoded once per change that
+Invariants: rows are whole, so the newest one of a key replaces all earlier ones; a row is encoded once per change that
 is sent; every published row raises `seq` by one, and the beat carries it, so a subscriber sees any gap; a snapshot is
-never behind its sequence number (it may be ahead of it, which whole rows make harmless); what is not urgent keeps to
-a budget of bytes, however many units there are, and nobody's news waits for ever.
+never older than its sequence number (it may be newer, which is harmless for whole rows); rows that are not urgent keep
+to a budget of bytes, and each of them is sent within a bounded time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.protocol.rows import AnyRow
 
 MIN_GAP_S = 0.5
-"""At most two rows per second and key, but for those that are urgent."""
+"""At most two rows per second and key, except urgent ones."""
 BEAT_S = 1.0
 BUDGET_BYTES_PER_S = 15_000
-"""For all rows that are not urgent. Where hundreds of units change all the time, each is shown less often."""
+"""For all rows that are not urgent. If hundreds of units change all the time, each is shown less often."""
 REFRESH_S = 9.0
 """The budget grows with the rows, so that even if all of them change, each is shown within this time."""
 BURST_S = 1.0
-"""What a quiet feed has saved up may go out at once."""
+"""A quiet feed saves up this much of its budget."""
 
 
 MOST_ROW_BYTES = MAX_MESSAGE_BYTES - 4096
-"""A message holds a row, and a little about it."""
+"""A message holds a row and its key."""
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ class _Entry:
         self.dirty = False
         self.held = False
         self.first = False
-        """It goes before others, as soon as it may go at all."""
+        """It is sent before others, within the same limits."""
         self.due = float("-inf")
         self.sent_bytes = 0
 
@@ -57,14 +57,14 @@ class _Entry:
 
 
 class Feed:
-    """All rows of one coordinator's life (its epoch), and their publication."""
+    """All rows of one lifetime of the coordinator (its epoch)."""
 
     def __init__(self, epoch: str, publish: Callable[[bytes], object]) -> None:
         self.epoch = epoch
         self.seq = 0
-        """Number of the last row that was published."""
+        """Number of the last published row."""
         self.on_row: Callable[[str, AnyRow | None, msgspec.Raw | None], object] = lambda key, row, value: None
-        """Hears of every row that is published, and of its bytes; None: it is gone."""
+        """Called with every published row and its bytes, or with None for a removed row."""
         self._publish = publish
         self._kinds: dict[str, dict[str, _Entry]] = {}
         self._changed: dict[str, _Entry] = {}
@@ -74,13 +74,13 @@ class Feed:
         self._now = float("-inf")
         self._next_beat = float("-inf")
         self._bytes = 0
-        """Of all rows as they were sent last."""
+        """Size of all rows as they were sent last."""
         self._spent_until = float("-inf")
-        """The budget of the time up to here has been spent."""
+        """The budget of the time before this has been spent."""
 
     def set(self, key: str, row: AnyRow, *, urgent: bool = False, first: bool = False) -> bool:
-        """Say how a row is now; True if that is news. Urgent news (a state, an alert) goes out at once; what is `first`
-        keeps to all limits and waits for no other row."""
+        """Set a row. Returns True if it differs from the last one. Urgent rows (a state, an alert) are sent at once;
+        `first` rows keep to all limits but are sent before others."""
         entry = self._kinds.setdefault(kind_of(key), {}).setdefault(key, _Entry())
         if entry.row == row:
             return False
@@ -90,11 +90,11 @@ class Feed:
         return True
 
     def set_later(self, key: str, make: Callable[[], AnyRow]) -> None:
-        """Say that a row that sums up others may have changed: it is made once, when it is sent or asked for."""
+        """Announce that a row that sums up others may have changed: `make` is called once, when the row is needed."""
         self._later[key] = make
 
     def remove(self, key: str) -> bool:
-        """The row is gone. Always urgent: what is not there any more must not be shown."""
+        """Remove a row. This is always urgent."""
         self._later.pop(key, None)
         entry = self._entry(key)
         if entry is None or entry.row is None:
@@ -114,7 +114,7 @@ class Feed:
         return {key: entry.row for key, entry in self._entries(kinds) if entry.row is not None}
 
     def snapshot(self, kinds: Iterable[str] = ()) -> tuple[list[tuple[str, msgspec.Raw]], int]:
-        """All rows, and the sequence number after which the feed is to be applied to them."""
+        """All rows, and the sequence number from which subscribers apply the feed."""
         self._make_later()
         there = ((key, entry) for key, entry in self._entries(kinds) if entry.row is not None)
         return [(key, entry.encoded()) for key, entry in there if self._fits(key, entry)], self.seq
@@ -135,12 +135,12 @@ class Feed:
             if self._spent_until < now:
                 self._send_or_hold(key, entry, now)
             else:
-                self._changed[key] = entry  # among the first at the next look
+                self._changed[key] = entry  # among the first in the next tick
         if now >= self._next_beat:
             self.beat(now, at)
 
     def beat(self, now: float, at: float) -> None:
-        """Say at once where the feed stands: somebody has just begun to listen."""
+        """Publish the sequence number now, for a new subscriber."""
         self._next_beat = now + BEAT_S
         self._publish(wire.encode(FeedBeat(self.epoch, self.seq, now, at)))
 
@@ -164,7 +164,7 @@ class Feed:
             heapq.heappush(self._held, (entry.due, key))
 
     def _send(self, key: str, entry: _Entry) -> int:
-        """The number of bytes that it took."""
+        """Returns the number of bytes sent."""
         if not entry.dirty:
             return 0
         entry.dirty = entry.first = False
@@ -184,14 +184,14 @@ class Feed:
         return len(frame)
 
     def _fits(self, key: str, entry: _Entry) -> bool:
-        """Whether the row can be sent at all. What cannot is left as it was shown last, and that is said once."""
+        """Whether the row fits into a message. If not, subscribers keep the last one, and the log says so once."""
         size = len(entry.encoded())
         if size <= MOST_ROW_BYTES:
             self._too_large.discard(key)
             return True
         if key not in self._too_large:
             self._too_large.add(key)
-            log.error("the row %s has %d bytes and cannot be shown: no message is so large", key, size)
+            log.error("the row %s has %d bytes and cannot be shown: it does not fit into a message", key, size)
         return False
 
     def _forget(self, key: str, entry: _Entry) -> None:

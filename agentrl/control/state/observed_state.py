@@ -1,7 +1,7 @@
-"""What is known of every unit and host beside the supervisor's own state, and the rows that show all of it.
+"""The newest reports and measurements of every unit and host, and the rows of the feed that show them.
 
-Invariants: rows are built here and nowhere else; small changes of measurements are not news (the feed of two hundred
-units has to fit 20 kB/s).
+Invariants: only this module builds these rows; small changes of measurements do not change a row (the feed of two
+hundred units must fit 20 kB/s).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import GroupState, HostState, Slot, State
 from agentrl.supervision.wait_graph import UnitFacts
 
-CPU_NEWS = 5.0
-"""Percentage points by which CPU use must differ to be shown anew."""
-MEMORY_NEWS = 0.02
-"""Share by which memory must differ to be shown anew."""
-PROGRESS_NEWS = 5
-"""Measurements after which progress alone is shown anew: heartbeats tell it, and they are too many for the feed."""
+CPU_CHANGE = 5.0
+"""Percentage points by which the CPU use must change to be shown."""
+MEMORY_CHANGE = 0.02
+"""Share by which memory must change to be shown."""
+PROGRESS_EVERY = 5
+"""Number of measurements after which progress alone is shown: each heartbeat would be too much for the feed."""
 
 
 COMMAND_CHARS = 500
-"""Of a group's command line in its row."""
+"""Length of the command line in the row of a group."""
 
 
 @dataclass(slots=True)
 class ObservedUnit:
-    """The newest account and measurements of one incarnation."""
+    """The newest report and measurements of one incarnation."""
 
     incarnation: int = 0
     report: messages.UnitReport = field(default_factory=messages.UnitReport)
     reported: float = 0.0
     stats: messages.UnitStats | None = None
     quiet: int = 0
-    """Measurements since the last one that was news."""
+    """Number of measurements since the last shown one."""
     progress: int = 0
-    """As it was then."""
+    """The progress that is shown."""
     memory: MemoryStory = field(default_factory=MemoryStory)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -56,18 +56,18 @@ class ObservedHost:
 
 
 class ObservedState:
-    """Facts by unit and host."""
+    """Facts by unit and host, and their rows."""
 
     def __init__(self, state: State, leases: Leases) -> None:
         self.state = state
         self.leases = leases
         self._units: dict[str, ObservedUnit] = {}
         self._ended: dict[str, ObservedUnit] = {}
-        """Those of the life before the present one."""
+        """Facts of the incarnations before the present ones."""
         self.hosts: dict[str, ObservedHost] = {}
 
     def facts(self, slot: Slot) -> ObservedUnit:
-        """Those of the present incarnation; a new life begins with none."""
+        """The facts of the present incarnation; a new one starts without any."""
         found = self._units.get(slot.unit)
         if found is None or found.incarnation != slot.incarnation:
             if found is not None:
@@ -76,7 +76,7 @@ class ObservedState:
         return found
 
     def last_report(self, unit: str, incarnation: int) -> messages.UnitReport:
-        """The last account of a life that ended; its successor may live already."""
+        """The last report of an incarnation that ended; the next one may live already."""
         for facts in (self._units.get(unit), self._ended.get(unit)):
             if facts is not None and facts.incarnation == incarnation:
                 return facts.report
@@ -88,14 +88,14 @@ class ObservedState:
         facts.quiet += 1
         lease = self.leases.get(slot.unit)
         progress = lease.progress if lease is not None else facts.progress
-        moved = progress != facts.progress and facts.quiet >= PROGRESS_NEWS
-        if facts.stats is not None and not moved and not _is_news(facts.stats, stats):
+        moved = progress != facts.progress and facts.quiet >= PROGRESS_EVERY
+        if facts.stats is not None and not moved and not _differs(facts.stats, stats):
             return False
         facts.stats, facts.quiet, facts.progress = stats, 0, progress
         return True
 
     def idle(self, group: str) -> frozenset[str]:
-        """Units that speak and are in no phase: stopping them interrupts nothing."""
+        """Units that speak and are in no phase: a stop interrupts no work."""
         return frozenset(
             s.unit
             for s in self.state.of_group(group)
@@ -176,7 +176,7 @@ class ObservedState:
             facts=host.facts,
             agent_pid=now.agent_pid,
             units=units,
-            cpu_percent=round(stats.cpu_percent / CPU_NEWS) * CPU_NEWS if stats else 0.0,
+            cpu_percent=round(stats.cpu_percent / CPU_CHANGE) * CPU_CHANGE if stats else 0.0,
             memory_used_bytes=(stats.memory_used_bytes >> 26) << 26 if stats else 0,
             disk_free_bytes=(stats.disk_free_bytes >> 26) << 26 if stats else 0,
             disk_full=stats.disk_full if stats else "",
@@ -234,15 +234,15 @@ class ObservedState:
     # ---- waits ----
 
     def trainer_to_come(self) -> str:
-        """Which trainer is not ready yet, and what it says: `trainer-0 is starting (warm-up: step 3 of 9)`."""
+        """A trainer that is not ready yet, with its status: `trainer-0 is starting (warm-up: step 3 of 9)`."""
         for slot in self._trainers():
             if slot.state is UnitState.STARTING:
                 status = self.facts(slot).report.status
                 return f"{slot.unit} is starting{f' ({status})' if status else ''}"
         return ""
 
-    def steps_stand(self, paused: Callable[[str], bool]) -> str:
-        """Why no step is taken, where that stays so until somebody does something; empty where it changes by itself."""
+    def why_no_steps(self, paused: Callable[[str], bool]) -> str:
+        """Why the trainer takes no steps, if only a command can change that; empty otherwise."""
         for slot in self._trainers() if self.state.run.up else ():
             if slot.done:
                 why = slot.bye_reason.removeprefix("complete: ") or f"{slot.unit} is done"
@@ -258,7 +258,7 @@ class ObservedState:
         return [slot for name in trains for slot in self.state.of_group(name) if slot.wanted]
 
     def wait_facts(self, now: float, paused: Callable[[str], bool]) -> dict[str, UnitFacts]:
-        """Of those who wait and those who are waited for; nobody else can be part of a chain."""
+        """Facts of the units that wait or are waited for. No other unit can be part of a chain."""
         wanted = [slot for slot in self.state.slots.values() if slot.wanted]
         waits = {slot.unit: on for slot in wanted if (on := self._waits_on(slot))}
         named = set[str]().union(*waits.values())
@@ -269,7 +269,7 @@ class ObservedState:
         }
 
     def _waits_on(self, slot: Slot) -> tuple[str, ...]:
-        """Units, groups and resources that it waits for."""
+        """The units, groups and resources that a unit waits for."""
         on = tuple(wait.on for wait in waits) if (waits := self.facts(slot).report.waits) else ()
         if slot.state is UnitState.PENDING and (group := self.state.groups.get(slot.group)):
             on += group.spec.after
@@ -290,7 +290,7 @@ class ObservedState:
             waits=facts.report.waits,
             report_age_s=max(0.0, now - facts.reported) if facts.reported else 0.0,
             after=group.spec.after if group else (),
-            # In a phase silence is allowed; elsewhere two missed beats are worth a word.
+            # A phase allows silence; outside of phases missed heartbeats are shown.
             silent_s=silent if lease is not None and ends is None and silent >= self.leases.suspect_after_s else 0.0,
             stopped=slot.stopped_process,
             paused=paused,
@@ -304,7 +304,7 @@ class ObservedState:
 
 @dataclass(slots=True)
 class RunLife:
-    """What the run's row shows of the coordinator itself."""
+    """What the row of the run shows of the coordinator itself."""
 
     started: float
     pid: int
@@ -323,13 +323,13 @@ def _units(count: int, one: str, more: str) -> str:
 
 
 def _what_next(slot: Slot) -> tuple[str, float]:
-    """What will happen to the unit by itself, and when."""
+    """What happens to the unit next without a command, and when."""
     if not slot.timer:
         return "", 0.0
-    # Whoever speaks may announce a phase that takes longer, and each progress in it begins that anew.
-    gets_on = slot.spec is not None and slot.spec.speaks
+    # A unit that speaks can move its deadline by progress in a phase.
+    speaks = slot.spec is not None and slot.spec.speaks
     what = {
-        UnitState.STARTING: "is given up unless it gets on" if gets_on else "is given up unless ready",
+        UnitState.STARTING: "is given up unless it makes progress" if speaks else "is given up unless ready",
         UnitState.BACKOFF: "restart",
         UnitState.DRAINING: "SIGTERM",
         UnitState.STOPPING: "SIGKILL",
@@ -339,10 +339,10 @@ def _what_next(slot: Slot) -> tuple[str, float]:
     return (what, slot.timer) if what else ("", 0.0)
 
 
-def _is_news(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
+def _differs(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
     return (
-        abs(now.cpu_percent - shown.cpu_percent) >= CPU_NEWS
-        or abs(now.rss_bytes - shown.rss_bytes) > MEMORY_NEWS * max(shown.rss_bytes, 1 << 20)
+        abs(now.cpu_percent - shown.cpu_percent) >= CPU_CHANGE
+        or abs(now.rss_bytes - shown.rss_bytes) > MEMORY_CHANGE * max(shown.rss_bytes, 1 << 20)
         or now.processes != shown.processes
         or (now.state == "T") != (shown.state == "T")
     )

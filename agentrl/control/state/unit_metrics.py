@@ -1,8 +1,7 @@
-"""The newest numbers of every unit, and as much of their past as alert rules need.
+"""The newest metrics of every unit, and the history that alert rules read.
 
-Invariants: memory per unit is bounded, whatever a unit reports; a number that is not finite is not kept, and neither
-is the one before it; a trend is only claimed with evidence (a long enough window, a line that fits, and growth that has
-not stopped).
+Invariants: the memory per unit is bounded, whatever it reports; a value that is not finite removes the value before it;
+a trend needs a long enough window.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from dataclasses import dataclass
 from agentrl.control.state.trends import Series, Trend, TrendSeries
 
 MOST_METRICS = 500
-"""Kept per unit; what a unit reports beyond that is dropped."""
+"""Kept per unit; further metrics are dropped."""
 HISTORY_LENGTH = 600
 SAMPLES = 60
-"""Of memory in one window."""
+"""Number of memory samples in one window."""
 POINTS = 24
-"""Of memory over time, as rows show it."""
+"""Number of points of memory over time in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWatch:
-    """How memory is watched: six windows of it are kept, sixty samples in each."""
+    """How memory is watched: six windows are kept, with sixty samples each."""
 
     window_s: float = 3600.0
-    """What a trend is claimed from, at least."""
+    """The least time that a trend is computed from."""
 
     def series(self, began: float) -> TrendSeries:
-        """Skips the first minutes of a life: everything grows then."""
+        """Skips the first minutes of an incarnation, in which all memory grows."""
         return TrendSeries(6 * SAMPLES, self.window_s / SAMPLES, began + self.window_s / 6)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStory:
-    """Memory of one life, as its row tells it."""
+    """The memory of one incarnation, as its row shows it."""
 
     slope_per_h: float = 0.0
     """0 while there is too little evidence."""
@@ -56,8 +55,8 @@ class _Unit:
         self.memory = watch.series(now)
 
 
-class Metrics:
-    """Numbers by unit. A new incarnation begins from nothing."""
+class MetricStore:
+    """Metrics by unit. A new incarnation starts without any."""
 
     def __init__(self, named: Iterable[str] = (), watch: MemoryWatch | None = None) -> None:
         self.watch = watch or MemoryWatch()
@@ -65,14 +64,14 @@ class Metrics:
         self._units: dict[str, _Unit] = {}
 
     def name(self, named: Iterable[str]) -> None:
-        """Say anew which metrics rules read: those are shown in rows and keep a history."""
+        """Set which metrics rules read: rows show these, and their history is kept."""
         self._named = frozenset(named)
         for unit in self._units.values():
             for metric in unit.history.keys() - self._named:
                 del unit.history[metric]
 
     def update(self, unit: str, incarnation: int, values: Mapping[str, float], now: float) -> None:
-        """What a unit reported or showed."""
+        """Take in what a unit reported."""
         known = self._unit(unit, incarnation, now)
         if known is None:
             return
@@ -88,14 +87,14 @@ class Metrics:
                 known.history.setdefault(metric, Series(HISTORY_LENGTH, 1.0)).add(now, value)
 
     def watch_memory(self, watch: MemoryWatch) -> None:
-        """Say anew how memory is watched; another pace begins from nothing."""
+        """Set how memory is watched; a change discards all samples."""
         if watch != self.watch:
             self.watch = watch
             for unit in self._units.values():
                 unit.memory = watch.series(unit.began)
 
     def memory(self, unit: str, incarnation: int, rss_bytes: int, now: float) -> None:
-        """What the host agent measured."""
+        """Take in what the host agent measured."""
         known = self._unit(unit, incarnation, now)
         if known is not None and rss_bytes > 0:
             known.memory.add(now, float(rss_bytes))
@@ -104,25 +103,25 @@ class Metrics:
         self._units.pop(unit, None)
 
     def values(self, unit: str, now: float | None = None, stale_s: float = math.inf) -> dict[str, float]:
-        """The newest values; none if nothing was reported for `stale_s`."""
+        """The newest values; empty if the unit has reported nothing for `stale_s`."""
         known = self._units.get(unit)
         if known is None or (now is not None and now - known.updated > stale_s):
             return {}
         return dict(known.values)
 
     def shown(self, unit: str) -> dict[str, float]:
-        """What goes into the unit's row: only what rules read."""
+        """The values in the row of the unit: those that rules read."""
         known = self._units.get(unit)
         return {} if known is None else {name: known.values[name] for name in known.values.keys() & self._named}
 
     def history(self, unit: str, metric: str, begin: float = -math.inf) -> tuple[list[float], list[float]]:
-        """Times and values of a metric that a rule names, oldest first."""
+        """Times and values of a metric that rules read, oldest first."""
         known = self._units.get(unit)
         series = None if known is None else known.history.get(metric)
         return ([], []) if series is None else series.since(begin)
 
     def memory_trend(self, unit: str) -> Trend | None:
-        """How memory has moved since the warm-up; None while there is too little evidence."""
+        """The trend of memory since the warm-up; None while there are too few samples."""
         known = self._units.get(unit)
         return None if known is None else known.memory.trend(self.watch.window_s)
 
@@ -144,4 +143,4 @@ class Metrics:
         known = self._units.get(unit)
         if known is None or incarnation > known.incarnation:
             known = self._units[unit] = _Unit(incarnation, now, self.watch)
-        return known if incarnation == known.incarnation else None  # late news of a former life
+        return known if incarnation == known.incarnation else None  # a late message of a former incarnation
