@@ -1,5 +1,5 @@
-"""Measurements beside their peers, in one run on one machine: `python -m tests.benchmarks [NAME...] [--json]`.
+"""Benchmarks against peers on the same machine: `python -m tests.benchmarks [NAME...] [--json]`.
 
-Invariants: every figure is shown with what it is compared to, measured in the same run; nothing here is a test, so a
-busy machine makes nobody's change fail.
+Invariants: every figure is shown with the figure of its peer, measured in the same run; benchmarks are no tests, so a
+busy machine fails no change.
 """

@@ -1,4 +1,4 @@
-"""From the kill of the coordinator to the moment when its successor has taken over every unit."""
+"""Time from the kill of the coordinator until its successor has adopted every unit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ def measure() -> Outcome:
     taken = [_once() for _ in range(REPEATS)]
     outcome.at_most(f"median of {REPEATS}", median(taken), "s", LIMIT_S)
     outcome.at_most("slowest", max(taken), "s", LIMIT_S)
-    outcome.notes.append("adopted: the host is back, every unit is ready, and those that speak were heard again.")
+    outcome.notes.append(
+        "adopted: the host is connected, every unit is ready, and those that send heartbeats sent one."
+    )
     return outcome
 
 
 def _once() -> float:
-    """In seconds. A fresh run each time: a second death of the coordinator is answered with a pause on purpose."""
+    """Seconds. Each time with a new run, because the restart after a second death is delayed on purpose."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         run = Run(Path(folder), f"bench-{os.getpid()}", factor=1.0)
         run.sidecar("web", ["sleep", "100000"], count=SIDECARS)

@@ -1,4 +1,4 @@
-"""Claims and finished records per second of eight sampler processes, against the raw driver doing the same writes."""
+"""Claimed and finished records per second of eight sampler processes, compared with the raw driver."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ def measure() -> Outcome:
 
 class Measured(NamedTuple):
     rate: float
-    """Records a second."""
+    """Records per second."""
     client_ms: float
     mongod_ms: float
 
 
 def _measured(how: str, records: int) -> Measured:
-    """From the moment at which all processes begin."""
+    """Measured from the common start of all processes."""
     with shared_server() as url:
         asyncio.run(_prepare(url))
-        members = [_member(how, url, number) for number in range(PROCESSES)]
+        processes = [_process(how, url, number) for number in range(PROCESSES)]
         try:
-            for member in members:
-                assert _line(member) == "ready", "a member did not come up"
+            for process in processes:
+                assert _line(process) == "ready", "a process did not start"
             began, served = time.monotonic(), _mongod_s()
-            for member in members:
-                assert member.stdin is not None
-                member.stdin.close()
-            told = [_line(member).split() for member in members]
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.close()
+            reports = [_line(process).split() for process in processes]
             took, served = time.monotonic() - began, _mongod_s() - served
         finally:
-            for member in members:
-                member.kill()
-                member.wait()
-        done, client_s = sum(int(count) for count, _ in told), sum(float(spent) for _, spent in told)
+            for process in processes:
+                process.kill()
+                process.wait()
+        done, client_s = sum(int(count) for count, _ in reports), sum(float(spent) for _, spent in reports)
         assert done == records, f"{done} of {records} were ended"
         return Measured(records / took, 1e3 * client_s / records, 1e3 * served / records)
 
 
 def _mongod_s() -> float:
-    """CPU time of the server that was started here."""
+    """CPU time of the database server of this benchmark."""
     (server,) = (child for child in psutil.Process().children(recursive=True) if child.name() == "mongod")
     times = server.cpu_times()
     return float(times.user + times.system)
@@ -79,12 +79,12 @@ async def _prepare(url: str) -> None:
     await database.close()
 
 
-def _member(how: str, url: str, number: int) -> subprocess.Popen[str]:
+def _process(how: str, url: str, number: int) -> subprocess.Popen[str]:
     command: Sequence[str] = [sys.executable, "-m", "tests.benchmarks.claims_process", how, str(number)]
     environ = os.environ | {"BENCH_URL": url}
     return subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _line(member: subprocess.Popen[str]) -> str:
-    assert member.stdout is not None
-    return member.stdout.readline().strip()
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()

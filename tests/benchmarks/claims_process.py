@@ -1,5 +1,4 @@
-"""One of the processes of `claiming`: says `ready`, begins when stdin ends, and says how many records it has
-ended, and its CPU seconds."""
+"""One process of `claims`: prints `ready`, starts at the end of stdin, and prints its records and CPU seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ async def ours(url: str, name: str) -> int:
 
 
 async def raw(url: str, name: str) -> int:
-    """The same documents in the same order, and no question asked that is not needed to claim."""
+    """Writes the same documents in the same order, with only the queries that a claim needs."""
     async with AsyncMongoClient[dict[str, Any]](url) as client:
         database = client["bench"]
 

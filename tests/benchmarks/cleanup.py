@@ -1,7 +1,7 @@
-"""Nothing of a measurement outlives it, however it ends.
+"""Ends processes that benchmarks leave behind.
 
-Every process that a benchmark starts inherits a mark in its environment. Each benchmark stops what it started by
-itself; what still carries the mark when all is over is ended here, and named. SIGTERM and SIGHUP end like Ctrl-C.
+Every process of a benchmark inherits a mark in its environment. A benchmark stops its own processes; those that still
+have the mark at the end are killed here and named. SIGTERM and SIGHUP act like Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import psutil
 
 MARK = "BENCHMARK_OF"
-"""Not one of the run's own variables, which whoever starts a run leaves out."""
+"""Not a variable of agentrl, because those are removed when a run is started."""
 
 
 @contextmanager
 def nothing_behind() -> Iterator[list[str]]:
-    """Around all measurements; the list names, at the end, what had to be ended."""
+    """Surrounds all benchmarks. At the end the list names the killed processes."""
     os.environ[MARK] = str(os.getpid())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -36,7 +36,7 @@ def _interrupt(number: int, _frame: object) -> None:
 
 def _end_all() -> list[str]:
     ended = []
-    # Whoever is ended may be watched by somebody who starts it again: until nobody is left.
+    # A supervisor may restart a killed process, so repeat until none is left.
     while marked := _marked():
         for process in marked:
             ended.append(f"{process.pid} {process.name()}")

@@ -1,7 +1,7 @@
-"""What a person at the console waits for beside its keys: the first screen, and the first page of many records.
+"""Latency of the console: its first screen, and the first page of many records.
 
-The first screen is timed from the start of `python -m tui` to the moment at which a pseudo-terminal has got it, rows of
-the run included; the page is asked of a steward's own query desk over a real mongod, as the console asks for it.
+The first screen is timed from the start of `python -m tui` until a pseudo-terminal shows rows of the run; the page is
+a query of the console to the steward's query handler with a real mongod.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIRST_PAGES = {"the newest": "", "of a filter": "score > 0.5 and turns >= 3"}
 
 
 def measure(outcome: Outcome) -> None:
-    """Add the figures."""
+    """Adds the figures."""
     outcome.at_most("start to the first useful paint, median", median(_starts()), "s", 0.8)
     with shared_server() as url:
         for what, taken in asyncio.run(_pages(url)).items():
@@ -60,7 +60,7 @@ def _starts() -> list[float]:
 
 
 def _first_paint(script: Scripted) -> float:
-    """Seconds until the fleet of the run stands on the screen."""
+    """Seconds until the screen shows the units of the run."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     environ = {**os.environ, "AGENTRL_HOME": str(script.state_dir.parent), "TERM": "xterm-256color"}

@@ -1,8 +1,8 @@
-"""The console's live table beside Textual's own DataTable: the same rows, the same updates, the same keys.
+"""The console's live table compared with Textual's DataTable: the same rows, updates and keys.
 
-Measured from the key event to the bytes that the terminal gets, on a terminal of 120×40 that only counts. The console
-is the real one, headers and all; its mirror is fed as the connection would feed it. On a machine with other work the
-processor time of a key says more than its wall time.
+Measured from the key event to the bytes for a terminal of 120×40 that only counts them. The console is complete; only
+its mirror is fed directly instead of by a connection. On a busy machine the CPU time of a key is more reliable than its
+wall time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Figures(msgspec.Struct):
 
 
 class _Counting(HeadlessDriver):
-    """A terminal that counts what it gets."""
+    """A terminal that counts its bytes."""
 
     written = 0
     last = 0.0
@@ -86,29 +86,29 @@ class _Counting(HeadlessDriver):
         type(self).last = time.perf_counter()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: `write` has counted the bytes."""
 
 
-class _Nobody:
-    """Stands where the client would: a coordinator that never answers, so that only the console is measured."""
+class _SilentConnection:
+    """A client whose coordinator never answers, so that only the console is measured."""
 
     async def __aenter__(self) -> Client:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing was opened."""
+        """Nothing to close."""
 
 
 class _Subject:
     app: App[Any]
 
     def update(self) -> None:
-        """One round of changes."""
+        """Applies one batch of changes."""
         raise NotImplementedError
 
     async def ready(self) -> None:
-        """Once it runs."""
+        """Called when the app runs."""
 
 
 class _Rows:
@@ -134,7 +134,7 @@ class _Rows:
         self._chance = random.Random(7)
 
     def change(self, count: int, *, spread: bool) -> list[UnitRow]:
-        """Some rows with other measurements; most of them near the top, where they are seen."""
+        """Some rows with new measurements; most of them near the top, where they are visible."""
         most = ROWS if spread else 2 * count
         changed = []
         for number in self._chance.sample(range(most), count):
@@ -150,7 +150,7 @@ class _Fleet(_Subject):
     def __init__(self, *, rows_per_update: int = ROWS_PER_UPDATE, spread: bool = False) -> None:
         self._rows = _Rows()
         self._count, self._spread = rows_per_update, spread
-        console = Console(lambda mirror: Connection(mirror, lambda: _Nobody()))  # type: ignore[arg-type, return-value]
+        console = Console(lambda mirror: Connection(mirror, lambda: _SilentConnection()))  # type: ignore[arg-type, return-value]
         console.driver_class = _Counting
         self.app, self._console = console, console
 
@@ -224,7 +224,7 @@ async def _updates(subject: _Subject) -> None:
 
 
 async def _key_to_paint(app: App[Any]) -> tuple[float, float]:
-    """Wall and processor seconds."""
+    """Wall and CPU seconds."""
     await asyncio.sleep(0.037)
     before, began, cpu = _Counting.last, time.perf_counter(), time.process_time()
     app.post_message(events.Key("down", None))
@@ -233,7 +233,7 @@ async def _key_to_paint(app: App[Any]) -> tuple[float, float]:
 
 
 async def _settled() -> None:
-    """Until nothing is painted any more."""
+    """Waits until nothing is painted any more."""
     quiet = 0
     while quiet < 5:
         before = _Counting.written

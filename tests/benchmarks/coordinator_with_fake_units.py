@@ -1,7 +1,7 @@
-"""A real coordinator in a process of its own, with as many registered units as wanted and no processes behind them.
+"""A real coordinator in its own process, with any number of registered units that have no processes.
 
-Invariant: everything that the coordinator sees came through its own socket: it was given a configuration, a host agent
-said hello, and each unit said hello with the token that its Spawn carried. Only the agent is played, by this process.
+Invariant: the coordinator sees only messages on its socket: a configuration, the hello of a host agent, and a hello of
+each unit with the token of its Spawn. This process plays the host agent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ BEAT_S = 1.0
 PATIENCE_S = 300.0
 
 
-class Stage:
-    """A coordinator, and the answers that a host agent would give."""
+class FakeFleet:
+    """A coordinator, and the answers of its host agent."""
 
     def __init__(self, folder: Path) -> None:
         self.name = f"bench-{os.getpid()}"
@@ -49,7 +49,7 @@ class Stage:
         self.address = hub_address(self.run.uuid)
         self.host = socket.gethostname()
         self.spawns: dict[str, messages.Spawn] = {}
-        # The coordinator looks after the agent of its host: it finds this process and leaves it at that.
+        # The coordinator restarts a missing agent of its host, so this process poses as the agent.
         self._claim = AgentLock(self.state_dir / "hosts" / self.host, self.run.uuid, self.host)
         self._output = open(folder / "coordinator.log", "wb")  # noqa: SIM115 - as long as the process
         command = [sys.executable, "-m", "daemons.coordinator", "--state-dir", str(self.state_dir)]
@@ -66,7 +66,7 @@ class Stage:
         return psutil.Process(self.process.pid)
 
     def register(self, units: int, supervision: dict[str, float]) -> list[messages.Spawn]:
-        """Want that many units that speak; their orders to start, which hold what a hello needs."""
+        """Registers units. Returns their Spawn messages, which have all that a hello needs."""
         config = RunConfig.model_validate(
             {
                 "name": self.name,
@@ -132,8 +132,8 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path) -> Iterator[Stage]:
-    opened = Stage(folder)
+def fake_fleet(folder: Path) -> Iterator[FakeFleet]:
+    opened = FakeFleet(folder)
     try:
         yield opened
     finally:

@@ -1,4 +1,4 @@
-"""Episodes without model and tools: everything that a sampler writes of one, through the code of the sampler."""
+"""Episodes without model and tools: all writes of a sampler, by the code of the sampler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of every episode."""
+    """The size of every episode."""
 
     turns: int
     prompt: int
@@ -36,11 +36,11 @@ class Shape:
     output: int
     """Tokens of a turn."""
     result: int
-    """Tokens of what its tool answers, four characters each."""
+    """Tokens of a tool result, four characters each."""
 
 
-class Judge(AgentLoop):
-    """Scores at once, by chance."""
+class RandomScorer(AgentLoop):
+    """Scores at random without delay."""
 
     async def run(self, episode: object) -> Outcome:
         raise NotImplementedError("these episodes are played by the benchmark")
@@ -50,7 +50,7 @@ class Judge(AgentLoop):
 
 
 async def prepare(database: Database, groups: int, n: int) -> None:
-    """Open Records."""
+    """Creates open Records."""
     rows = [
         Task(id=documents.task_id("shop", "train", 0, number), environment="shop", row=number, place=number)
         for number in range(groups)
@@ -61,7 +61,7 @@ async def prepare(database: Database, groups: int, n: int) -> None:
 
 
 class Sampler:
-    """The part of a sampler that writes."""
+    """The writing part of a sampler."""
 
     def __init__(self, database: Database, name: str, shape: Shape) -> None:
         self._database = database
@@ -74,7 +74,7 @@ class Sampler:
         self._chance = random.Random(name)
 
     async def run(self, concurrency: int) -> int:
-        """Until nothing is open; how many Records it has ended."""
+        """Runs until no Record is open. Returns the count of ended ones."""
         await self._lease.open()
         done, playing = 0, set[asyncio.Task[None]]()
         while claimed := await claims.claim_several(
@@ -100,17 +100,19 @@ class Sampler:
             recorder.answered(call, ids, made)
             texts.append(" word" * (shape.output // 2))
             name = turn_id(claim.record.id, turn)
-            told = Turn(id=name, record=claim.record.id, task=claim.task.id, index=turn, text=texts[-1], call=call.id)
+            document = Turn(
+                id=name, record=claim.record.id, task=claim.task.id, index=turn, text=texts[-1], call=call.id
+            )
             if not last:
-                told.parsed = [ParsedCall(name="lookup", arguments={"item": "pear"})]
-                told.tool_calls = [await self._tool(recorder, turn)]
+                document.parsed = [ParsedCall(name="lookup", arguments={"item": "pear"})]
+                document.tool_calls = [await self._tool(recorder, turn)]
                 ids = [*ids, *made.ids, *self._tokens(shape.result)]
-            recorder.turn_over(told, last=last)
+            recorder.turn_over(document, last=last)
         await recorder.settled()
         recorder.close()
         ending = Ending(outcome=Outcome.ANSWERED, turns=shape.turns, generated_tokens=shape.turns * shape.output)
         data = structure(claim.record, recorder.tree, recorder.runs, OutcomeClass.POLICY)
-        assert await self._endings.end(Judge(), claim, ending, texts, data)
+        assert await self._endings.end(RandomScorer(), claim, ending, texts, data)
 
     async def _tool(self, recorder: Recorder, turn: int) -> str:
         asked = await recorder.requested(

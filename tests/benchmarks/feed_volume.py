@@ -1,4 +1,4 @@
-"""What a subscriber receives of the feed of two hundred units that are at work, and what is recorded of it."""
+"""Bytes of the feed of two hundred working units, for a subscriber and in the recording."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.e2e.running import Run
 
 SIDECARS, SPEAKING = 180, 20
 FOR_S = 60.0
-"""As long as a frame of the recording, so that one snapshot is counted."""
+"""The length of a recording frame, so that one snapshot is counted."""
 SETTLE_S = 6.0
 LIMIT_KB = 20.0
 RECORDED_KB = 3.0
-"""Seven days of it fit 2 GiB."""
+"""Seven days at this rate fit into 2 GiB."""
 
 
 def measure() -> Outcome:

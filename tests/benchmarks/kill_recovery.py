@@ -1,6 +1,6 @@
-"""From the kill of a process to the first act of its replacement.
+"""Time from the kill of a process to the first act of its replacement.
 
-Each unit is killed once in a life of its supervisor: a second death may rightly be answered by a pause.
+Each unit is killed once per supervisor, because a supervisor may delay the restart after a second death.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 
 from agentrl.host import cgroups
 from tests.benchmarks.report import Outcome, median, p95
-from tests.benchmarks.start_times import Arrivals
+from tests.benchmarks.start_times import StartTimes
 from tests.benchmarks.supervisors import (
     Agentrl,
+    BareLoop,
+    BareLoopInCgroups,
     Circus,
     EagerCircus,
-    Floor,
-    FloorInCgroups,
     Supervisor,
     Supervisord,
 )
 
 UNITS = 50
 SPREAD_S = 12.0
-"""Longer than two rounds of the slowest supervisor that looks for deaths only now and then."""
+"""Longer than two polling intervals of the slowest supervisor."""
 SETTLE_S = 2.0
 CIRCUS_FACTOR = 5.0
-FLOOR_FACTOR = 3.0
+BARE_LOOP_FACTOR = 3.0
 
 
 @dataclass
@@ -51,18 +51,18 @@ def measure() -> Outcome:
             mine = of(getattr(found[Agentrl.name], pick))
             for peer, latencies in found.items():
                 theirs = of(getattr(latencies, pick))
-                if peer in (Floor.name, FloorInCgroups.name):
-                    outcome.within(f"{what}, {how}", mine, "ms", peer, theirs, FLOOR_FACTOR)
+                if peer in (BareLoop.name, BareLoopInCgroups.name):
+                    outcome.within(f"{what}, {how}", mine, "ms", peer, theirs, BARE_LOOP_FACTOR)
                 elif peer != Agentrl.name:
                     by = CIRCUS_FACTOR if peer == Circus.name and how == "median" else 0.0
                     outcome.faster(f"{what}, {how}", mine, "ms", peer, theirs, by)
-    outcome.notes.append(f"one by one: at random moments of {SPREAD_S:g} s, in step with no supervisor's clock.")
+    outcome.notes.append(f"one by one: at random moments of {SPREAD_S:g} s, independent of any supervisor's clock.")
     return outcome
 
 
 def _kinds() -> list[type[Supervisor]]:
-    kinds: list[type[Supervisor]] = [Floor, FloorInCgroups, Agentrl, Circus, EagerCircus, Supervisord]
-    return kinds if cgroups.usable() else [kind for kind in kinds if kind is not FloorInCgroups]
+    kinds: list[type[Supervisor]] = [BareLoop, BareLoopInCgroups, Agentrl, Circus, EagerCircus, Supervisord]
+    return kinds if cgroups.usable() else [kind for kind in kinds if kind is not BareLoopInCgroups]
 
 
 def _latencies_of(kind: type[Supervisor]) -> Latencies:
@@ -71,17 +71,17 @@ def _latencies_of(kind: type[Supervisor]) -> Latencies:
 
 def _in_a_life(kind: type[Supervisor], moments: Callable[[], list[float]]) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        arrivals = Arrivals(Path(folder) / "arrivals")
-        supervisor = kind(Path(folder) / "supervisor", arrivals)
+        start_times = StartTimes(Path(folder) / "arrivals")
+        supervisor = kind(Path(folder) / "supervisor", start_times)
         try:
             supervisor.start(UNITS)
-            arrivals.wait_count(UNITS)
-            # Whatever a supervisor does after a start is over by then.
+            start_times.wait_count(UNITS)
+            # The supervisor has finished its work after the start by then.
             time.sleep(max(SETTLE_S, supervisor.settle_s))
-            return _kill_all(arrivals, moments())
+            return _kill_all(start_times, moments())
         finally:
             supervisor.stop()
-            arrivals.close()
+            start_times.close()
 
 
 def _spread() -> list[float]:
@@ -92,12 +92,12 @@ def _at_once() -> list[float]:
     return [0.0] * UNITS
 
 
-def _kill_all(arrivals: Arrivals, moments: list[float]) -> list[float]:
-    """Kill one unit at each moment, whatever the others do; how long each replacement took."""
-    before, killed, began = dict(arrivals.latest), {}, time.monotonic()
+def _kill_all(start_times: StartTimes, moments: list[float]) -> list[float]:
+    """Kills one unit at each time. Returns the latency of each replacement."""
+    before, killed, began = dict(start_times.latest), {}, time.monotonic()
     for (name, arrival), moment in zip(before.items(), moments, strict=True):
         time.sleep(max(0.0, began + moment - time.monotonic()))
         killed[name] = time.monotonic()
         os.kill(arrival.pid, signal.SIGKILL)
-    arrivals.wait(lambda latest: all(latest[name].pid != before[name].pid for name in before))
-    return [(arrivals.latest[name].at - killed[name]) * 1e3 for name in before]
+    start_times.wait(lambda latest: all(latest[name].pid != before[name].pid for name in before))
+    return [(start_times.latest[name].at - killed[name]) * 1e3 for name in before]

@@ -1,6 +1,6 @@
-"""Ten thousand registered units that beat once a second: what that costs the coordinator, and whether it keeps up.
+"""Ten thousand registered units that send a heartbeat every second: CPU time of the coordinator, and lost units.
 
-The same crowd then beats at a bare ROUTER, so that a busy or slow machine can be told from a slow coordinator.
+The same peers then send to a bare ROUTER, which tells a slow machine from a slow coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 
 from agentrl.protocol import messages
 from agentrl.protocol.wire import encode
-from tests.benchmarks.coordinator_with_fake_units import Stage, stage
+from tests.benchmarks.coordinator_with_fake_units import FakeFleet, fake_fleet
 from tests.benchmarks.report import Outcome
 from tests.waiting import eventually
 
@@ -38,11 +38,11 @@ def measure() -> Outcome:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     floor, _ = of_bare_router()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, stage(Path(folder)) as real:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, fake_fleet(Path(folder)) as real:
         began = time.monotonic()
         spawns = real.register(PEERS, {"heartbeat_s": HEARTBEAT_S})
         ordered = time.monotonic()
-        with _crowd(real.address, [real.hello_of(spawn) for spawn in spawns]) as members:
+        with _peer_processes(real.address, [real.hello_of(spawn) for spawn in spawns]) as members:
             joined = time.monotonic()
             eventually(lambda: _states(real) == {"ready": PEERS}, within_s=120, every_s=1.0)
             since = time.time()
@@ -58,7 +58,7 @@ def measure() -> Outcome:
 
 
 def of_bare_router(peers: int = PEERS) -> tuple[float, Counter[str]]:
-    """What a ROUTER costs that reads the beats of so many peers."""
+    """CPU share of a bare ROUTER that reads the same heartbeats."""
     welcome = messages.Welcome(epoch="e", run="r", run_name="bench", now_ct=0.0)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         address = f"ipc://{folder}/bare"
@@ -66,7 +66,7 @@ def of_bare_router(peers: int = PEERS) -> tuple[float, Counter[str]]:
         command = [sys.executable, str(Path(__file__).with_name("bare_router.py")), address, *answers]
         router = subprocess.Popen(command)
         try:
-            with _crowd(address, [b"hello"] * peers) as members:
+            with _peer_processes(address, [b"hello"] * peers) as members:
                 return _share_of_a_core(psutil.Process(router.pid), members)
         finally:
             router.kill()
@@ -74,7 +74,7 @@ def of_bare_router(peers: int = PEERS) -> tuple[float, Counter[str]]:
 
 
 def _share_of_a_core(process: psutil.Process, members: list[Member]) -> tuple[float, Counter[str]]:
-    """In percent, kernel included; and what the members saw meanwhile."""
+    """CPU share in percent, kernel included, and what the peers counted meanwhile."""
     time.sleep(2)
     _reports(members)
     before, began = process.cpu_times(), time.monotonic()
@@ -83,17 +83,17 @@ def _share_of_a_core(process: psutil.Process, members: list[Member]) -> tuple[fl
     return 100 * (after.user - before.user + after.system - before.system) / took, _reports(members)
 
 
-def _lost_since(real: Stage, since: float) -> int:
+def _lost_since(real: FakeFleet, since: float) -> int:
     return sum(row.state != "ready" or row.since_at > since for row in real.units())
 
 
 @contextmanager
-def _crowd(address: str, hellos: list[bytes]) -> Iterator[list[Member]]:
-    """All of them welcomed."""
+def _peer_processes(address: str, hellos: list[bytes]) -> Iterator[list[Member]]:
+    """The processes of the peers, once all peers are welcomed."""
     with ExitStack() as ends:
         members = [ends.enter_context(_member(address, hellos[n::PROCESSES])) for n in range(PROCESSES)]
         for member in members:
-            assert _line(member) == "ready", "a member of the crowd was not let in"
+            assert _line(member) == "ready", "a peer was refused"
         yield members
         for member in members:
             assert member.stdin is not None
@@ -119,7 +119,7 @@ def _line(member: Member) -> str:
 
 
 def _reports(members: list[Member]) -> Counter[str]:
-    """What the members saw since they were asked last; how late they were themselves, at worst, in milliseconds."""
+    """What the peers counted since the last report, and their own largest delay in milliseconds."""
     seen: Counter[str] = Counter()
     for member in members:
         assert member.stdin is not None
@@ -134,5 +134,5 @@ def _reports(members: list[Member]) -> Counter[str]:
     return seen
 
 
-def _states(real: Stage) -> dict[str, int]:
+def _states(real: FakeFleet) -> dict[str, int]:
     return dict(Counter(row.state.value for row in real.units()))

@@ -1,7 +1,7 @@
-"""Many units in one process: each has a connection of its own, says hello, and then beats once a second.
+"""Many units in one process. Each has its own connection, sends a hello, and then a heartbeat every second.
 
-Frames come on stdin: an address and one hello per line, in hexadecimal. `ready` goes out when all were welcomed; then
-each line on stdin is answered by what happened since, and the end of stdin ends it.
+It reads an address and one hello per line, in hexadecimal, from stdin. It prints `ready` when all units are welcomed,
+answers each further line with a report, and ends with stdin.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from agentrl.protocol.wire import decode_from_coordinator, encode
 
 SLICE_S = 0.01
 ACK_EVERY = 5
-"""As units do with the usual lease."""
+"""As units with the default lease."""
 AT_ONCE = 64
-"""Hellos under way, so that a whole crowd does not come through the door together."""
+"""Hellos in flight."""
 
 
-class Crowd:
+class FakePeers:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, hellos: list[bytes]) -> None:
         self.seen: Counter[str] = Counter()
         self.late_s = 0.0
@@ -49,7 +49,7 @@ class Crowd:
             assert isinstance(answer, messages.Welcome), answer
 
     def beat(self) -> None:
-        """Everybody whose second is over, in a steady stream."""
+        """Sends the heartbeats that are due, spread over the second."""
         due = int((time.monotonic() - self._began) * len(self._sockets))
         self.late_s = max(self.late_s, (due - self._sent) / len(self._sockets))
         for _ in range(due - self._sent):
@@ -66,7 +66,7 @@ class Crowd:
                 socket.send(self._hellos[member])
         self._beats[member] += 1
         seq = self._beats[member]
-        # Not everybody asks for an answer in the same second.
+        # Units ask for an answer in different seconds.
         ack = (seq + member) % ACK_EVERY == 0
         socket.send(encode(messages.Beat(seq, progress=seq, ack=ack)), zmq.NOBLOCK)
 
@@ -82,7 +82,7 @@ def main() -> None:
     address, *hellos = sys.stdin.readline().split()
     with zmq.Context() as context:
         context.set(zmq.MAX_SOCKETS, len(hellos) + 10)
-        crowd = Crowd(context, address, [bytes.fromhex(hello) for hello in hellos])
+        crowd = FakePeers(context, address, [bytes.fromhex(hello) for hello in hellos])
         print("ready", flush=True)
         while True:
             crowd.beat()

@@ -27,7 +27,7 @@ from agentrl.host import procfs
 from agentrl.protocol import feed
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.wire import decode_feed
-from tests.benchmarks.coordinator_with_fake_units import PATIENCE_S, Stage, stage
+from tests.benchmarks.coordinator_with_fake_units import PATIENCE_S, FakeFleet, fake_fleet
 from tests.benchmarks.many_peers import of_bare_router
 from tests.benchmarks.report import Outcome
 from tests.waiting import eventually
@@ -52,7 +52,7 @@ def measure() -> Outcome:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        stage(Path(folder)) as real,
+        fake_fleet(Path(folder)) as real,
         _fleet(real.address, real.run.uuid) as fleet,
     ):
         accepted_s = _bring_up(real)
@@ -80,7 +80,7 @@ def measure() -> Outcome:
     return outcome
 
 
-def _bring_up(real: Stage) -> float:
+def _bring_up(real: FakeFleet) -> float:
     hosts = [f"host-{number:03d}" for number in range(HOSTS)]
     peer = {"command": ["true"], "speaks": True, "start_deadline_s": PATIENCE_S, "hosts": hosts}
     waiting = peer | {"count": WAITING, "resources": {"gpus": 8}}
@@ -98,18 +98,18 @@ def _bring_up(real: Stage) -> float:
     return time.monotonic() - began
 
 
-def _all_ready(real: Stage) -> bool:
+def _all_ready(real: FakeFleet) -> bool:
     rows = real.units()
     return sum(row.state is UnitState.READY for row in rows) == UNITS - WAITING
 
 
-def _snapshot_s(real: Stage) -> float:
+def _snapshot_s(real: FakeFleet) -> float:
     began = time.monotonic()
     real.client.snapshot((), deadline_s=PATIENCE_S)
     return time.monotonic() - began
 
 
-def _seconds_until_all_rows_were_sent(real: Stage) -> float:
+def _seconds_until_all_rows_were_sent(real: FakeFleet) -> float:
     address = msgspec.json.decode((real.state_dir / "coordinator.json").read_bytes())["feed"]
     missing = {f"unit/{row.unit}" for row in real.units() if row.state is UnitState.READY}
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:

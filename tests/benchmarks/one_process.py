@@ -1,12 +1,12 @@
-"""A run's learning in one asyncio process: the same engine, trainer, tools and delays, and nothing else.
+"""The learning of a run in one asyncio process: the same engine, trainer, tools and delays, and nothing else.
 
-Nothing is stored, supervised or sent over HTTP, and nothing survives a failure: what a run costs above this is the
-price of all that. It is also the quickest way to try other settings:
+Nothing is stored, supervised or sent over HTTP, so the difference to a run is the overhead of those. It is also the
+quickest way to try other settings:
 
     python -m tests.benchmarks.one_process --random 3 --set training.steps=60
 
-Invariants: what is learned follows the same policies as in a run (admission, groups, batches, freshness) and goes
-through the same trainer; an episode that the tools' infrastructure failed is in no group.
+Invariants: it uses the policies and the trainer of a run (admission, groups, batches, freshness); an episode that
+failed for infrastructure is in no group.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Call = Callable[[str, str, dict[str, Any]], Awaitable[str]]
 
 
 class InfrastructureError(Exception):
-    """By no fault of the policy."""
+    """A failure that is not the fault of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class Group:
 
 
 @dataclass(slots=True)
-class Story:
-    """What happened, for whoever compares."""
+class StepResult:
+    """The result, for comparisons."""
 
     records: int = 0
     trained_records: int = 0
@@ -113,7 +113,7 @@ class Story:
 
 @contextlib.asynccontextmanager
 async def connected(server: ToolServer) -> AsyncIterator[Tools]:
-    """The MCP server of a run file, over stdio, with no toolbox before it."""
+    """Starts the MCP server of a run file over stdio, without a toolbox."""
     program, *arguments = (part.format(python=sys.executable) for part in server.command)
     async with Client(stdio_client(StdioServerParameters(command=program, args=arguments)), cache=None) as client:
         offered = (await client.list_tools()).tools
@@ -147,12 +147,12 @@ class OneProcess:
         self._tree = VersionTree({0: None})
         self._learner: Learner
         self._template: Template
-        self.story = Story()
+        self.story = StepResult()
 
-    # ---- the whole ----
+    # ---- phases ----
 
     async def begin(self, keep_on: Callable[[int, float], bool] = lambda step, loss: True) -> None:
-        """Model, warm-up, first weights."""
+        """Builds the model, warms it up, and publishes the first weights."""
         training, warmup = self._config.training, self._config.training.warmup
         demonstrations = read_demonstrations(Path(warmup.dataset))
         model = initial_model.model_directory(self._config, self._folder, demonstrations)
@@ -173,11 +173,11 @@ class OneProcess:
         await self._publish()
 
     def save(self, directory: Path) -> None:
-        """The weights as they are now, with all that a run needs to begin with them."""
+        """Saves the current weights in the form that a run can start with."""
         self._learner.save(directory)
 
-    async def train(self, until: int, told: Callable[[Story], None] = lambda story: None) -> None:
-        """Up to this step."""
+    async def train(self, until: int, told: Callable[[StepResult], None] = lambda story: None) -> None:
+        """Trains up to this step."""
         training = self._config.training
         loss = PolicyLoss(clip_low=float(training.clip_low), clip_high=float(training.clip_high))
         async with asyncio.TaskGroup() as tasks:
@@ -198,17 +198,20 @@ class OneProcess:
                 self.story.trained_tokens += batch.trained_tokens
                 told(self.story)
             sampling.cancel()
-            # What is under way would train nothing.
+            # Episodes in progress would not be trained any more.
             await self._engine.abort("")
 
     async def evaluate(self) -> float:
-        """The mean over the held-out tasks."""
+        """Returns the mean score of the held-out tasks."""
         evaluation = self._config.evaluation
         rows = datasets.read(Path(self._environment.evaluation))
         chosen = rows[: evaluation.tasks] if evaluation.tasks else rows
         name = f"eval/{self._version}"
         played = await asyncio.gather(
-            *(self._insist(row, f"{name}/{place}", float(evaluation.temperature)) for place, row in enumerate(chosen))
+            *(
+                self._play_seat(row, f"{name}/{place}", float(evaluation.temperature))
+                for place, row in enumerate(chosen)
+            )
         )
         return sum(one.score for one in played) / len(played)
 
@@ -218,7 +221,7 @@ class OneProcess:
     # ---- training ----
 
     def _next_batch(self, freshness: Freshness) -> Batch | None:
-        """As a run cuts it; None if it would wait."""
+        """The next batch, or None if a run would wait."""
         ready = [_as_ready(group, self._tree, self._version) for group in self._ready]
         wanted = self._config.training.groups
         decision = batch_cut.decide(Situation(ready=ready), Wanted(groups=wanted, max_refill=wanted), freshness)
@@ -239,7 +242,7 @@ class OneProcess:
         return Batch(step=self.story.steps + 1, base_version=self._version, trajectories=trained, ages=ages)
 
     async def _publish(self) -> None:
-        """The weights go to the engine through a file in memory, as they do in a run, but unverified."""
+        """Passes the weights to the engine through a file in memory, as a run does, but without verification."""
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             await asyncio.to_thread(self._learner.save, Path(folder))
             await unverified.serve(self._engine, Path(folder), self._version)
@@ -266,7 +269,9 @@ class OneProcess:
 
     async def _group(self, row: Row, order: int) -> None:
         n, name = self._config.sampling.n, f"task {order}"
-        episodes = (self._insist(row, f"{name}/{seat}", float(self._config.sampling.temperature)) for seat in range(n))
+        episodes = (
+            self._play_seat(row, f"{name}/{seat}", float(self._config.sampling.temperature)) for seat in range(n)
+        )
         played = await asyncio.gather(*episodes)
         self._in_flight -= n
         self.story.records += n
@@ -277,8 +282,8 @@ class OneProcess:
         if closed.enough:
             self._ready.append(Group(name, order, {one.trajectory.record: one.trajectory for one in played}, closed))
 
-    async def _insist(self, row: Row, name: str, temperature: float) -> Played:
-        """A seat: an attempt that failed for infrastructure is made again, twice at most."""
+    async def _play_seat(self, row: Row, name: str, temperature: float) -> Played:
+        """Plays a seat. An attempt that failed for infrastructure is repeated at most twice."""
         for attempt in range(3):
             played = await self._episode(row, f"{name}.{attempt}", temperature)
             if played.valid:
@@ -315,7 +320,7 @@ class OneProcess:
                 outcome = Outcome.ANSWERED
                 break
             malformed += bool(parsed.errors)
-            if outcome_ := _hopeless(self._environment, turns, malformed):
+            if outcome_ := _outcome_without_chance(self._environment, turns, malformed):
                 outcome = outcome_
                 break
             try:
@@ -351,7 +356,7 @@ class OneProcess:
         )
 
 
-def _hopeless(environment: Environment, turns: int, malformed: int) -> Outcome | None:
+def _outcome_without_chance(environment: Environment, turns: int, malformed: int) -> Outcome | None:
     if turns >= environment.max_turns:
         return Outcome.TURN_LIMIT
     return Outcome.INVALID_CALL_LIMIT if malformed > 3 else None
@@ -372,7 +377,7 @@ def _with_advantage(group: Group, record: str) -> Trajectory:
 
 
 def shop_run(folder: Path, random_number: int, sets: Sequence[str] = (), **rows: int) -> RunConfig:
-    """The demo's run, with its data in this folder; `rows` says how much of it, if not as much as the demo has."""
+    """The configuration of the demo, with its data in this folder; `rows` overrides the amounts of data."""
     file = folder / "assets" / "train.yaml"
     file.parent.mkdir()
     file.write_bytes(resources.files("assets").joinpath("train.yaml").read_bytes())
@@ -382,32 +387,32 @@ def shop_run(folder: Path, random_number: int, sets: Sequence[str] = (), **rows:
 
 
 async def _try(config: RunConfig, folder: Path, every: int) -> None:
-    """Learn, and tell of it."""
+    """Trains and prints the progress."""
     (server,) = config.tools.values()
     torch.set_num_threads(config.training.threads)
     began = time.monotonic()
 
-    def tell(what: str) -> None:
+    def print_line(what: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {time.process_time():6.1f} CPU s  {what}", flush=True)
 
     async with connected(server) as tools:
         one = OneProcess(config, folder, tools)
-        await one.begin(lambda step, loss: _tell_warmup(tell, step, loss))
-        tell(f"held out {await one.evaluate():.3f} after the warm-up")
+        await one.begin(lambda step, loss: _print_warmup(print_line, step, loss))
+        print_line(f"held out {await one.evaluate():.3f} after the warm-up")
         steps = config.training.steps
         for until in range(every, steps + every, every):
             await one.train(min(until, steps))
             recent = one.story.rewards[-every:]
-            tell(
+            print_line(
                 f"held out {await one.evaluate():.3f} after {one.story.steps} steps, "
                 f"reward {sum(recent) / len(recent):.2f}, {one.story.records} records"
             )
         await one.close()
 
 
-def _tell_warmup(tell: Callable[[str], None], step: int, loss: float) -> bool:
+def _print_warmup(print_line: Callable[[str], None], step: int, loss: float) -> bool:
     if step % 25 == 0:
-        tell(f"warm-up {step}: loss {loss:.3f}")
+        print_line(f"warm-up {step}: loss {loss:.3f}")
     return True
 
 

@@ -1,7 +1,7 @@
-"""What a run costs above its learning: the demo's run, against one process with the same engine, trainer and tools.
+"""Overhead of a run: the demo's run compared with one process with the same engine, trainer and tools.
 
-Both begin with the same weights, warmed up once, and are measured between two of their steps, so that neither pays for
-its start. CPU time is that of all their processes, the database and the coordinator included.
+Both start with the same warmed-up weights and are measured between two steps, so that start-up does not count. CPU time
+is that of all processes, with the database and the coordinator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.benchmarks.one_process import OneProcess, connected, shop_run
 from tests.benchmarks.report import Outcome
 
 FIRST, LAST = 3, int(os.environ.get("BENCH_STEPS", "18"))
-"""The measurement begins with the end of one step, and ends with the end of the other."""
+"""The measurement lasts from the end of one step to the end of the other."""
 LEAST = 0.5
 WITHIN_S = 1800.0
 LOOK_EVERY_S = 0.2
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 0.2
 @dataclass(frozen=True, slots=True)
 class Spent:
     records: int
-    """That trained."""
+    """Trained records."""
     wall_s: float
     cpu_s: float
 
@@ -65,7 +65,7 @@ def measure() -> Outcome:
 
 
 async def _in_one_process(config: RunConfig, folder: Path) -> tuple[Spent, Path]:
-    """What it took, and the weights after the warm-up."""
+    """The cost, and the weights after the warm-up."""
     (server,) = config.tools.values()
     async with connected(server) as tools:
         one = OneProcess(config, folder, tools)
@@ -106,18 +106,18 @@ def _up(folder: Path, file: Path) -> Iterator[RunStore]:
 
 
 def _at_step(store: RunStore, step: int) -> tuple[int, float, float]:
-    """Trained records, wall and CPU seconds at the moment at which this step is committed."""
+    """Trained records, wall and CPU seconds when this step is committed."""
     deadline = time.monotonic() + WITHIN_S
-    # Whoever looks on is no part of the run, so he asks for little.
-    while (told := store.trained())[0] < step:
+    # A cheap query, because the observer must not cost the run anything.
+    while (trained := store.trained())[0] < step:
         if time.monotonic() > deadline:
             raise TimeoutError(f"step {step} was not committed within {WITHIN_S:g} s")
         time.sleep(LOOK_EVERY_S)
-    return told[1], time.monotonic(), _cpu_s(_of_the_run())
+    return trained[1], time.monotonic(), _cpu_s(_of_the_run())
 
 
 def _of_the_run() -> list[psutil.Process]:
-    """The host agent; everything else of the run descends from it."""
+    """The host agent, the ancestor of all processes of the run."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -132,7 +132,7 @@ def _of_the_run() -> list[psutil.Process]:
 
 
 def _cpu_s(roots: list[psutil.Process]) -> float:
-    """Of these and all that descend from them and live; the agent's units do while nothing dies."""
+    """CPU time of these processes and their living descendants."""
     total = 0.0
     for root in roots:
         for process in (root, *root.children(recursive=True)):

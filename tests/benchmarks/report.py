@@ -1,6 +1,6 @@
-"""What a benchmark hands back, and how it is shown.
+"""The result of a benchmark, and its output as table, JSON and Markdown.
 
-Invariant: a line that has an aim says whether it was reached; a line without one is shown for orientation only.
+Invariant: a line with an aim shows whether it was reached; a line without one is for orientation only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 
 @dataclass
 class Line:
-    """One figure, in `unit`; `peer_value` is the same thing measured of `peer`."""
+    """One figure in `unit`, and the figure of its peer."""
 
     what: str
     value: float
@@ -42,23 +42,23 @@ class Outcome:
     took_s: float = 0.0
 
     def faster(self, what: str, value: float, unit: str, peer: str, peer_value: float, by: float = 0.0) -> None:
-        """Less is better: the ratio says how many times longer the peer takes; 0 sets no aim."""
+        """Less is better. The ratio is how many times longer the peer takes; `by=0` sets no aim."""
         ratio = peer_value / value
         aim = f"{by:g}× faster" if by > 1 else "faster" if by else ""
         self.lines.append(Line(what, value, unit, peer, peer_value, ratio, aim, ratio >= by if by else None))
 
     def smaller(self, what: str, value: float, unit: str, peer: str, peer_value: float, by: float) -> None:
-        """Less is better: the peer's is so many times larger."""
+        """Less is better. The ratio is how many times larger the peer's figure is."""
         ratio = peer_value / value
         self.lines.append(Line(what, value, unit, peer, peer_value, ratio, f"{by:g}× smaller", ratio >= by))
 
     def within(self, what: str, value: float, unit: str, peer: str, peer_value: float, factor: float) -> None:
-        """Less is better: at most `factor` times what the peer takes."""
+        """Less is better: at most `factor` times the peer's figure."""
         ratio = value / peer_value
         self.lines.append(Line(what, value, unit, peer, peer_value, ratio, f"≤ {factor:g}×", ratio <= factor))
 
     def share(self, what: str, value: float, unit: str, peer: str, peer_value: float, least: float) -> None:
-        """More is better: at least this share of what the peer does."""
+        """More is better: at least this share of the peer's figure."""
         ratio = value / peer_value
         self.lines.append(Line(what, value, unit, peer, peer_value, ratio, f"≥ {least:g}", ratio >= least))
 
@@ -120,7 +120,7 @@ def as_json(outcomes: dict[str, Outcome], failed: dict[str, str]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from, and how busy it was."""
+    """The machine, and its load."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": _cpu_name(),

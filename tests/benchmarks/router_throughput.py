@@ -1,7 +1,7 @@
-"""Commands and heartbeats of 1 KB through the coordinator's ROUTER, 64 in flight, beside a bare loop that echoes.
+"""Commands and heartbeats of 1 KB through the coordinator's ROUTER, 64 in flight, compared with a bare echo loop.
 
-Both are asked by the same program. The coordinator decodes every message against the closed union of types, knows the
-peer, checks what it may do, does it and encodes the answer; the bare loop hands the bytes back.
+The same program drives both. The coordinator decodes and authorises every message, executes it and encodes the answer;
+the bare loop returns the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from agentrl.protocol.wire import encode, raw
-from tests.benchmarks.coordinator_with_fake_units import stage
+from tests.benchmarks.coordinator_with_fake_units import fake_fleet
 from tests.benchmarks.report import Outcome, median
 
 BYTES = 1024
@@ -29,13 +29,17 @@ LEAST = 0.5
 
 def measure() -> Outcome:
     outcome = Outcome(f"messages of {BYTES} B through the ROUTER, 64 in flight (medians of {REPEATS})")
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, stage(Path(folder)) as real, _bare(folder) as bare:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        fake_fleet(Path(folder)) as real,
+        _bare(folder) as bare,
+    ):
         (spawn,) = real.register(1, {})
         beat, request = _padded_beat(), _command()
         client = encode(messages.ClientHello(PROTOCOL_MAJOR, PROTOCOL_MINOR, who="bench"))
         rates: dict[str, list[float]] = {"heartbeats": [], "commands": [], "bare loop": []}
         for _ in range(REPEATS):
-            # In turn, so that a busier moment of the machine meets all of them.
+            # In turn, so that a busy moment of the machine affects all of them.
             rates["bare loop"].append(_pump(bare, b"hello", beat))
             rates["heartbeats"].append(_pump(real.address, real.hello_of(spawn), beat))
             rates["commands"].append(_pump(real.address, client, request))
@@ -47,13 +51,13 @@ def measure() -> Outcome:
 
 
 def _padded_beat() -> bytes:
-    """A heartbeat with fields that a later version may add: they are read over, not refused."""
+    """A heartbeat padded with unknown fields, which the coordinator ignores."""
     beat = msgspec.to_builtins(messages.Beat(seq=1, progress=7, loop_lag_s=0.001, ack=True))
     return _padded(lambda pad: msgspec.msgpack.encode(beat | {"later": pad}))
 
 
 def _command() -> bytes:
-    """A question whose arguments are checked and looked up: what is said of one knob, under a long id of the caller."""
+    """A query with arguments that are validated and looked up, padded by a long id."""
     args = raw({"name": "supervision.heartbeat_s"})
     return _padded(lambda pad: encode(messages.Request(id=pad, name="knobs", args=args)))
 

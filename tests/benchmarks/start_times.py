@@ -1,6 +1,6 @@
-"""When a process came up: it says so itself, by one line into a pipe, before it does anything else.
+"""Start times of processes: each one writes a line into a pipe as its first act.
 
-Invariant: the time is taken where the line arrives, by the same clock that the kill was taken with.
+Invariant: the time is taken when the line is read, by the same clock as the time of the kill.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ exec sleep 100000
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Start:
     pid: int
     at: float
 
 
-class Arrivals:
-    """The newest arrival of every name. `script` is what supervisors run: `/bin/sh SCRIPT NAME`."""
+class StartTimes:
+    """The newest start of every name. Supervisors run `/bin/sh SCRIPT NAME`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,9 +33,9 @@ class Arrivals:
         os.mkfifo(pipe)
         self.script = folder / "child.sh"
         self.script.write_text(_CHILD.format(pipe=pipe))
-        self.latest: dict[str, Arrival] = {}
+        self.latest: dict[str, Start] = {}
         self._news = threading.Condition()
-        # Open for both ends: there is a reader before the first writer, and no end of file between two writers.
+        # Opened for reading and writing, so that there is no end of file between two writers.
         self._fd = os.open(pipe, os.O_RDWR)
         threading.Thread(target=self._read, name="arrivals", daemon=True).start()
 
@@ -50,21 +50,21 @@ class Arrivals:
             with self._news:
                 for line in lines:
                     name, pid = line.decode().split()
-                    self.latest[name] = Arrival(int(pid), now)
+                    self.latest[name] = Start(int(pid), now)
                 self._news.notify_all()
 
-    def wait(self, condition: Callable[[dict[str, Arrival]], bool], within_s: float = 120.0) -> float:
-        """When the condition came to hold: the time of the newest arrival. Raises TimeoutError."""
+    def wait(self, condition: Callable[[dict[str, Start]], bool], within_s: float = 120.0) -> float:
+        """Waits for a condition. Returns the time of the newest start. Raises TimeoutError."""
         with self._news:
             if not self._news.wait_for(lambda: condition(self.latest), within_s):
-                raise TimeoutError(f"{len(self.latest)} processes arrived, and that was not all")
+                raise TimeoutError(f"{len(self.latest)} processes started, but not all")
             return max(arrival.at for arrival in self.latest.values())
 
     def wait_count(self, count: int) -> float:
         return self.wait(lambda latest: len(latest) >= count)
 
     def alive(self) -> int:
-        """How many of the newest processes live."""
+        """Count of the newest processes that are alive."""
         return sum(Path(f"/proc/{arrival.pid}").exists() for arrival in self.latest.values())
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Starting fifty units from nothing, fifty more, ten more, ten fewer.
+"""Time to start fifty units from nothing, fifty more, ten more, and to stop ten.
 
-From the command to the last child's first act or end. From nothing, the supervisor itself has to be started too; after
-that only the command line is part of the time.
+Measured from the command to the first act or the end of the last child. From nothing, it contains the start of the
+supervisor; later only that of the command line.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.benchmarks.report import Outcome, median
-from tests.benchmarks.start_times import Arrivals
-from tests.benchmarks.supervisors import Agentrl, Circus, Floor, Supervisor, Supervisord
+from tests.benchmarks.start_times import StartTimes
+from tests.benchmarks.supervisors import Agentrl, BareLoop, Circus, Supervisor, Supervisord
 
 UNITS = 50
 BY = 10
@@ -32,13 +32,13 @@ class Times:
 
 
 def measure() -> Outcome:
-    found = {kind.name: _times_of(kind) for kind in (Floor, Agentrl, Circus, Supervisord)}
+    found = {kind.name: _times_of(kind) for kind in (BareLoop, Agentrl, Circus, Supervisord)}
     ours, circus = found[Agentrl.name], found[Circus.name]
     outcome = Outcome(f"start of {UNITS} units; scale by {BY} (medians of {REPEATS})")
     start, again = median(ours.start), median(ours.again)
     outcome.faster(f"{UNITS} units of a supervisor that runs", again, "ms", Circus.name, median(circus.again), by=1)
     outcome.faster("supervisor and units from nothing", start, "ms", Circus.name, median(circus.start), by=1)
-    for peer in (Supervisord.name, Floor.name):
+    for peer in (Supervisord.name, BareLoop.name):
         outcome.faster("supervisor and units from nothing", start, "ms", peer, median(found[peer].start))
     outcome.faster(f"scale +{BY}", median(ours.more), "ms", Circus.name, median(circus.more))
     outcome.faster(f"scale -{BY}", median(ours.fewer), "ms", Circus.name, median(circus.fewer))
@@ -56,33 +56,33 @@ def _times_of(kind: type[Supervisor]) -> Times:
 
 def _one_life(kind: type[Supervisor], times: Times) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        arrivals = Arrivals(Path(folder) / "arrivals")
-        supervisor = kind(Path(folder) / "supervisor", arrivals)
+        start_times = StartTimes(Path(folder) / "arrivals")
+        supervisor = kind(Path(folder) / "supervisor", start_times)
         try:
             began = time.monotonic()
             supervisor.start(UNITS)
-            times.start.append((arrivals.wait_count(UNITS) - began) * 1e3)
+            times.start.append((start_times.wait_count(UNITS) - began) * 1e3)
             if supervisor.scales:
-                times.again.append(_more(supervisor, arrivals, UNITS))
-                times.more.append(_more(supervisor, arrivals, BY))
-                times.fewer.append(_fewer(supervisor, arrivals))
+                times.again.append(_more(supervisor, start_times, UNITS))
+                times.more.append(_more(supervisor, start_times, BY))
+                times.fewer.append(_fewer(supervisor, start_times))
         finally:
             supervisor.stop()
-            arrivals.close()
+            start_times.close()
 
 
-def _more(supervisor: Supervisor, arrivals: Arrivals, by: int) -> float:
-    """Milliseconds until so many more have come up."""
-    before, began = len(arrivals.latest), time.monotonic()
+def _more(supervisor: Supervisor, start_times: StartTimes, by: int) -> float:
+    """Milliseconds until this many more units have started."""
+    before, began = len(start_times.latest), time.monotonic()
     supervisor.scale(by)
-    return (arrivals.wait_count(before + by) - began) * 1e3
+    return (start_times.wait_count(before + by) - began) * 1e3
 
 
-def _fewer(supervisor: Supervisor, arrivals: Arrivals) -> float:
-    """Milliseconds until ten have ended."""
-    before, began = arrivals.alive(), time.monotonic()
+def _fewer(supervisor: Supervisor, start_times: StartTimes) -> float:
+    """Milliseconds until ten units have ended."""
+    before, began = start_times.alive(), time.monotonic()
     supervisor.scale(-BY)
-    return (_when(lambda: arrivals.alive() <= before - BY) - began) * 1e3
+    return (_when(lambda: start_times.alive() <= before - BY) - began) * 1e3
 
 
 def _when(condition: Callable[[], bool], within_s: float = 120.0) -> float:

@@ -1,6 +1,6 @@
-"""What a trajectory of a hundred turns takes, against a document for each turn that has the whole history so far.
+"""Size of a trajectory of a hundred turns, compared with one document per turn that contains the whole history.
 
-Both hold the same tokens, log-probs and results of tools, packed alike; sizes are those of BSON, before compression.
+Both have the same tokens, log-probs and tool results in the same encoding; sizes are those of BSON, uncompressed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 async def sizes(url: str, shape: Shape) -> Sizes:
-    """Of one trajectory, in a database of its own that is gone afterwards."""
+    """Sizes of one trajectory, in a temporary database."""
     database = connect(url, f"bench-{os.getpid()}")
     try:
         await indexes.ensure(database)
@@ -62,7 +62,7 @@ async def _size_of(database: Database, collection: str) -> int:
 
 
 async def _with_history(database: Database, record: str) -> list[dict[str, Any]]:
-    """As where every turn is a sample of its own: its whole prompt, and the conversation that led to it."""
+    """Documents that each have the whole prompt of a turn and its conversation."""
     calls = (await trajectories.calls_of(database, [record]))[record]
     prompts = full_prompts(trajectories.stored_calls(calls))
     answers = {call.turn: call for call in await trajectories.tool_calls_of(database, record)}

@@ -1,6 +1,6 @@
-"""The supervisors that are compared, each driven the way its users drive it, with the same child.
+"""The compared supervisors, each used as its users do, with the same child.
 
-Invariant: every one runs with its own defaults; what deviates from them is said here, with the reason.
+Invariant: each runs with its defaults; every deviation has its reason here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from agentrl.host import cgroups
-from tests.benchmarks.start_times import Arrivals
+from tests.benchmarks.start_times import StartTimes
 from tests.e2e.running import Run
 
 BIN = Path(sys.executable).parent
@@ -26,11 +26,11 @@ class Supervisor(ABC):
 
     name: str
     settle_s: float = 0.0
-    """How long a child must have lived before its death is an ordinary one."""
+    """How long a child must live before its death counts as a crash and not as a failed start."""
 
-    def __init__(self, folder: Path, arrivals: Arrivals) -> None:
+    def __init__(self, folder: Path, start_times: StartTimes) -> None:
         self.folder = folder
-        self.arrivals = arrivals
+        self.start_times = start_times
         folder.mkdir(parents=True, exist_ok=True)
 
     @abstractmethod
@@ -52,11 +52,11 @@ class Agentrl(Supervisor):
 
     def start(self, count: int) -> None:
         self.run = Run(self.folder, f"bench-{os.getpid()}", factor=1.0)
-        self.run.sidecar("unit", ["/bin/sh", str(self.arrivals.script), "{unit}"], count=count)
+        self.run.sidecar("unit", ["/bin/sh", str(self.start_times.script), "{unit}"], count=count)
         self.run.up()
 
     def scale(self, by: int) -> None:
-        # A request for consent is for people; a script says yes beforehand.
+        # A script gives its consent in advance.
         self.run.cli("scale", "unit", f"{by:+d}", "--yes")
 
     def stop(self) -> None:
@@ -88,23 +88,28 @@ class _Daemon(Supervisor):
                 continue
 
 
-class Floor(_Daemon):
+class BareLoop(_Daemon):
     name = "bare respawn loop"
 
     def command(self, count: int) -> list[str]:
-        # By its path: the package would import what the loop does not need.
-        return [sys.executable, str(Path(__file__).with_name("bare_respawn.py")), str(self.arrivals.script), str(count)]
+        # By its path, because the package would import modules that the loop does not need.
+        return [
+            sys.executable,
+            str(Path(__file__).with_name("bare_respawn.py")),
+            str(self.start_times.script),
+            str(count),
+        ]
 
 
-class FloorInCgroups(Floor):
-    """The same loop with what agentrl gives every unit: a cgroup of its own, so that its whole tree can be ended."""
+class BareLoopInCgroups(BareLoop):
+    """The same loop with a cgroup for each process, as agentrl has, so that its whole tree can be killed."""
 
     name = "bare loop, a cgroup each"
 
     def command(self, count: int) -> list[str]:
         self._cgroups = cgroups.detect(f"bench-{os.getpid()}", "floor")
         if not self._cgroups.can_kill:
-            raise RuntimeError("no cgroup v2 may be used here")
+            raise RuntimeError("cgroup v2 cannot be used here")
         return [*super().command(count), str(self._cgroups.tree_base)]
 
     def stop(self) -> None:
@@ -119,11 +124,11 @@ class Circus(_Daemon):
 
     def command(self, count: int) -> list[str]:
         ini = self.folder / "circus.ini"
-        # Addresses in a folder of its own instead of the fixed tcp ports; all else is as it comes.
+        # Addresses in its own folder instead of fixed tcp ports; everything else is the default.
         ini.write_text(
             f"[circus]\nendpoint = ipc://{self.folder}/endpoint\npubsub_endpoint = ipc://{self.folder}/pubsub\n"
             f"{self.settings}"
-            f"[watcher:unit]\ncmd = /bin/sh {self.arrivals.script} unit-$(circus.wid)\nnumprocesses = {count}\n"
+            f"[watcher:unit]\ncmd = /bin/sh {self.start_times.script} unit-$(circus.wid)\nnumprocesses = {count}\n"
         )
         return [str(BIN / "circusd"), str(ini)]
 
@@ -137,7 +142,7 @@ class Circus(_Daemon):
 
 
 class EagerCircus(Circus):
-    """It looks for ended processes fifty times as often as it does unasked."""
+    """Checks for ended processes fifty times as often as by default."""
 
     name = "circus, check_delay 0.1 s"
     settings = "check_delay = 0.1\n"
@@ -153,7 +158,7 @@ class Supervisord(_Daemon):
         conf.write_text(
             f"[supervisord]\nnodaemon=true\nlogfile={self.folder}/log\npidfile={self.folder}/pid\n"
             f"childlogdir={self.folder}\nidentifier=bench\n"
-            f"[program:unit]\ncommand=/bin/sh {self.arrivals.script} unit-%(process_num)d\n"
+            f"[program:unit]\ncommand=/bin/sh {self.start_times.script} unit-%(process_num)d\n"
             f"process_name=unit-%(process_num)d\nnumprocs={count}\nautorestart=true\n"
         )
         return [str(BIN / "supervisord"), "-c", str(conf)]

@@ -1,4 +1,4 @@
-"""What surrounds the measurements: a reach is judged as it is written, and nothing that was started outlives them."""
+"""The benchmark framework: aims are checked, and no process outlives a benchmark."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def outcome() -> Outcome:
     return made
 
 
-def test_a_reach_is_judged_as_it_is_written() -> None:
+def test_aims_are_checked() -> None:
     assert [line.reached for line in outcome().lines] == [True, False, True, False, True, None]
     assert [line.ratio for line in outcome().lines[:4]] == [5.0, 0.9, 2.5, 0.4]
 
 
-def test_the_figures_of_the_documentation() -> None:
+def test_markdown_has_all_figures() -> None:
     text = as_markdown({"start": outcome()})
     assert "### start: a title" in text
     assert "| start | 10 ms | slow | 50 ms | 5 | 5× faster | yes |" in text
     assert "| rate | 40 /s | loop | 100 /s | 0.4 | ≥ 0.5 | NO |" in text
 
 
-async def test_a_trajectory_is_smaller_than_its_histories(mongo_url: str) -> None:
+async def test_trajectory_is_smaller_than_documents_with_histories(mongo_url: str) -> None:
     few = await storage.sizes(mongo_url, Shape(turns=2, prompt=50, output=20, result=20))
     many = await storage.sizes(mongo_url, Shape(turns=12, prompt=50, output=20, result=20))
     assert many.history / many.ours > few.history / few.ours, "the longer, the more is saved"
 
 
-async def test_what_is_claimed_and_ended_side_by_side_balances(mongo_url: str) -> None:
+async def test_concurrent_claims_balance(mongo_url: str) -> None:
     database = connect(mongo_url, f"bench-{os.getpid()}")
     try:
         await indexes.ensure(database)
@@ -77,7 +77,7 @@ async def test_what_is_claimed_and_ended_side_by_side_balances(mongo_url: str) -
         await database.close()
 
 
-async def test_one_process_takes_a_step(tmp_path: Path) -> None:
+async def test_one_process_trains_a_step(tmp_path: Path) -> None:
     small = ["training.warmup.steps=2", "training.warmup.batch=4", "training.groups=1", "sampling.n=2"]
     config = one_process.shop_run(
         tmp_path, 1, [*small, "training.bound=0", "evaluation.tasks=2"], train=8, held_out=2, shown=8
@@ -94,7 +94,7 @@ async def test_one_process_takes_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["by itself", "by SIGTERM"])
-def test_nothing_that_was_started_outlives_a_measurement(how: str) -> None:
+def test_no_process_outlives_a_benchmark(how: str) -> None:
     word = "go" if how == "by itself" else "wait"
     command = [sys.executable, "-c", PROGRAM, word]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
