@@ -1,4 +1,4 @@
-"""How busy everybody is, which part holds the others up, and since when; and when a disk will be full."""
+"""The bottleneck of the data plane, and forecasts of full disks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Plant:
     """Units that tell what share of their slots is in use, and episodes that stand somewhere."""
 
     def __init__(self) -> None:
-        self.pulse = BottleneckDetector()
+        self.detector = BottleneckDetector()
         self.now = AT
         self.totals: dict[str, dict[str, float]] = {}
         self.incarnations: dict[str, int] = {}
-        self.standing = ""
+        self.no_steps = ""
 
     def run(
         self,
@@ -50,10 +50,10 @@ class Plant:
                 self.report(f"{group}-0", group, added)
             told = {named(services.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
             rates = {named(services.TOOL_RATE, name): 5.0 for name in tools or {}}
-            self.pulse.take("toolbox-0", "toolbox", 1, told | rates, self.now)
-            if self.pulse.is_due(self.now, self.standing):
-                row = self.pulse.compute(self.now, self.totals, "", self.standing)
-        row = row or self.pulse.shown
+            self.detector.take("toolbox-0", "toolbox", 1, told | rates, self.now)
+            if self.detector.is_due(self.now, self.no_steps):
+                row = self.detector.compute(self.now, self.totals, "", self.no_steps)
+        row = row or self.detector.shown
         assert row is not None
         return row
 
@@ -61,10 +61,10 @@ class Plant:
         totals = self.totals.setdefault(unit, {})
         for name, value in added.items():
             totals[name] = totals.get(name, 0.0) + value
-        self.pulse.take(unit, role, self.incarnations.get(unit, 1), totals, self.now)
+        self.detector.take(unit, role, self.incarnations.get(unit, 1), totals, self.now)
 
 
-def test_utilisation_is_taken_from_intervals_by_unit_and_by_role() -> None:
+def test_shares_are_computed_from_intervals_by_unit_and_by_role() -> None:
     row = Plant().run(120, trainer=0.59, engine=0.62, sampler=0.5, toolbox=0.1)
     assert row.busy == {"trainer": 0.59, "engine": 0.62, "sampler": 0.5, "toolbox": 0.1}
     assert row.units == {"trainer-0": 0.59, "engine-0": 0.62, "sampler-0": 0.5, "toolbox-0": 0.1}
@@ -73,47 +73,47 @@ def test_utilisation_is_taken_from_intervals_by_unit_and_by_role() -> None:
     assert row.sentence == "trainer waits 41% for batches; engines 62% busy; episodes 70% in model calls"
 
 
-def test_while_the_trainer_starts_that_is_said_and_not_that_others_are_idle() -> None:
+def test_sentence_names_the_start_of_the_trainer_and_not_the_idle_roles() -> None:
     plant, coming = Plant(), "trainer-0 is starting (warm-up: step 3 of 9)"
     assert "engines 0% busy" in plant.run(60, engine=0.0, sampler=0.0).sentence
-    told = plant.pulse.compute(plant.now, plant.totals, coming)
+    told = plant.detector.compute(plant.now, plant.totals, coming)
     assert told is not None
     assert (told.sentence, told.bottleneck) == (coming, "")
 
 
-def test_of_a_trainer_that_starts_again_nothing_is_told_that_was_before() -> None:
+def test_counters_of_the_last_incarnation_of_a_trainer_do_not_count() -> None:
     plant, coming = Plant(), "trainer-0 is starting (starts from step-9)"
     assert plant.run(60, trainer=0.1, engine=0.6, sampler=0.5).bottleneck == "engines"
-    told = plant.pulse.compute(plant.now, plant.totals, coming)
+    told = plant.detector.compute(plant.now, plant.totals, coming)
     assert told is not None
     assert (told.sentence, told.bottleneck) == (f"{coming}; engines 60% busy", "")
     assert "trainer" not in told.busy
 
 
-def test_where_no_step_is_taken_any_more_that_is_said_at_once_and_no_rate_falls_slowly() -> None:
+def test_end_of_steps_is_shown_at_once_and_old_shares_are_dropped() -> None:
     plant, standing = Plant(), "no step is taken any more: all 6 steps are done"
     plant.run(120, trainer=0.5, engine=0.6, sampler=0.5, tools={"shop.lookup": 0.3})
     plant.totals.pop("trainer-0")
-    assert plant.pulse.is_due(plant.now, standing), "at once, not with the next round"
-    told = plant.pulse.compute(plant.now, plant.totals, "", standing)
+    assert plant.detector.is_due(plant.now, standing), "at once, not with the next round"
+    told = plant.detector.compute(plant.now, plant.totals, "", standing)
     assert told is not None
     assert (told.sentence, told.bottleneck, told.tools, told.busy) == (standing, "", (), {})
-    plant.standing = standing
+    plant.no_steps = standing
     row = plant.run(12, engine=0.0, sampler=0.0, tools={"shop.lookup": 0.3})
     assert (row.sentence, row.tools) == (standing, ())
 
 
-def test_what_goes_on_again_is_not_told_with_the_time_in_which_it_stood() -> None:
+def test_time_without_steps_does_not_count_after_steps_go_on() -> None:
     plant = Plant()
-    plant.standing = "no step is taken: trainer-0 is paused"
-    assert plant.run(300, trainer=0.0, engine=0.0, sampler=0.0).sentence == plant.standing
-    plant.standing = ""
+    plant.no_steps = "no step is taken: trainer-0 is paused"
+    assert plant.run(300, trainer=0.0, engine=0.0, sampler=0.0).sentence == plant.no_steps
+    plant.no_steps = ""
     row = plant.run(12, trainer=0.5, engine=0.6, sampler=0.5)
     assert row.sentence == "trainer waits 50% for batches; engines 60% busy; episodes 70% in model calls"
 
 
 @pytest.mark.parametrize("cycle_s", [4, 20, 50, 80])
-def test_steps_and_waits_that_take_turns_are_one_sentence_and_not_two(cycle_s: int) -> None:
+def test_alternating_steps_and_waits_give_one_stable_sentence(cycle_s: int) -> None:
     """Shares are of a minute for this: over shorter times the trainer is busy now and waits then."""
     plant, seen = Plant(), set[str]()
     plant.run(120, trainer=0.5, engine=0.6, sampler=0.5)
@@ -123,7 +123,7 @@ def test_steps_and_waits_that_take_turns_are_one_sentence_and_not_two(cycle_s: i
     assert seen == {"engines"}
 
 
-def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:
+def test_slow_tool_is_named_with_its_former_latency_and_the_time_of_the_change() -> None:
     plant = Plant()
     quick = {"shop.lookup": 0.8, "shop.order": 0.3}
     before = plant.run(600, trainer=0.95, engine=0.9, sampler=0.8, toolbox=0.2, tools=quick)
@@ -145,13 +145,13 @@ def test_a_tool_that_became_slow_is_named_with_what_it_was_and_when() -> None:
     assert not row.tools[1].changed_at, "the other one is as it was"
 
 
-def test_what_happened_before_the_window_does_not_count() -> None:
+def test_samples_before_the_window_do_not_count() -> None:
     plant = Plant()
     plant.run(300, trainer=1.0, sampler=1.0)
     assert plant.run(90, trainer=0.1, sampler=0.5).busy == {"trainer": 0.1, "sampler": 0.5}
 
 
-def test_a_new_life_begins_from_nothing_and_the_dead_are_left_out() -> None:
+def test_new_incarnation_starts_at_zero_and_dead_units_are_left_out() -> None:
     plant = Plant()
     plant.run(120, trainer=0.9, sampler=0.5)
     plant.incarnations["trainer-0"] = 2
@@ -161,10 +161,10 @@ def test_a_new_life_begins_from_nothing_and_the_dead_are_left_out() -> None:
     assert "trainer" not in plant.run(20, sampler=0.5).busy
 
 
-def test_a_run_without_a_data_plane_has_no_pulse() -> None:
-    pulse = BottleneckDetector()
-    pulse.take("web-0", "sidecar", 1, {"requests": 3.0}, AT)
-    assert pulse.compute(AT, ["web-0"]) is None
+def test_run_without_a_data_plane_has_no_row() -> None:
+    detector = BottleneckDetector()
+    detector.take("web-0", "sidecar", 1, {"requests": 3.0}, AT)
+    assert detector.compute(AT, ["web-0"]) is None
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_run_without_a_data_plane_has_no_pulse() -> None:
         ({"trainer": 0.2}, 0.0, 0.0, ""),
     ],
 )
-def test_one_part_is_the_bottleneck(busy: dict[str, float], in_tools: float, in_model: float, kind: str) -> None:
+def test_one_role_is_the_bottleneck(busy: dict[str, float], in_tools: float, in_model: float, kind: str) -> None:
     assert bottleneck(busy, in_tools, in_model) == kind
 
 
-def test_only_a_lasting_change_is_one() -> None:
+def test_only_a_lasting_change_counts() -> None:
     def changed(*values: float) -> Change | None:
         return change_of([(10.0 * place, value) for place, value in enumerate(values)])
 
@@ -195,7 +195,7 @@ def test_only_a_lasting_change_is_one() -> None:
     assert changed(9.0, 9.0) is None
 
 
-def test_a_meter_adds_up_what_was_set_before() -> None:
+def test_meter_adds_up_used_and_offered_seconds() -> None:
     meter = Meter(10.0)
     meter.set(3, 4, 12.0)
     meter.set(9, 4, 14.0)
@@ -213,7 +213,7 @@ def forecast(free: Callable[[float], float], seconds: float) -> float | None:
     return disks.full_in_s("a")
 
 
-def test_a_disk_that_fills_up_is_foretold() -> None:
+def test_steadily_filling_disk_is_predicted() -> None:
     dice = random.Random(1)
     left_s = forecast(lambda at: 100 * GIB - 0.01 * GIB * at + dice.gauss(0, 0.05 * GIB), 1500)
     assert left_s == pytest.approx(8500, rel=0.05)
@@ -231,5 +231,5 @@ def test_a_disk_that_fills_up_is_foretold() -> None:
     ],
     ids=["even", "freed", "too short", "has ended", "written and removed", "far away"],
 )
-def test_without_evidence_nothing_is_foretold(free: Callable[[float], float], seconds: float) -> None:
+def test_nothing_is_predicted_without_evidence(free: Callable[[float], float], seconds: float) -> None:
     assert forecast(free, seconds) is None

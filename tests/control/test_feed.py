@@ -1,4 +1,4 @@
-"""The feed: whoever has a snapshot and applies what follows sees what the coordinator sees."""
+"""The feed: a subscriber with a snapshot and the following rows has the rows of the coordinator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def host(name: str, units: int) -> HostRow:
     return HostRow(name, "up", units=units)
 
 
-class Reader:
+class Subscriber:
     """A subscriber as the protocol describes it: subscribe, snapshot, drop up to N, apply; a gap means again."""
 
     def __init__(self, feed: Feed) -> None:
@@ -52,7 +52,7 @@ def decoded(frames: list[bytes]) -> list[tuple[str, int]]:
     return [(message.key, message.seq) for message in found if isinstance(message, FeedRow)]
 
 
-def test_only_news_is_published() -> None:
+def test_unchanged_row_is_not_published_again() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     assert feed.set("host/a", host("a", 1))
@@ -62,7 +62,7 @@ def test_only_news_is_published() -> None:
     assert decoded(frames) == [("host/a", 1)]
 
 
-def test_at_most_two_rows_a_second_for_a_key_and_the_last_one_always_comes() -> None:
+def test_a_key_has_at_most_two_rows_per_second_and_the_last_one_is_sent() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     for step in range(100):
@@ -76,7 +76,7 @@ def test_at_most_two_rows_a_second_for_a_key_and_the_last_one_always_comes() -> 
     assert feed.get("host/a") == host("a", 99)
 
 
-def test_what_is_urgent_goes_out_at_once_and_is_not_sent_twice() -> None:
+def test_urgent_row_is_sent_at_once_and_only_once() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     feed.tick(0.0, 0.0)
@@ -92,7 +92,7 @@ def test_what_is_urgent_goes_out_at_once_and_is_not_sent_twice() -> None:
     assert len(decoded(frames)) == 3
 
 
-def test_every_row_is_shown_within_the_refresh_time_however_many_there_are() -> None:
+def test_every_row_is_sent_within_the_refresh_time_however_many_there_are() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     names = [f"host-{number}" for number in range(3000)]
@@ -113,7 +113,7 @@ def test_every_row_is_shown_within_the_refresh_time_however_many_there_are() -> 
     assert {key for key, _ in decoded(frames)} == {f"host/{name}" for name in names}
 
 
-def test_many_that_change_all_the_time_share_a_budget_and_none_is_forgotten() -> None:
+def test_constantly_changing_rows_share_a_budget_and_each_is_sent() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     names = [f"host-{number}" for number in range(200)]
@@ -130,7 +130,7 @@ def test_many_that_change_all_the_time_share_a_budget_and_none_is_forgotten() ->
     assert [key for key, _ in decoded(frames)] == ["host/host-7"], "what is urgent does not wait for its turn"
 
 
-def test_what_is_first_waits_for_no_other_row_and_keeps_to_the_limits() -> None:
+def test_first_row_is_sent_before_others_within_the_limits() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     names = [f"host-{number}" for number in range(200)]
@@ -150,7 +150,7 @@ def test_what_is_first_waits_for_no_other_row_and_keeps_to_the_limits() -> None:
     assert min(newest.values()) > feed.seq - 400, "the others go on taking turns"
 
 
-def test_the_beat_comes_every_second_and_carries_the_number() -> None:
+def test_beat_comes_every_second_with_the_sequence_number() -> None:
     frames: list[bytes] = []
     feed = Feed("epoch", frames.append)
     feed.set("host/a", host("a", 1), urgent=True)
@@ -162,7 +162,7 @@ def test_the_beat_comes_every_second_and_carries_the_number() -> None:
     assert beats[0].at == 500.0
 
 
-def test_kinds_and_removal() -> None:
+def test_rows_can_be_selected_by_kind_and_removed() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     feed.set("host/a", host("a", 1))
@@ -192,25 +192,25 @@ STEPS = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(STEPS, st.sets(st.integers(0, 80)), st.sets(st.integers(0, 80)))
-def test_any_subscriber_ends_with_the_publishers_rows(
+def test_subscriber_that_loses_frames_ends_with_the_rows_of_the_publisher(
     steps: list[tuple[object, ...]], dropped: set[int], delayed: set[int]
 ) -> None:
     """Frames are dropped at will; others pile up and are delivered late, after a snapshot was taken meanwhile."""
-    readers: list[tuple[Reader, list[bytes]]] = []
+    subscribers: list[tuple[Subscriber, list[bytes]]] = []
     count = 0
 
     def publish(frame: bytes) -> None:
         nonlocal count
         count += 1
-        for _, pipe in readers:
+        for _, pipe in subscribers:
             if count not in dropped:
                 pipe.append(frame)
 
     def deliver() -> None:
-        for reader, pipe in readers:
+        for subscriber, pipe in subscribers:
             if count not in delayed:
                 while pipe:
-                    reader.receive(pipe.pop(0))
+                    subscriber.receive(pipe.pop(0))
 
     feed = Feed("e", publish)
     now = 0.0
@@ -224,7 +224,7 @@ def test_any_subscriber_ends_with_the_publishers_rows(
                 now += gap
                 feed.tick(now, now)
             case ("join",):
-                readers.append((Reader(feed), []))
+                subscribers.append((Subscriber(feed), []))
         deliver()
     dropped.clear()
     delayed.clear()
@@ -232,27 +232,27 @@ def test_any_subscriber_ends_with_the_publishers_rows(
         now += 1.1
         feed.tick(now, now)
         deliver()
-    for reader, _ in readers:
-        assert reader.rows == feed.rows()
-        assert reader.seq == feed.seq
+    for subscriber, _ in subscribers:
+        assert subscriber.rows == feed.rows()
+        assert subscriber.seq == feed.seq
 
 
-def test_a_reader_that_misses_nothing_takes_one_snapshot() -> None:
+def test_subscriber_that_loses_nothing_takes_one_snapshot() -> None:
     pipe: list[bytes] = []
     feed = Feed("e", pipe.append)
     feed.set("host/a", host("a", 0))
-    reader = Reader(feed)
+    subscriber = Subscriber(feed)
     for step in range(50):
         feed.set(f"host/{step % 7}", host("x", step))
         feed.tick(step / 5, 0.0)
     feed.tick(100.0, 0.0)
     for frame in pipe:
-        reader.receive(frame)
-    assert reader.snapshots == 1
-    assert reader.rows == feed.rows()
+        subscriber.receive(frame)
+    assert subscriber.snapshots == 1
+    assert subscriber.rows == feed.rows()
 
 
-def test_a_quiet_tick_costs_nothing_per_key() -> None:
+def test_tick_without_changes_does_no_work_per_key() -> None:
     """Counted, not timed: with ten thousand rows and one change, one row is encoded and sent."""
     frames: list[bytes] = []
     feed = Feed("e", frames.append)

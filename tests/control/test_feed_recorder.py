@@ -1,4 +1,4 @@
-"""What the coordinator's recorder marks, and what it never waits for."""
+"""The feed recorder marks incidents, operations and alerts, and does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import eventually
 BEGAN = 1_000_000.0
 
 
-class Desk:
+class RecordedFeed:
     """A feed, a clock by hand, and the recorder."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -40,73 +40,73 @@ class Desk:
             self.feed.tick(self.now, self.now)
             self.recorder.tick(self.now)
 
-    def alert(self, since: float, resolved: float = 0.0, *, coming: bool = False) -> None:
-        state = AlertState.RESOLVED if resolved else AlertState.PENDING if coming else AlertState.FIRING
+    def alert(self, since: float, resolved: float = 0.0, *, pending: bool = False) -> None:
+        state = AlertState.RESOLVED if resolved else AlertState.PENDING if pending else AlertState.FIRING
         row = AlertRow("hot:web", "hot", "web", Severity.WARNING, state, "hot", since, resolved_at=resolved)
         self.feed.set("alert/hot:web", row, urgent=True)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def recorded(tmp_path: Path) -> Iterator[RecordedFeed]:
+    made = RecordedFeed(tmp_path)
     yield made
     made.recorder.close()
 
 
-def marks(desk: Desk, tmp_path: Path) -> list[str]:
-    desk.recorder.close()
+def marks(recorded: RecordedFeed, tmp_path: Path) -> list[str]:
+    recorded.recorder.close()
     return [mark.key for mark in Recording.open(tmp_path / "recordings").marks]
 
 
-def test_an_alert_that_fires_again_is_marked_again(desk: Desk, tmp_path: Path) -> None:
-    desk.wait(2)
-    desk.alert(desk.now)
-    desk.alert(desk.now - 0.0)
-    desk.wait(3)
-    desk.alert(BEGAN + 2, resolved=desk.now)
-    desk.wait(3)
-    desk.alert(desk.now)
-    desk.wait(3)
-    desk.feed.remove("alert/hot:web")
-    desk.wait(1)
-    desk.alert(desk.now)
-    desk.wait(2)
-    assert marks(desk, tmp_path) == ["alert/hot:web"] * 3
+def test_alert_that_fires_again_is_marked_again(recorded: RecordedFeed, tmp_path: Path) -> None:
+    recorded.wait(2)
+    recorded.alert(recorded.now)
+    recorded.alert(recorded.now - 0.0)
+    recorded.wait(3)
+    recorded.alert(BEGAN + 2, resolved=recorded.now)
+    recorded.wait(3)
+    recorded.alert(recorded.now)
+    recorded.wait(3)
+    recorded.feed.remove("alert/hot:web")
+    recorded.wait(1)
+    recorded.alert(recorded.now)
+    recorded.wait(2)
+    assert marks(recorded, tmp_path) == ["alert/hot:web"] * 3
 
 
-def test_an_alert_is_marked_when_it_fires_and_never_when_it_was_only_seen_coming(desk: Desk, tmp_path: Path) -> None:
-    desk.wait(2)
-    desk.alert(desk.now, coming=True)
-    desk.wait(6)
-    desk.alert(BEGAN + 2, resolved=desk.now)
-    desk.wait(600)
-    since = desk.now
-    desk.alert(since, coming=True)
-    desk.wait(300)
-    fired = desk.now
-    desk.alert(since)
-    desk.wait(2)
-    desk.recorder.close()
+def test_alert_is_marked_when_it_fires_and_not_while_it_is_pending(recorded: RecordedFeed, tmp_path: Path) -> None:
+    recorded.wait(2)
+    recorded.alert(recorded.now, pending=True)
+    recorded.wait(6)
+    recorded.alert(BEGAN + 2, resolved=recorded.now)
+    recorded.wait(600)
+    since = recorded.now
+    recorded.alert(since, pending=True)
+    recorded.wait(300)
+    fired = recorded.now
+    recorded.alert(since)
+    recorded.wait(2)
+    recorded.recorder.close()
     (mark,) = Recording.open(tmp_path / "recordings").marks
     assert fired <= mark.at < fired + 1
 
 
-def test_what_began_long_ago_is_not_marked_when_it_is_told_again(desk: Desk, tmp_path: Path) -> None:
-    desk.feed.set("incident/old", IncidentRow("old", "web-0", 1, BEGAN - 3600, "died"), urgent=True)
-    desk.feed.set("incident/new", IncidentRow("new", "web-0", 2, BEGAN - 1, "died"), urgent=True)
-    desk.wait(3)
-    assert marks(desk, tmp_path) == ["incident/new"]
+def test_old_incident_is_not_marked_when_it_is_published_again(recorded: RecordedFeed, tmp_path: Path) -> None:
+    recorded.feed.set("incident/old", IncidentRow("old", "web-0", 1, BEGAN - 3600, "died"), urgent=True)
+    recorded.feed.set("incident/new", IncidentRow("new", "web-0", 2, BEGAN - 1, "died"), urgent=True)
+    recorded.wait(3)
+    assert marks(recorded, tmp_path) == ["incident/new"]
 
 
-def test_trouble_of_the_disk_is_shown_until_it_is_over(desk: Desk, tmp_path: Path) -> None:
+def test_row_of_the_run_shows_why_recording_fails_until_it_works(recorded: RecordedFeed, tmp_path: Path) -> None:
     (tmp_path / "recordings").write_text("a file stands where the directory belongs")
 
     def seen(trouble: bool) -> bool:
-        desk.wait(61)
-        return bool(desk.life.not_recording) == trouble
+        recorded.wait(61)
+        return bool(recorded.life.not_recording) == trouble
 
     eventually(lambda: seen(True), what="the trouble")
-    assert "Nothing is recorded" in desk.life.not_recording
+    assert "Nothing is recorded" in recorded.life.not_recording
     (tmp_path / "recordings").unlink()
     eventually(lambda: seen(False), what="the end of the trouble")
-    assert desk.shown >= 2
+    assert recorded.shown >= 2

@@ -1,4 +1,4 @@
-"""The journal keeps every acknowledged batch, whatever happens to its disk and its process."""
+"""The journal keeps every committed batch, whatever happens to its disk and its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch(*puts: tuple[str, str, bytes | None]) -> Batch:
     return Batch(puts=list(puts))
 
 
-def test_a_batch_is_there_after_reopening(path: Path) -> None:
+def test_batch_survives_reopening(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     both = batch(("slot", "web-0", b"a"), ("slot", "web-1", b"b"))
     both.event("audit", "1", 5.0, b"x")
@@ -41,14 +41,14 @@ def test_a_batch_is_there_after_reopening(path: Path) -> None:
     journal.close()
 
 
-def test_the_last_put_of_a_key_counts(path: Path) -> None:
+def test_last_put_of_a_key_counts(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     journal.commit(batch(("slot", "a", b"1"), ("slot", "a", None), ("slot", "b", None), ("slot", "b", b"2")))
     assert journal.all("slot") == {"b": b"2"}
     journal.close()
 
 
-def test_events_come_oldest_first_and_only_the_newest_of_them(path: Path) -> None:
+def test_newest_events_are_returned_oldest_first(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     many = Batch()
     for number in range(10):
@@ -79,7 +79,7 @@ def test_pruning_removes_a_few_at_a_time_and_keeps_the_newest(path: Path) -> Non
     journal.close()
 
 
-def test_another_schema_is_refused_with_both_versions(path: Path) -> None:
+def test_other_schema_is_refused_with_both_versions(path: Path) -> None:
     Journal.open(path, at=1.0).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 7")
@@ -88,7 +88,7 @@ def test_another_schema_is_refused_with_both_versions(path: Path) -> None:
         Journal.open(path, at=1.0)
 
 
-def test_somebody_elses_database_is_refused_and_not_touched(path: Path) -> None:
+def test_database_of_another_program_is_refused_and_unchanged(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE recipes (name)")
     db.close()
@@ -112,7 +112,7 @@ def damage_pages(path: Path, *pages: int) -> None:
             file.write(os.urandom(4096))
 
 
-def test_a_damaged_file_is_kept_and_its_readable_rows_live_on(path: Path) -> None:
+def test_damaged_file_is_kept_and_its_readable_rows_are_copied(path: Path) -> None:
     filled(path)
     pages = path.stat().st_size // 4096
     damage_pages(path, pages // 2)
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_kept_and_its_readable_rows_live_on(path: Path) -> Non
     again.close()
 
 
-def test_a_file_that_is_no_database_any_more_is_kept_and_said(path: Path) -> None:
+def test_file_that_is_not_a_database_is_kept_and_reported(path: Path) -> None:
     filled(path, 100)
     damage_pages(path, 0)
     journal = Journal.open(path, at=0.0)
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_database_any_more_is_kept_and_said(path: Path) -> Non
     journal.close()
 
 
-def test_a_changed_byte_in_a_row_is_not_carried_over(path: Path) -> None:
+def test_row_with_a_changed_byte_is_not_copied(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     journal.commit(batch(*(("slot", f"web-{n}", f"body {n} of a slot".encode() * 8) for n in range(500))))
     journal.close()
@@ -162,7 +162,7 @@ def test_a_changed_byte_in_a_row_is_not_carried_over(path: Path) -> None:
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
-def test_a_swap_that_was_cut_off_is_finished_by_the_next_opening(path: Path, moved: int) -> None:
+def test_next_opening_completes_an_interrupted_swap(path: Path, moved: int) -> None:
     filled(path, 100)
     good = path.read_bytes()
     rebuilt = path.with_name("journal.sqlite.rebuilt")
@@ -208,7 +208,7 @@ def run_child(path: Path, mode: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", CHILD, str(path), mode], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_file_size_limit_is_a_sentence_and_a_retry_works(path: Path) -> None:
+def test_file_size_limit_raises_disk_error_and_a_retry_works(path: Path) -> None:
     child = run_child(path, "limit")
     said, _ = child.communicate(timeout=60)
     assert child.returncode == 0, said
@@ -221,7 +221,7 @@ def test_a_file_size_limit_is_a_sentence_and_a_retry_works(path: Path) -> None:
     journal.close()
 
 
-def test_a_full_disk_is_a_sentence_and_a_retry_works(tmp_path: Path) -> None:
+def test_full_disk_raises_disk_error_and_a_retry_works(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "512k") as small:
         ballast = small / "ballast"
         ballast.write_bytes(bytes(100_000))
@@ -250,12 +250,12 @@ def fill(journal: Journal) -> int:
     return count
 
 
-def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_directory_raises_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="cannot be"):
         Journal.open(tmp_path / "none" / "journal.sqlite", at=1.0)
 
 
-def test_another_program_that_holds_it_is_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_locked_by_another_program_raises_disk_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.control.persistence.journal.BUSY_TIMEOUT_S", 0.05)
     journal = Journal.open(path, at=1.0)
     other = sqlite3.connect(path, isolation_level=None)
@@ -269,7 +269,7 @@ def test_another_program_that_holds_it_is_a_sentence(path: Path, monkeypatch: py
     journal.close()
 
 
-def test_an_error_in_the_middle_leaves_nothing_of_the_batch(path: Path) -> None:
+def test_failed_commit_writes_nothing_of_the_batch(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     journal.commit(batch(("slot", "a", b"old")))
     broken = Batch([("slot", "a", b"new")], [("audit", "1", "no time", None)])  # type: ignore[list-item]
@@ -281,7 +281,7 @@ def test_an_error_in_the_middle_leaves_nothing_of_the_batch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("enough", [1, 40, 150])
-def test_kill_9_loses_no_acknowledged_commit(path: Path, enough: int) -> None:
+def test_kill_9_loses_no_committed_batch(path: Path, enough: int) -> None:
     child = run_child(path, "endless")
     assert child.stdout is not None
     acknowledged = [child.stdout.readline() for _ in range(enough)]
@@ -310,7 +310,7 @@ journal.close()
 """
 
 
-def test_many_that_open_a_new_journal_at_once_all_succeed(path: Path) -> None:
+def test_processes_that_create_a_journal_at_once_all_succeed(path: Path) -> None:
     children = [
         subprocess.Popen([sys.executable, "-c", OPENER, str(path), str(n)], stdin=subprocess.PIPE, text=True)
         for n in range(6)

@@ -1,4 +1,4 @@
-"""Keys: admitted, looked up, revoked for good."""
+"""Keys are admitted, looked up and revoked for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.protocol.messages import Permission
 from agentrl.transport.curve_keys import new_keypair
 
 
-def test_a_key_is_known_until_it_is_revoked(tmp_path: Path) -> None:
+def test_key_is_valid_until_it_is_revoked(tmp_path: Path) -> None:
     ring, public = Keyring.open(tmp_path), new_keypair().public
     assert ring.lookup(public) is None
     ring.add("ann", public, Permission.OPERATOR, at=5.0)
@@ -35,7 +35,7 @@ def test_admitting_the_same_key_again_is_harmless(tmp_path: Path) -> None:
     assert len(ring.rows()) == 1
 
 
-def test_names_and_keys_are_taken_once(tmp_path: Path) -> None:
+def test_name_and_key_can_be_used_only_once(tmp_path: Path) -> None:
     ring, public = Keyring.open(tmp_path), new_keypair().public
     ring.add("ann", public, Permission.VIEWER, at=5.0)
     for name, key, permission in (
@@ -47,7 +47,7 @@ def test_names_and_keys_are_taken_once(tmp_path: Path) -> None:
             ring.add(name, key, permission, at=6.0)
 
 
-def test_neither_a_revoked_key_nor_its_name_comes_back(tmp_path: Path) -> None:
+def test_revoked_key_and_its_name_are_never_accepted_again(tmp_path: Path) -> None:
     ring, public = Keyring.open(tmp_path), new_keypair().public
     ring.add("ann", public, Permission.VIEWER, at=5.0)
     ring.revoke("ann", at=6.0)
@@ -58,23 +58,23 @@ def test_neither_a_revoked_key_nor_its_name_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "x" * 65, "a\nb"])
-def test_odd_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RefusedError, match="not a valid key name"):
         Keyring.open(tmp_path).add(name, new_keypair().public, Permission.VIEWER, at=1.0)
 
 
 @pytest.mark.parametrize("public", ["", "short", "x" * 39 + "\n", "é" * 40])
-def test_what_is_no_key_is_refused(tmp_path: Path, public: str) -> None:
+def test_invalid_public_key_is_refused(tmp_path: Path, public: str) -> None:
     with pytest.raises(RefusedError, match="40 characters"):
         Keyring.open(tmp_path).add("ann", public, Permission.VIEWER, at=1.0)
 
 
-def test_revoking_an_unknown_key_is_a_sentence(tmp_path: Path) -> None:
+def test_unknown_key_cannot_be_revoked(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'nobody'"):
         Keyring.open(tmp_path).revoke("nobody", at=1.0)
 
 
-def test_the_file_is_private_and_distrusted_when_it_is_not(tmp_path: Path) -> None:
+def test_file_is_private_and_refused_if_others_can_write_it(tmp_path: Path) -> None:
     ring = Keyring.open(tmp_path)
     ring.add("ann", new_keypair().public, Permission.ADMIN, at=1.0)
     path = tmp_path / "keys" / "keyring.json"
@@ -85,14 +85,14 @@ def test_the_file_is_private_and_distrusted_when_it_is_not(tmp_path: Path) -> No
         Keyring.open(tmp_path)
 
 
-def test_a_broken_file_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     Keyring.open(tmp_path).add("ann", new_keypair().public, Permission.ADMIN, at=1.0)
     (tmp_path / "keys" / "keyring.json").write_bytes(b'{"keys": [')
     with pytest.raises(ConfigError, match="cannot be read"):
         Keyring.open(tmp_path)
 
 
-def test_a_change_that_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
+def test_change_that_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
     ring, public = Keyring.open(tmp_path), new_keypair().public
     ring.add("ann", public, Permission.VIEWER, at=1.0)
     # A directory in the place of the draft stops the write for root, too.
@@ -103,7 +103,7 @@ def test_a_change_that_cannot_be_written_is_not_in_force(tmp_path: Path) -> None
     assert Keyring.open(tmp_path).lookup(public) == ("ann", Permission.VIEWER)
 
 
-def test_the_servers_pair_is_made_once(tmp_path: Path) -> None:
+def test_server_key_pair_is_created_once(tmp_path: Path) -> None:
     ring = Keyring.open(tmp_path)
     assert ring.server_keys() == ring.server_keys() == Keyring.open(tmp_path).server_keys()
     assert (tmp_path / "keys" / "server.json").stat().st_mode & 0o777 == 0o600

@@ -1,7 +1,4 @@
-"""What the observed tells of waits: all that the chains need, and nothing of the thousands that are merely at work.
-
-And what of measurements is news.
-"""
+"""Rows of units, groups and the run; facts for wait chains; which measurements are shown."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def observed_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> Obser
     return ObservedState(state, Leases(10.0, 60.0))
 
 
-def test_a_trainer_that_starts_says_how_far_it_is() -> None:
+def test_starting_trainer_is_described_with_its_status() -> None:
     observed = observed_of(("web", ()), ("trainer", ()), members=1)
     trainer = observed.state.slots["trainer-0"]
     observed.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
@@ -39,30 +36,30 @@ def test_a_trainer_that_starts_says_how_far_it_is() -> None:
     assert observed.trainer_to_come() == "trainer-0 is starting (warm-up: step 3 of 9)"
 
 
-def test_where_no_step_is_taken_until_somebody_does_something_that_is_said() -> None:
+def test_reason_without_steps_is_given_only_if_a_command_is_needed() -> None:
     observed = observed_of(("trainer", ()), members=1)
     trainer, paused = observed.state.slots["trainer-0"], set[str]()
     observed.state.groups["trainer"].spec = GroupSpec("trainer", Role.TRAINER, ("true",))
     observed.state.run.up = True
 
-    def said() -> str:
+    def reason() -> str:
         return observed.why_no_steps(paused.__contains__)
 
-    assert said() == ""
+    assert reason() == ""
     paused.add("trainer-0")
-    assert said() == "no step is taken: trainer-0 is paused"
+    assert reason() == "no step is taken: trainer-0 is paused"
     trainer.state = UnitState.STARTING
-    assert said() == "", "what changes by itself is told by others"
+    assert reason() == "", "this changes without a command"
     trainer.state = UnitState.FATAL
-    assert said() == "no step is taken: trainer-0 is fatal"
+    assert reason() == "no step is taken: trainer-0 is fatal"
     trainer.state, trainer.done, trainer.bye_reason = (
         UnitState.STOPPED,
         True,
         "complete: all 6 steps are done; version 7",
     )
-    assert said() == "no step is taken any more: all 6 steps are done; version 7"
+    assert reason() == "no step is taken any more: all 6 steps are done; version 7"
     observed.state.run.up = False
-    assert said() == ""
+    assert reason() == ""
 
 
 def facts_of(observed: ObservedState, paused: str = "") -> set[str]:
@@ -73,17 +70,17 @@ def reports(observed: ObservedState, unit: str, *on: str) -> None:
     observed.facts(observed.state.slots[unit]).report = UnitReport(waits=tuple(Wait(name, age_s=5.0) for name in on))
 
 
-def test_where_nobody_waits_nothing_is_told() -> None:
+def test_units_without_waits_have_no_facts() -> None:
     assert facts_of(observed_of(("web", ()), ("api", ()))) == set()
 
 
-def test_who_waits_for_a_unit_and_that_unit() -> None:
+def test_facts_contain_the_waiting_unit_and_the_unit_it_waits_for() -> None:
     observed = observed_of(("web", ()), ("api", ()))
     reports(observed, "web-0", "api-1", "some resource")
     assert facts_of(observed) == {"web-0", "api-1"}
 
 
-def test_who_waits_for_a_group_is_told_of_all_its_members() -> None:
+def test_facts_contain_all_members_of_a_group_that_is_waited_for() -> None:
     observed = observed_of(("web", ()), ("api", ()))
     reports(observed, "web-0", "api")
     observed.state.slots["api-2"].state = UnitState.FATAL
@@ -93,13 +90,13 @@ def test_who_waits_for_a_group_is_told_of_all_its_members() -> None:
     assert chain.culprit == "api-2"
 
 
-def test_a_unit_that_may_not_start_yet_waits_for_the_groups_before_it() -> None:
+def test_pending_unit_waits_for_the_groups_in_after() -> None:
     observed = observed_of(("web", ("api",)), ("api", ()), ("other", ()))
     observed.state.slots["web-1"].state = UnitState.PENDING
     assert facts_of(observed) == {"web-1", "api-0", "api-1", "api-2"}
 
 
-def test_a_chain_is_told_to_its_end_and_a_pause_is_seen() -> None:
+def test_facts_contain_every_unit_of_a_chain_and_its_pause() -> None:
     observed = observed_of(("web", ()), ("api", ()), ("base", ()))
     reports(observed, "web-0", "api-0")
     reports(observed, "api-0", "base-0")
@@ -109,27 +106,29 @@ def test_a_chain_is_told_to_its_end_and_a_pause_is_seen() -> None:
     assert (chain.culprit, chain.because) == ("base-0", "is paused")
 
 
-def test_a_unit_that_is_not_wanted_any_more_is_no_part_of_it() -> None:
+def test_unwanted_unit_is_left_out() -> None:
     observed = observed_of(("web", ()), ("api", ()))
     reports(observed, "web-0", "api-0")
     observed.state.slots["api-0"].wanted = False
     assert facts_of(observed) == {"web-0"}
 
 
-def test_progress_that_only_heartbeats_tell_is_shown_now_and_then() -> None:
+def test_progress_alone_is_shown_after_several_measurements() -> None:
     observed = observed_of(("web", ()))
     slot = observed.state.slots["web-0"]
     observed.leases.begin("web-0", 0.0)
-    stats, told = UnitStats("web-0", 1), []
+    stats, shown = UnitStats("web-0", 1), []
     for at in range(3 * PROGRESS_EVERY):
         observed.leases.beat("web-0", float(at), progress=at)
-        told.append(observed.measured(slot, stats))
-    assert [at for at, news in enumerate(told) if news] == [0, PROGRESS_EVERY, 2 * PROGRESS_EVERY]
-    assert observed.measured(slot, stats), "what moved since is told once more"
-    assert not any(observed.measured(slot, stats) for _ in range(2 * PROGRESS_EVERY)), "it stands"
+        shown.append(observed.measured(slot, stats))
+    assert [at for at, change in enumerate(shown) if change] == [0, PROGRESS_EVERY, 2 * PROGRESS_EVERY]
+    assert observed.measured(slot, stats), "the last progress is shown as well"
+    assert not any(observed.measured(slot, stats) for _ in range(2 * PROGRESS_EVERY)), (
+        "without progress nothing is shown"
+    )
 
 
-def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
+def test_finished_job_is_completed_and_not_stopped() -> None:
     observed = observed_of(("job", ()), members=2)
     slot = observed.state.slots["job-0"]
     slot.state, slot.done = UnitState.STOPPED, True
@@ -137,7 +136,7 @@ def test_a_job_that_came_to_its_end_is_completed_not_stopped() -> None:
     assert observed.group_row(observed.state.groups["job"]).other == {"completed": 1}
 
 
-def test_a_run_tells_how_its_jobs_have_ended() -> None:
+def test_row_of_the_run_says_how_its_jobs_ended() -> None:
     observed = observed_of(("trainer", ()), ("web", ()), members=1)
     observed.state.run.up = True
     file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
@@ -154,14 +153,14 @@ def test_a_run_tells_how_its_jobs_have_ended() -> None:
     assert observed.run_row(file, life).reason == "every job is done"
 
 
-def test_a_run_of_which_a_unit_died_is_degraded_until_it_is_up_again() -> None:
+def test_run_is_degraded_until_a_dead_unit_is_ready_again() -> None:
     observed = observed_of(("web", ()))
     observed.state.run.up = True
     slot = observed.state.slots["web-1"]
     file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
     slot.state = UnitState.STARTING
     row = observed.run_row(file, life)
-    assert row.state == "starting", "it was asked to be started again"
+    assert row.state == "starting", "it starts because of a command"
     slot.deaths = [1.0]
     row = observed.run_row(file, life)
     assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
@@ -169,32 +168,32 @@ def test_a_run_of_which_a_unit_died_is_degraded_until_it_is_up_again() -> None:
     assert observed.run_row(file, life).state == "running"
 
 
-def test_how_many_units_are_not_there_yet_or_still_there_is_said_in_a_sentence() -> None:
+def test_reason_of_the_run_counts_units_that_start_or_have_not_ended() -> None:
     observed = observed_of(("web", ()), members=2)
     observed.state.run.up = True
-    told = RunFile("my-run", "uuid", "/somewhere", 1.0), RunLife(pid=1, started=1.0)
+    about = RunFile("my-run", "uuid", "/somewhere", 1.0), RunLife(pid=1, started=1.0)
     for slot in observed.state.slots.values():
         slot.state = UnitState.STARTING
-    assert observed.run_row(*told).reason == "2 units are not ready yet"
+    assert observed.run_row(*about).reason == "2 units are not ready yet"
     observed.state.slots["web-0"].state = UnitState.READY
-    assert observed.run_row(*told).reason == "1 unit is not ready yet"
+    assert observed.run_row(*about).reason == "1 unit is not ready yet"
     observed.state.run.up = False
     observed.state.slots["web-1"].tree_gone = False
-    assert observed.run_row(*told).reason == "1 unit has not ended"
+    assert observed.run_row(*about).reason == "1 unit has not ended"
 
 
-def test_until_when_a_start_is_waited_for_is_not_said_to_be_the_last_word_where_it_is_not() -> None:
+def test_only_a_unit_that_speaks_can_extend_its_start() -> None:
     observed = observed_of(("web", ()), members=2)
     for unit, speaks in (("web-0", True), ("web-1", False)):
         slot = observed.state.slots[unit]
         slot.state, slot.timer, slot.spec = UnitState.STARTING, 300.0, GroupSpec("web", Role.SIDECAR, (), speaks=speaks)
-    told = [observed.unit_row(slot, paused=False).next_what for slot in observed.state.slots.values()]
-    assert told == ["is given up unless it makes progress", "is given up unless ready"], (
-        "only who speaks can announce a phase"
+    shown = [observed.unit_row(slot, paused=False).next_what for slot in observed.state.slots.values()]
+    assert shown == ["is given up unless it makes progress", "is given up unless ready"], (
+        "only a unit that speaks can announce a phase"
     )
 
 
-def test_the_file_of_stacks_is_called_after_who_was_asked_for() -> None:
+def test_file_of_stacks_is_named_after_the_requested_units() -> None:
     asked = ("web-0", "api-0.7", "web-0", "db", "judge-0", "judge-1")
     names = [file_name(asked[:count]) for count in (0, 1, 3, 6)]
     assert names == ["all", "web-0", "web-0+api-0.7", "web-0+api-0.7+db+2-more"]

@@ -1,4 +1,4 @@
-"""Who is at the other end: the newest peer of a name, and who has to say so again."""
+"""Peers by name: the newest peer counts, and unknown peers are asked who they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.protocol.wire import decode_from_coordinator, encode
 from agentrl.transport.hub import Hub, Peer
 
 
-class Post:
+class Outbox:
     """Takes the place of the hub: what was sent to whom."""
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ def some_peer() -> Peer:
     return Peer.__new__(Peer)
 
 
-def peers_and_post() -> tuple[Peers, Post]:
-    peers, post = Peers(), Post()
-    peers.hub = cast(Hub, post)
-    return peers, post
+def peers_and_outbox() -> tuple[Peers, Outbox]:
+    peers, outbox = Peers(), Outbox()
+    peers.hub = cast(Hub, outbox)
+    return peers, outbox
 
 
 def test_only_the_newest_peer_of_a_name_is_known() -> None:
-    peers, post = peers_and_post()
+    peers, outbox = peers_and_outbox()
     old, new = some_peer(), some_peer()
     peers.welcome(old, Known(Kind.UNIT, "web-0", 1))
     peers.welcome(new, Known(Kind.UNIT, "web-0", 2))
@@ -43,19 +43,19 @@ def test_only_the_newest_peer_of_a_name_is_known() -> None:
     assert peers.send_to_unit("web-0", 2, Drain(1.0))
     peers.gone(old)
     assert peers.is_connected("web-0")
-    assert [peer for peer, _ in post.sent] == [new]
-    assert encode(post.sent[0][1]) == encode(Drain(1.0))  # type: ignore[arg-type]
+    assert [peer for peer, _ in outbox.sent] == [new]
+    assert encode(outbox.sent[0][1]) == encode(Drain(1.0))  # type: ignore[arg-type]
 
 
-def test_a_peer_with_a_backlog_is_asked_once_who_it_is() -> None:
-    peers, post = peers_and_post()
+def test_unknown_peer_with_many_messages_is_asked_once_per_second() -> None:
+    peers, outbox = peers_and_outbox()
     one, other = some_peer(), some_peer()
     for step in range(30):
         peers.ask_who(one, 1000.0 + step / 100)
     peers.ask_who(other, 1000.0)
-    assert post.sent == [(one, WhoAreYou()), (other, WhoAreYou())]
+    assert outbox.sent == [(one, WhoAreYou()), (other, WhoAreYou())]
     peers.ask_who(one, 1000.0 + WHO_ARE_YOU_EVERY_S)
-    assert len(post.sent) == 3, "the question may have been lost"
+    assert len(outbox.sent) == 3, "the question may have been lost"
     peers.welcome(one, Known(Kind.HOST, "b"))
     peers.ask_who(one, 1000.0 + WHO_ARE_YOU_EVERY_S)
-    assert len(post.sent) == 4, "what was asked before its hello does not count"
+    assert len(outbox.sent) == 4, "what was asked before its hello does not count"

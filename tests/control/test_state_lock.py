@@ -1,4 +1,4 @@
-"""One coordinator per state directory, and a sign for those elsewhere."""
+"""The lock of the state directory, and the marker in the run directory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hold(state_dir: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_the_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
+def test_second_coordinator_gets_the_name_of_the_holder(tmp_path: Path) -> None:
     child = hold(tmp_path)
     try:
         with pytest.raises(ConflictError, match=f"pid {child.pid} on host here"):
@@ -47,14 +47,14 @@ def test_the_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
         child.communicate()
 
 
-def test_kill_9_gives_the_lock_back(tmp_path: Path) -> None:
+def test_kill_9_releases_the_lock(tmp_path: Path) -> None:
     child = hold(tmp_path)
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     StateLock.acquire(tmp_path, host="here", at=2.0).release()
 
 
-def test_a_child_of_the_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_child_of_the_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock = StateLock.acquire(tmp_path, host="here", at=1.0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         lock.release()
@@ -90,11 +90,11 @@ MOUNTS = """\
         ("/mnt/x", "tmpfs"),
     ],
 )
-def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+def test_file_system_of_a_path_is_found_in_mountinfo(path: str, kind: str) -> None:
     assert file_system_of(Path(path), MOUNTS) == kind
 
 
-def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = file_system_of(tmp_path.resolve(), Path("/proc/self/mountinfo").read_text())
     monkeypatch.setattr("agentrl.control.persistence.state_lock.NETWORK_FILE_SYSTEMS", NETWORK_FILE_SYSTEMS | {here})
     with pytest.raises(ConfigError, match=f"network file system \\({here}\\)"):
@@ -102,25 +102,25 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "lock").exists()
 
 
-def sign(run_dir: Path, host: str = "far", boot: str = "boot-far", uuid: str = "uuid-1") -> RunDirMarker:
+def marker(run_dir: Path, host: str = "far", boot: str = "boot-far", uuid: str = "uuid-1") -> RunDirMarker:
     return RunDirMarker(run_dir, host, boot, "my-run", uuid)
 
 
-def test_a_broken_sign_is_no_sign(tmp_path: Path) -> None:
+def test_unreadable_marker_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "coordinator.json").write_bytes(b"\xff{")
     assert read_marker(tmp_path) is None
 
 
-def test_a_sign_that_cannot_be_written_is_only_a_sentence(tmp_path: Path) -> None:
+def test_marker_that_cannot_be_written_gives_a_sentence(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    assert "cannot be written" in sign(gone).refresh(1.0)
-    sign(gone).remove()
+    assert "cannot be written" in marker(gone).refresh(1.0)
+    marker(gone).remove()
 
 
-def test_only_ones_own_sign_is_removed(tmp_path: Path) -> None:
-    sign(tmp_path).refresh(1.0)
-    sign(tmp_path, uuid="uuid-2").remove()
+def test_marker_of_another_coordinator_is_not_removed(tmp_path: Path) -> None:
+    marker(tmp_path).refresh(1.0)
+    marker(tmp_path, uuid="uuid-2").remove()
     assert read_marker(tmp_path) is not None
-    sign(tmp_path).remove()
+    marker(tmp_path).remove()
     assert read_marker(tmp_path) is None
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Where other hosts reach the coordinator, on real sockets: ports that are taken, given free, changed, given up."""
+"""The tcp sockets of the coordinator, with real ports that are taken, released and changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ports import free_triplet
 from tests.waiting import aeventually
 
 
-class Doors:
+class Sockets:
     def __init__(self, folder: Path) -> None:
         self.gate = Gate(new_keypair(), lambda public: None)
         self.gate.start()
@@ -32,20 +32,20 @@ class Doors:
         for each in (self.hub, self.feed, self.metrics):
             each.start()
         self.changes: list[tuple[str, str]] = []
-        self.listening = TcpListener(self.hub, self.feed, self.metrics, self._changed)
+        self.listener = TcpListener(self.hub, self.feed, self.metrics, self._changed)
 
     def _changed(self) -> None:
-        self.changes.append((self.listening.address, self.listening.trouble))
+        self.changes.append((self.listener.address, self.listener.trouble))
 
     def close(self) -> None:
-        for each in (self.listening, self.hub, self.feed, self.metrics, self.gate):
+        for each in (self.listener, self.hub, self.feed, self.metrics, self.gate):
             each.close()
 
 
 @pytest.fixture
-async def doors(tmp_path: Path) -> AsyncIterator[Doors]:
-    with closing(Doors(tmp_path)) as doors:
-        yield doors
+async def sockets(tmp_path: Path) -> AsyncIterator[Sockets]:
+    with closing(Sockets(tmp_path)) as sockets:
+        yield sockets
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def listen() -> str:
 
 @pytest.fixture
 def taken(listen: str) -> Iterator[socket.socket]:
-    """The last of the three ports is somebody else's."""
+    """Another program has the last of the three ports."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(listen.rpartition(":")[2]) + 2))
         other.listen()
@@ -70,58 +70,58 @@ async def all_free(listen: str) -> None:
     await aeventually(lambda: not any(map(why_not_free, tcp_triplet(listen))), what="all three ports to be free")
 
 
-async def test_all_three_ports_are_open_or_none(doors: Doors, listen: str) -> None:
-    doors.listening.check(wants(listen))
-    assert not any(map(why_not_free, tcp_triplet(listen))), "a check leaves nothing behind"
-    doors.listening.configure(wants(listen))
+async def test_all_three_ports_are_open_or_none(sockets: Sockets, listen: str) -> None:
+    sockets.listener.check(wants(listen))
+    assert not any(map(why_not_free, tcp_triplet(listen))), "a check opens nothing"
+    sockets.listener.configure(wants(listen))
     assert all(map(why_not_free, tcp_triplet(listen)))
-    doors.listening.check(wants(listen))
-    doors.listening.configure(wants(listen))
-    doors.listening.configure(wants(""))
+    sockets.listener.check(wants(listen))
+    sockets.listener.configure(wants(listen))
+    sockets.listener.configure(wants(""))
     await all_free(listen)
-    assert doors.changes == [(listen, ""), ("", "")]
+    assert sockets.changes == [(listen, ""), ("", "")]
 
 
-async def test_another_address_is_taken_up_at_once(doors: Doors, listen: str) -> None:
-    doors.listening.configure(wants(listen))
+async def test_new_address_is_in_use_at_once(sockets: Sockets, listen: str) -> None:
+    sockets.listener.configure(wants(listen))
     other = f"tcp://127.0.0.1:{free_triplet()}"
-    doors.listening.configure(wants(other))
+    sockets.listener.configure(wants(other))
     assert all(map(why_not_free, tcp_triplet(other)))
     await all_free(listen)
-    assert doors.listening.address == other
+    assert sockets.listener.address == other
 
 
-async def test_ports_that_overlap_the_present_ones_are_no_obstacle(
-    doors: Doors, listen: str, monkeypatch: pytest.MonkeyPatch
+async def test_new_address_may_use_the_present_ports(
+    sockets: Sockets, listen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_listener, "RETRY_S", 0.05)
-    doors.listening.configure(wants(listen))
+    sockets.listener.configure(wants(listen))
     everywhere = listen.replace("127.0.0.1", "0.0.0.0")
-    doors.listening.check(wants(everywhere))
-    doors.listening.configure(wants(everywhere))
-    await aeventually(lambda: doors.listening.address == everywhere)
+    sockets.listener.check(wants(everywhere))
+    sockets.listener.configure(wants(everywhere))
+    await aeventually(lambda: sockets.listener.address == everywhere)
 
 
 @pytest.mark.usefixtures("taken")
-async def test_a_taken_port_is_refused_beforehand(doors: Doors, listen: str) -> None:
+async def test_configuration_with_a_taken_port_is_refused(sockets: Sockets, listen: str) -> None:
     with pytest.raises(ConfigError, match="already in use") as taken:
-        doors.listening.check(wants(listen))
+        sockets.listener.check(wants(listen))
     assert "another port" in taken.value.hint
     with pytest.raises(ConfigError) as elsewhere:
-        doors.listening.check(wants("tcp://203.0.113.7:7400"))
+        sockets.listener.check(wants("tcp://203.0.113.7:7400"))
     assert "another port" not in elsewhere.value.hint
     assert "an address of this host" in elsewhere.value.hint
 
 
-async def test_a_port_that_was_taken_meanwhile_is_tried_again(
-    doors: Doors, listen: str, taken: socket.socket, monkeypatch: pytest.MonkeyPatch
+async def test_port_that_is_taken_after_a_restart_is_tried_again(
+    sockets: Sockets, listen: str, taken: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_listener, "RETRY_S", 0.05)
-    doors.listening.configure(wants(listen))
-    assert doors.listening.address == ""
-    assert "already in use" in doors.listening.trouble
+    sockets.listener.configure(wants(listen))
+    assert sockets.listener.address == ""
+    assert "already in use" in sockets.listener.trouble
     taken.close()
-    await aeventually(lambda: doors.listening.address == listen)
-    assert doors.listening.trouble == ""
-    assert doors.changes[-1] == (listen, "")
-    assert len(doors.changes) == 2, "trouble is told once"
+    await aeventually(lambda: sockets.listener.address == listen)
+    assert sockets.listener.trouble == ""
+    assert sockets.changes[-1] == (listen, "")
+    assert len(sockets.changes) == 2, "the trouble is reported once"

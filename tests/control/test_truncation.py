@@ -1,4 +1,4 @@
-"""Whatever a unit says of itself, its row can be shown and the run's answers can be sent."""
+"""Whatever a unit reports, its row can be shown and the answers with all rows can be sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.protocol.wire import decode_feed, encode
 LONG = "x" * (1 << 20)
 
 
-def test_what_a_unit_says_is_clipped() -> None:
+def test_report_of_a_unit_is_truncated() -> None:
     said = truncation.report(
         UnitReport(
             status=LONG,
@@ -34,7 +34,7 @@ def test_what_a_unit_says_is_clipped() -> None:
     assert truncation.report(usual) == usual
 
 
-def test_declarations_metrics_and_last_words_are_clipped() -> None:
+def test_declarations_metrics_and_bye_are_truncated() -> None:
     knob = KnobDeclaration("k", "str", "a", help=LONG, choices=(LONG,) * 1000)
     clipped = truncation.declarations((knob, msgspec.structs.replace(knob, name=LONG)) * 1000)
     assert len(encode(clipped)) < 3_000_000
@@ -44,7 +44,7 @@ def test_declarations_metrics_and_last_words_are_clipped() -> None:
     assert len(encode(truncation.previewed(KnobPreviewed("a", LONG, error=LONG)))) < 3_000
 
 
-def test_a_row_that_no_message_can_hold_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_row_that_fits_no_message_does_not_stop_other_rows(caplog: pytest.LogCaptureFixture) -> None:
     sent: list[FeedRow] = []
 
     def publish(frame: bytes) -> None:
@@ -65,7 +65,7 @@ def test_a_row_that_no_message_can_hold_stops_no_other(caplog: pytest.LogCapture
     assert [row.key for row in sent] == ["host/b", "host/a"]
 
 
-def test_the_status_of_very_many_talkative_units_can_be_sent() -> None:
+def test_status_of_thousands_of_units_with_long_reports_fits_a_message() -> None:
     waits = tuple(Wait(f"judge-{number}", "x" * truncation.NAME) for number in range(truncation.WAITS))
     units = tuple(
         UnitRow(f"web-{number}", "web", "sidecar", UnitState.READY, status="y" * truncation.SENTENCE, waits=waits)
@@ -79,7 +79,7 @@ def test_the_status_of_very_many_talkative_units_can_be_sent() -> None:
     assert client_queries.sendable(few) is few
 
 
-def test_as_many_of_the_last_events_as_fit_are_answered() -> None:
+def test_answer_contains_as_many_of_the_last_events_as_fit() -> None:
     events = [JournalEvent("audit", str(number), float(number), b"x" * 1000) for number in range(10)]
     assert [event.id for event in client_queries.newest(events, 3500)] == ["7", "8", "9"]
     assert client_queries.newest(events, 10_000) == events

@@ -12,7 +12,7 @@ from agentrl.protocol.rows import RunRow, UnitRow, UnitState
 NOW = 1_000_000.0
 STARTING = UnitRow(
     "trainer-0", "trainer", "trainer", UnitState.STARTING, reason="starting on far", since_at=NOW - 20,
-    next_at=NOW + 580, next_what="is given up unless it gets on", phase="starting", phase_since_at=NOW - 15,
+    next_at=NOW + 580, next_what="is given up unless it makes progress", phase="starting", phase_since_at=NOW - 15,
     status="warm-up: step 36 of 150",
 )  # fmt: skip
 
@@ -26,8 +26,8 @@ def at_work(phase: str, stands_s: float, status: str) -> str:
 
 
 def test_status_of_a_starting_unit_precedes_a_distant_deadline() -> None:
-    assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless it gets on in 9 min"
-    assert story(STARTING, NOW + 550) == "is given up unless it gets on in 30 s · warm-up: step 36 of 150"
+    assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless it makes progress in 9 min"
+    assert story(STARTING, NOW + 550) == "is given up unless it makes progress in 30 s · warm-up: step 36 of 150"
 
 
 def test_short_phases_are_shown_without_their_age() -> None:

@@ -1,4 +1,4 @@
-"""Who waits for whom: the culprit at the end of each chain, named with a reason."""
+"""Wait chains: each ends at a culprit with a reason."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def only(units: dict[str, UnitFacts], **more: float):  # type: ignore[no-untyped
     return chain
 
 
-def test_nobody_waits() -> None:
+def test_units_without_waits_have_no_chain() -> None:
     assert explain(world(unit("web-0"), unit("web-1", state=UnitState.FATAL))) == []
 
 
-def test_a_chain_ends_at_the_one_that_hangs() -> None:
+def test_chain_ends_at_the_unit_that_hangs() -> None:
     chain = only(
         world(
             unit("trainer-0", Wait("sampler-1", "batch", age_s=300.0), report_age_s=12.0),
@@ -50,7 +50,7 @@ def test_a_chain_ends_at_the_one_that_hangs() -> None:
     ]
 
 
-def test_what_is_broken_is_named_with_its_reason() -> None:
+def test_culprit_is_named_with_its_reason() -> None:
     cases = {
         "is fatal": unit("judge-0", state=UnitState.FATAL, reason="6 deaths"),
         "is lost": unit("judge-0", state=UnitState.LOST),
@@ -71,7 +71,7 @@ def test_what_is_broken_is_named_with_its_reason() -> None:
         assert words in chain.sentence
 
 
-def test_a_broken_one_is_found_behind_others_that_are_merely_slow() -> None:
+def test_broken_unit_is_found_behind_slow_units() -> None:
     """The first wait of a unit need not be the one that holds it up."""
     chains = explain(
         world(
@@ -86,7 +86,7 @@ def test_a_broken_one_is_found_behind_others_that_are_merely_slow() -> None:
     assert {link.who for link in by_culprit["busy-0"].links} == {"a-0", "b-0"}
 
 
-def test_what_somebody_has_to_see_to_comes_before_older_waits_for_work() -> None:
+def test_chains_that_need_a_person_come_before_older_waits() -> None:
     chains = explain(
         world(
             unit("patient-0", Wait("busy-0", age_s=900.0)),
@@ -105,24 +105,24 @@ def test_what_somebody_has_to_see_to_comes_before_older_waits_for_work() -> None
     assert [chain.culprit for chain in chains] == ["a-0", "doubted-0", "dead-0", "busy-0", "a name", "group-0"]
 
 
-@pytest.mark.parametrize("told_by_another", [False, True])
-def test_who_waits_for_longer_than_it_said_comes_before_older_waits_that_have_time(told_by_another: bool) -> None:
+@pytest.mark.parametrize("reported_by_another", [False, True])
+def test_wait_beyond_its_limit_comes_before_older_waits_within_theirs(reported_by_another: bool) -> None:
     def first(at_most_s: float | None) -> str:
         late = Wait("judge-0", "score", 40.0, at_most_s)
-        waits = (Wait("record a", age_s=50.0), told("record a", "tool x", "is asked", 40.0, at_most_s))
+        waits = (Wait("record a", age_s=50.0), reported("record a", "tool x", "is asked", 40.0, at_most_s))
         units = world(
-            unit("a-0", *(waits if told_by_another else (late,))),
+            unit("a-0", *(waits if reported_by_another else (late,))),
             unit("trainer-0", Wait("web-0", "page", 200.0, 900.0)),
             *(unit(name, progress_age_s=1.0) for name in ("judge-0", "web-0")),
         )
         return explain(units)[0].culprit
 
-    assert first(at_most_s=30.0) == ("tool x" if told_by_another else "judge-0")
+    assert first(at_most_s=30.0) == ("tool x" if reported_by_another else "judge-0")
     assert first(at_most_s=60.0) == "web-0", "there is still time"
-    assert first(at_most_s=None) == "web-0", "nobody said how long is too long, and it is at work"
+    assert first(at_most_s=None) == "web-0", "no limit is given, and the unit is at work"
 
 
-def test_two_that_wait_on_each_other_are_named_as_a_circle() -> None:
+def test_units_that_wait_for_each_other_are_a_circle() -> None:
     chain = only(world(unit("b-0", "a-0"), unit("a-0", "b-0"), unit("c-0", "b-0")))
     assert chain.because == "a circle of waits: a-0 ← b-0 ← a-0"
     assert chain.culprit == "a-0"
@@ -133,13 +133,13 @@ def test_a_unit_that_waits_for_itself_is_a_circle() -> None:
     assert only(world(unit("a-0", "a-0"))).because == "a circle of waits: a-0 ← a-0"
 
 
-def test_a_broken_member_breaks_the_circle() -> None:
+def test_broken_member_of_a_circle_is_the_culprit() -> None:
     chain = only(world(unit("a-0", "b-0"), unit("b-0", "a-0", silent_s=9.0)))
     assert chain.culprit == "b-0"
     assert "hangs" in chain.because
 
 
-def test_a_group_stands_for_its_least_healthy_unit() -> None:
+def test_group_is_represented_by_its_least_healthy_unit() -> None:
     chain = only(
         world(
             unit("trainer-0", "judge"),
@@ -151,7 +151,7 @@ def test_a_group_stands_for_its_least_healthy_unit() -> None:
     assert chain.culprit == "judge-1"
 
 
-def test_who_starts_is_waited_for_as_long_as_its_start_may_take_and_says_what_it_does() -> None:
+def test_starting_unit_is_not_late_and_shows_its_status() -> None:
     warm_up = {
         "state": UnitState.STARTING,
         "age_s": 700.0,
@@ -163,26 +163,26 @@ def test_who_starts_is_waited_for_as_long_as_its_start_may_take_and_says_what_it
     assert not any(link.overdue for link in chain.links)
     assert not chain.amiss
     limited = Wait("trainer-0", age_s=650.0, at_most_s=600.0)
-    assert only(world(unit("sampler-0", limited), unit("trainer-0", **warm_up))).amiss, (
-        "it said itself what is too long"
-    )
+    assert only(world(unit("sampler-0", limited), unit("trainer-0", **warm_up))).amiss, "the limit is its own"
 
 
-def test_a_chain_says_whether_somebody_has_to_see_to_it() -> None:
+def test_chain_says_whether_a_person_is_needed() -> None:
     work = unit("b-0", progress_age_s=1.0)
-    assert not only(world(unit("a-0", Wait("b-0", age_s=900.0)), work)).amiss, "b-0 gets on with it"
-    assert only(world(unit("a-0", Wait("b-0", age_s=900.0)), unit("b-0"))).amiss, "nobody knows"
+    assert not only(world(unit("a-0", Wait("b-0", age_s=900.0)), work)).amiss, "b-0 makes progress"
+    assert only(world(unit("a-0", Wait("b-0", age_s=900.0)), unit("b-0"))).amiss, (
+        "it is not known whether b-0 makes progress"
+    )
     assert only(world(unit("a-0", "b-0"), unit("b-0", state=UnitState.FATAL))).amiss
     assert not only(world(unit("a-0", Wait("page", age_s=4.0)))).amiss
 
 
-def test_a_resource_in_words_is_the_end_when_no_unit_stands_for_it() -> None:
+def test_resource_without_a_unit_ends_the_chain() -> None:
     chain = only(world(unit("trainer-0", Wait("batch", age_s=4.0))))
     assert chain.culprit == "batch"
     assert "no unit of the run" in chain.sentence
 
 
-def test_of_a_version_that_is_loaded_it_is_told_what_its_engine_waits_for() -> None:
+def test_version_that_is_loaded_names_what_its_engine_waits_for() -> None:
     chain = only(world(unit("engine-0", Wait("version 3", "its weights to be loaded", 4.0, 60.0))))
     assert chain.culprit == "version 3"
     assert chain.because == (
@@ -190,7 +190,7 @@ def test_of_a_version_that_is_loaded_it_is_told_what_its_engine_waits_for() -> N
     )
 
 
-def test_a_chain_names_a_unit_once_in_a_row() -> None:
+def test_chain_does_not_repeat_a_unit() -> None:
     chain = only(
         world(
             unit("trainer-0", Wait("batch", age_s=9.0)),
@@ -202,7 +202,7 @@ def test_a_chain_names_a_unit_once_in_a_row() -> None:
     assert chain.sentence.startswith("trainer-0 ← batch ← record 3 ← sampler-0, ")
 
 
-def test_resources_in_words_with_the_same_waiters_are_one_chain() -> None:
+def test_resources_with_the_same_waiters_are_one_chain() -> None:
     chain = only(
         world(
             unit("trainer-0", Wait("waiter-0", age_s=5.0)),
@@ -217,7 +217,7 @@ def test_resources_in_words_with_the_same_waiters_are_one_chain() -> None:
     assert [link.on for link in chain.links[1:]] == [f"record {n}" for n in range(20)]
 
 
-def test_resources_in_words_with_other_waiters_are_chains_of_their_own() -> None:
+def test_resources_with_different_waiters_are_separate_chains() -> None:
     chains = explain(
         world(
             unit("a-0", Wait("x", age_s=1.0), Wait("both", age_s=3.0), Wait("y", age_s=2.0)),
@@ -228,7 +228,7 @@ def test_resources_in_words_with_other_waiters_are_chains_of_their_own() -> None
     assert "like 1 other," in chains[1].because
 
 
-def test_a_unit_that_was_not_started_waits_for_the_groups_before_it() -> None:
+def test_pending_unit_waits_for_the_groups_in_after() -> None:
     chain = only(
         world(
             unit("web-0", state=UnitState.PENDING, after=("db",), age_s=33.0),
@@ -240,7 +240,7 @@ def test_a_unit_that_was_not_started_waits_for_the_groups_before_it() -> None:
     assert explain(ready) == []
 
 
-def test_many_behind_one_culprit_are_one_chain() -> None:
+def test_many_units_behind_one_culprit_are_one_chain() -> None:
     units = world(*(unit(f"sampler-{n}", "judge-0") for n in range(200)), unit("judge-0", state=UnitState.LOST))
     chain = only(units)
     assert len(chain.links) == 200
@@ -248,19 +248,19 @@ def test_many_behind_one_culprit_are_one_chain() -> None:
     assert len(chain.sentence) < 200
 
 
-def test_waiting_is_late_by_the_limit_of_who_waits_or_else_by_no_progress() -> None:
+def test_wait_is_late_after_its_limit_or_without_progress() -> None:
     def late(wait: Wait, judge: UnitFacts) -> bool:
         return bool(only(world(unit("a-0", wait), judge), no_progress_s=100.0).links[0].overdue)
 
     idle, busy = unit("judge-0", progress_age_s=500.0), unit("judge-0", progress_age_s=3.0)
     assert not late(Wait("judge-0", age_s=99.0), idle)
     assert late(Wait("judge-0", age_s=101.0), idle)
-    assert not late(Wait("judge-0", age_s=101.0), busy), "it gets on, so nothing is stuck"
-    assert late(Wait("judge-0", age_s=31.0, at_most_s=30.0), busy), "a limit is a limit"
+    assert not late(Wait("judge-0", age_s=101.0), busy), "it makes progress"
+    assert late(Wait("judge-0", age_s=31.0, at_most_s=30.0), busy), "the limit counts even with progress"
     assert not late(Wait("judge-0", age_s=500.0, at_most_s=900.0), idle)
 
 
-def test_somebody_beyond_its_phase_because_it_waits_is_not_the_culprit() -> None:
+def test_overdue_unit_that_waits_for_a_broken_one_is_not_the_culprit() -> None:
     chain = only(world(unit("a-0", "b-0", phase_over_s=5.0), unit("b-0", state=UnitState.FATAL)))
     assert chain.culprit == "b-0"
     chain = only(world(unit("a-0", "b-0", phase="step", phase_over_s=5.0), unit("b-0", progress_age_s=1.0)))
@@ -268,20 +268,20 @@ def test_somebody_beyond_its_phase_because_it_waits_is_not_the_culprit() -> None
     assert chain.sentence.startswith("a-0 is 5 s beyond the deadline of its phase step; its last word was")
 
 
-# ---- what is told of others ----
+# ---- waits that other units report ----
 
 
-def told(who: str, on: str, what: str = "", age_s: float = 10.0, at_most_s: float | None = None) -> Wait:
+def reported(who: str, on: str, what: str = "", age_s: float = 10.0, at_most_s: float | None = None) -> Wait:
     return Wait(on, what, age_s, at_most_s, who)
 
 
 RECORD = "record g17#r1.s3.a1 on sampler-1"
 STUCK = (
-    told("batch", "task g17", "1 of its 8 records are not done", 400.0, 1800.0),
-    told("task g17", RECORD, "is under way, in turn 3", 350.0, 600.0),
-    told(RECORD, "sampler-1", "runs it", 350.0, 600.0),
-    told(RECORD, "tool shop.lookup", "has not answered the call t3.0", 300.0, 90.0),
-    told("tool shop.lookup", "toolbox", "runs it", 300.0, 90.0),
+    reported("batch", "task g17", "1 of its 8 records are not done", 400.0, 1800.0),
+    reported("task g17", RECORD, "is under way, in turn 3", 350.0, 600.0),
+    reported(RECORD, "sampler-1", "runs it", 350.0, 600.0),
+    reported(RECORD, "tool shop.lookup", "has not answered the call t3.0", 300.0, 90.0),
+    reported("tool shop.lookup", "toolbox", "runs it", 300.0, 90.0),
 )
 TRAINER = unit("trainer-0", Wait("batch", "batch", 390.0, 600.0))
 
@@ -291,7 +291,7 @@ def plane(*units: UnitFacts, steward: UnitFacts | None = None) -> dict[str, Unit
     return world(*usual) | world(*units)
 
 
-def test_a_chain_goes_through_what_has_no_process_to_the_call_that_does_not_answer() -> None:
+def test_chain_leads_through_tasks_and_records_to_the_call_without_an_answer() -> None:
     chain = only(plane())
     assert chain.culprit == "tool shop.lookup"
     assert chain.because == "has not answered the call t3.0"
@@ -307,7 +307,7 @@ def test_a_chain_goes_through_what_has_no_process_to_the_call_that_does_not_answ
     ]
 
 
-def test_a_process_that_is_broken_is_blamed_before_the_call_that_it_should_answer() -> None:
+def test_broken_process_is_blamed_before_its_unanswered_call() -> None:
     chain = only(plane(unit("toolbox-0", state=UnitState.BACKOFF, next_what="restart in 2 s")))
     assert chain.culprit == "toolbox-0"
     assert chain.sentence.startswith(f"trainer-0 ← batch ← task g17 ← {RECORD} ← tool shop.lookup ← toolbox-0")
@@ -317,8 +317,12 @@ def test_a_process_that_is_broken_is_blamed_before_the_call_that_it_should_answe
     assert first.sentence.startswith("trainer-0 ← batch ← task g17 ← record g17#r1.s3.a1 ← sampler-1, ")
 
 
-def test_what_a_sampler_itself_waits_for_is_found_behind_a_record_that_nobody_claims() -> None:
-    waits = (told("batch", "task g1"), told("task g1", "record a"), told("record a", "sampler", "to be claimed"))
+def test_waits_of_samplers_are_found_behind_an_unclaimed_record() -> None:
+    waits = (
+        reported("batch", "task g1"),
+        reported("task g1", "record a"),
+        reported("record a", "sampler", "to be claimed"),
+    )
     units = plane(
         unit("sampler-1", Wait("engine", "no engine serves", 30.0)),
         unit("engine-0", state=UnitState.STARTING, age_s=29.0),
@@ -329,19 +333,19 @@ def test_what_a_sampler_itself_waits_for_is_found_behind_a_record_that_nobody_cl
     assert chain.because == "is starting for 29 s"
 
 
-def test_what_nobody_waits_for_is_not_told() -> None:
+def test_reported_waits_without_a_waiting_unit_give_no_chain() -> None:
     assert explain(world(unit("steward-0", *STUCK), unit("toolbox-0"), unit("sampler-1"))) == []
 
 
 @pytest.mark.parametrize("broken", [{"state": UnitState.FATAL}, {"stopped": True}, {"paused": True}])
-def test_what_somebody_told_who_is_broken_by_now_leads_to_him(broken: dict[str, object]) -> None:
+def test_waits_reported_by_a_broken_unit_lead_to_that_unit(broken: dict[str, object]) -> None:
     steward = unit("steward-0", *STUCK, **{"state": UnitState.READY, **broken})  # type: ignore[arg-type]
     chain = only(plane(steward=steward))
     assert chain.culprit == "steward-0"
     assert chain.sentence.startswith("trainer-0 ← batch ← steward-0")
 
 
-def test_of_a_batch_of_which_nothing_was_told_nothing_is_known() -> None:
+def test_batch_without_reports_is_an_unknown_resource() -> None:
     assert "no unit of the run" in only(plane(steward=unit("steward-0"))).because
 
 
@@ -364,7 +368,7 @@ def worlds(draw: st.DrawFn) -> dict[str, UnitFacts]:
                 draw(st.sampled_from(UnitState)),
                 waits=(
                     *(Wait(on, age_s=draw(st.floats(0, 1000))) for on in waits),
-                    *(told(who, on, f"is told of by {name}") for who, on in others),
+                    *(reported(who, on, f"is told of by {name}") for who, on in others),
                 ),
                 after=tuple(draw(st.lists(st.sampled_from("abcde"), max_size=2))),
                 silent_s=draw(st.sampled_from([0.0, 0.0, 30.0])),
@@ -386,7 +390,7 @@ def own_waits(facts: UnitFacts) -> list[Wait]:
 
 @settings(max_examples=120, deadline=None)
 @given(worlds())
-def test_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
+def test_every_wait_of_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
     chains = explain(units)
     links = [link for chain in chains for link in chain.links]
     assert set(waits_of(units)) <= {link.who for link in links}, "whoever waits occurs"
@@ -400,7 +404,7 @@ def test_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(worlds())
-def test_a_circle_is_one_and_everything_else_ends_at_somebody_who_can_be_named(units: dict[str, UnitFacts]) -> None:
+def test_named_circle_consists_of_real_waits(units: dict[str, UnitFacts]) -> None:
     for chain in explain(units):
         if chain.because.startswith("a circle of waits: "):
             names = chain.because.removeprefix("a circle of waits: ").split(" ← ")
@@ -409,7 +413,7 @@ def test_a_circle_is_one_and_everything_else_ends_at_somebody_who_can_be_named(u
             assert "…" in names or set(itertools.pairwise(names)) <= pairs
 
 
-def test_large_graphs_are_quick() -> None:
+def test_chain_of_thousands_is_explained_without_recursion() -> None:
     line = {f"n-{n}": unit(f"n-{n}", f"n-{n + 1}") for n in range(5000)}
     chain = only(line)
     assert chain.culprit == "n-5000"
