@@ -1,4 +1,4 @@
-"""The default rules: each speaks when it should, with evidence and a command, and a healthy run is silent."""
+"""The built-in rules: each fires when it should, with evidence and a command, and a healthy run raises no alert."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace as replace_world
+from dataclasses import replace as replace_snapshot
 
 import pytest
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ def host(**more: object) -> HostRow:
     return replace(HostRow("a", "up", facts=facts, units=3, disk_free_bytes=100 * GIB), **more)
 
 
-def world(
+def snapshot(
     *units: UnitRow, on: HostRow | None = None, metrics: MetricStore | None = None, **more: object
 ) -> RunSnapshot:
     on = on or host()
@@ -44,7 +44,7 @@ def world(
 
 
 def firing(of: RunSnapshot, for_s: float = 120.0) -> list[AlertRow]:
-    """What fires when the world stays as it is."""
+    """What fires while nothing changes."""
     engine = AlertEngine(default_rules())
     engine.evaluate(of, 0.0, AT)
     engine.evaluate(of, for_s, AT + for_s)
@@ -57,20 +57,20 @@ def dead(**more: object) -> dict[str, object]:
 
 CASES: dict[str, tuple[RunSnapshot, Severity, str, str]] = {
     "unit-fatal:web-0": (
-        world(unit(state=UnitState.FATAL, reason="6 deaths in 300 s", **dead())),
+        snapshot(unit(state=UnitState.FATAL, reason="6 deaths in 300 s", **dead())),
         Severity.PAGE,
         "signal 9",
         "agentrl logs web-0",
     ),
     "unit-fatal:lost-0": (
-        world(unit("lost-0", state=UnitState.FATAL, reason="cannot be started: there is no program lost")),
+        snapshot(unit("lost-0", state=UnitState.FATAL, reason="cannot be started: there is no program lost")),
         Severity.PAGE,
         "agentrl restart lost-0",
         "agentrl config check --run my-run",
     ),
     "unit-fatal:port-0": (
-        replace_world(
-            world(unit("port-0", state=UnitState.FATAL, reason="never came up, 6 times in a row", **dead())),
+        replace_snapshot(
+            snapshot(unit("port-0", state=UnitState.FATAL, reason="never came up, 6 times in a row", **dead())),
             incidents={
                 "port-0.1": IncidentRow("port-0.1", "port-0", 1, AT, "port-0.1 died", tail=("it begins", "in use", " "))
             },
@@ -80,74 +80,74 @@ CASES: dict[str, tuple[RunSnapshot, Severity, str, str]] = {
         "agentrl logs port-0",
     ),
     "unit-restarting:web-0": (
-        world(unit(**dead(deaths_in_window=3))),
+        snapshot(unit(**dead(deaths_in_window=3))),
         Severity.WARNING,
         "3 in the restart window",
         "agentrl logs web-0 --previous",
     ),
     "unit-never-ready:web-0": (
-        world(replace(unit(state=UnitState.STARTING, **dead()), ready_at=0.0, attempts=3)),
+        snapshot(replace(unit(state=UnitState.STARTING, **dead()), ready_at=0.0, attempts=3)),
         Severity.WARNING,
         "starting",
         "agentrl logs web-0 --previous",
     ),
     "unit-lost:web-0": (
-        world(unit(state=UnitState.LOST, reason="its host is silent", pid=77)),
+        snapshot(unit(state=UnitState.LOST, reason="its host is silent", pid=77)),
         Severity.WARNING,
         "pid 77: its host is silent",
         "agentrl stop web-0 --force",
     ),
     "unit-hung:web-0": (
-        world(unit(state=UnitState.SUSPECT, reason="silent for 9 s", phase="step")),
+        snapshot(unit(state=UnitState.SUSPECT, reason="silent for 9 s", phase="step")),
         Severity.WARNING,
         "phase step",
         "agentrl stacks",
     ),
     "unit-pending:web-0": (
-        world(unit(state=UnitState.PENDING, reason="no host has 4 GPUs")),
+        snapshot(unit(state=UnitState.PENDING, reason="no host has 4 GPUs")),
         Severity.WARNING,
         "no host has 4 GPUs",
         "agentrl why",
     ),
-    "host-lost:a": (world(on=host(state="lost")), Severity.PAGE, "no other host", "agentrl doctor"),
+    "host-lost:a": (snapshot(on=host(state="lost")), Severity.PAGE, "no other host", "agentrl doctor"),
     "host-disk-low:a": (
-        world(on=host(disk_free_bytes=GIB)),
+        snapshot(on=host(disk_free_bytes=GIB)),
         Severity.WARNING,
         "alert below 2 GiB",
         "agentrl doctor",
     ),
     "host-disk-fills:a": (
-        world(on=host(disk_free_bytes=90 * GIB, disk_full_in_s=22_000.0)),
+        snapshot(on=host(disk_free_bytes=90 * GIB, disk_full_in_s=22_000.0)),
         Severity.WARNING,
         "90 GiB free",
         "agentrl doctor",
     ),
     "host-cannot-write:a": (
-        world(on=host(disk_full="logs cannot be written")),
+        snapshot(on=host(disk_full="logs cannot be written")),
         Severity.PAGE,
         "logs cannot be written",
         "agentrl doctor",
     ),
     "host-strays:a": (
-        world(on=host(strays=(ProcessInfo(5, "sleep 9", why="mark"),))),
+        snapshot(on=host(strays=(ProcessInfo(5, "sleep 9", why="mark"),))),
         Severity.WARNING,
         "pid 5 sleep 9 (mark)",
         "agentrl events --kind incident",
     ),
     "journal-full:my-run": (
-        world(journal_full="the disk is full"),
+        snapshot(journal_full="the disk is full"),
         Severity.PAGE,
         "the disk is full",
         "agentrl doctor",
     ),
     "not-recording:my-run": (
-        world(not_recording="Nothing is recorded: No space left on device."),
+        snapshot(not_recording="Nothing is recorded: No space left on device."),
         Severity.WARNING,
         "No space left",
         "agentrl doctor",
     ),
     "not-listening:my-run": (
-        world(not_listening="Nothing can listen on tcp://0.0.0.0:7400: Address already in use."),
+        snapshot(not_listening="Nothing can listen on tcp://0.0.0.0:7400: Address already in use."),
         Severity.WARNING,
         "already in use",
         "agentrl doctor",
@@ -156,7 +156,7 @@ CASES: dict[str, tuple[RunSnapshot, Severity, str, str]] = {
 
 
 @pytest.mark.parametrize("id", CASES)
-def test_each_rule_speaks_with_evidence_and_a_command(id: str) -> None:
+def test_each_rule_fires_with_evidence_and_a_command(id: str) -> None:
     sick, severity, evidence, suggest = CASES[id]
     (row,) = firing(sick)
     assert (row.id, row.severity, row.suggest) == (id, severity, suggest)
@@ -164,27 +164,27 @@ def test_each_rule_speaks_with_evidence_and_a_command(id: str) -> None:
     assert row.subject in row.sentence or row.rule == "journal-full"
 
 
-def test_a_lost_host_beside_another_can_be_drained_and_counts_what_is_lost_there() -> None:
+def test_lost_host_beside_another_can_be_drained() -> None:
     lost, well = unit("web-0", UnitState.LOST, reason="silent"), unit("web-1")
-    sick = world(lost, well, replace(unit("web-2", UnitState.LOST), host="b"), on=host(state="lost"))
+    sick = snapshot(lost, well, replace(unit("web-2", UnitState.LOST), host="b"), on=host(state="lost"))
     beside = replace(host(), host="b")
-    rows = firing(replace_world(sick, hosts={**sick.hosts, "b": beside}))
+    rows = firing(replace_snapshot(sick, hosts={**sick.hosts, "b": beside}))
     row = next(row for row in rows if row.rule == "host-lost")
     assert "1 of 2 units there are lost" in row.sentence
     assert row.suggest == "agentrl drain --host a"
 
 
-def test_an_alert_about_a_fatal_unit_ends_as_soon_as_it_is_not_fatal_any_more() -> None:
+def test_alert_about_a_fatal_unit_ends_at_once() -> None:
     engine = AlertEngine(default_rules())
-    engine.evaluate(world(unit(state=UnitState.FATAL)), 0.0, AT)
-    engine.evaluate(world(unit(state=UnitState.FATAL)), 1.0, AT + 1)
+    engine.evaluate(snapshot(unit(state=UnitState.FATAL)), 0.0, AT)
+    engine.evaluate(snapshot(unit(state=UnitState.FATAL)), 1.0, AT + 1)
     assert [row.state for row in engine.rows()] == ["firing"]
-    outcome = engine.evaluate(world(unit(state=UnitState.STARTING)), 2.0, AT + 2)
+    outcome = engine.evaluate(snapshot(unit(state=UnitState.STARTING)), 2.0, AT + 2)
     assert engine.rows() == []
     assert [told.what for told in outcome.notify] == ["resolved"]
 
 
-def test_every_suggestion_is_a_real_command() -> None:
+def test_every_cure_is_a_real_command() -> None:
     verbs = {spec.cli.split()[0] for spec in COMMANDS.values()} | {"doctor", "config"}
     for _, _, _, suggest in CASES.values():
         program, verb, *_ = suggest.split()
@@ -192,7 +192,7 @@ def test_every_suggestion_is_a_real_command() -> None:
         assert verb in verbs
 
 
-def test_every_default_rule_has_a_case_here() -> None:
+def test_every_built_in_rule_has_a_case() -> None:
     tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress"}
     elsewhere = {rule.name for rule in (*DATA_RULES, *LEARNING_RULES)}  # test_learning_rules has those
     assert {rule.name for rule in default_rules()} == tested | elsewhere
@@ -200,64 +200,64 @@ def test_every_default_rule_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("state", [UnitState.FATAL, UnitState.SUSPECT, UnitState.PENDING])
 @pytest.mark.parametrize("reason", ["it said no", "It said no."])
-def test_a_reason_that_is_a_sentence_already_gets_no_second_full_stop(state: UnitState, reason: str) -> None:
-    (row,) = firing(world(unit(state=state, reason=reason)))
+def test_reason_gets_no_second_full_stop(state: UnitState, reason: str) -> None:
+    (row,) = firing(snapshot(unit(state=state, reason=reason)))
     assert row.sentence.endswith(" said no.")
 
 
-def test_the_configuration_knows_the_names_of_the_default_rules() -> None:
+def test_configuration_has_the_names_of_the_built_in_rules() -> None:
     assert tuple(rule.name for rule in default_rules()) == BUILT_IN_RULES
 
 
-def test_rules_can_be_switched_off() -> None:
+def test_rule_can_be_disabled() -> None:
     assert "unit-fatal" not in {rule.name for rule in default_rules(disable=("unit-fatal",))}
 
 
 @pytest.mark.parametrize(
     "well",
     [
-        world(unit(state=UnitState.PENDING, reason="paused", paused=True)),
-        world(replace(unit(state=UnitState.PENDING), desired=False)),
-        world(unit(state=UnitState.STOPPED)),
-        world(unit(deaths_in_window=2)),
-        world(replace(unit(deaths_in_window=3), desired=False)),
-        world(replace(unit(state=UnitState.STARTING), ready_at=0.0, incarnation=9, attempts=1)),
-        world(on=host(disk_free_bytes=0)),
-        world(replace(unit(state=UnitState.STARTING), ready_at=0.0)),
+        snapshot(unit(state=UnitState.PENDING, reason="paused", paused=True)),
+        snapshot(replace(unit(state=UnitState.PENDING), desired=False)),
+        snapshot(unit(state=UnitState.STOPPED)),
+        snapshot(unit(deaths_in_window=2)),
+        snapshot(replace(unit(deaths_in_window=3), desired=False)),
+        snapshot(replace(unit(state=UnitState.STARTING), ready_at=0.0, incarnation=9, attempts=1)),
+        snapshot(on=host(disk_free_bytes=0)),
+        snapshot(replace(unit(state=UnitState.STARTING), ready_at=0.0)),
     ],
 )
-def test_what_is_no_trouble_is_silent(well: RunSnapshot) -> None:
+def test_normal_states_raise_no_alert(well: RunSnapshot) -> None:
     assert firing(well) == []
 
 
-def test_short_troubles_of_a_kind_that_heals_by_itself_are_silent() -> None:
+def test_short_suspect_and_pending_states_raise_no_alert() -> None:
     for state in (UnitState.SUSPECT, UnitState.PENDING):
-        assert firing(world(unit(state=state)), for_s=15.0) == []
+        assert firing(snapshot(unit(state=state)), for_s=15.0) == []
 
 
-def test_a_disk_that_is_full_soon_pages_with_the_time_of_day() -> None:
-    (row,) = firing(world(on=host(disk_full_in_s=3600.0)))
+def test_disk_that_is_full_soon_pages_with_the_time_of_day() -> None:
+    (row,) = firing(snapshot(on=host(disk_full_in_s=3600.0)))
     assert row.severity is Severity.PAGE
     assert re.search(r"will be full at \d\d:\d\d, in 60 min,", row.sentence)
-    assert firing(world(on=host(disk_full_in_s=3 * 86_400.0))) == []
+    assert firing(snapshot(on=host(disk_full_in_s=3 * 86_400.0))) == []
 
 
-def test_a_disk_that_wavers_around_the_threshold_is_one_alert() -> None:
+def test_disk_that_varies_around_the_threshold_is_one_alert() -> None:
     engine = AlertEngine(default_rules())
     notes: list[Notification] = []
     for step in range(400):
         free = int((1.9 if step % 2 else 2.1) * GIB) if step > 2 else GIB
-        notes += engine.evaluate(world(on=host(disk_free_bytes=free)), step * 20.0, AT + step).notify
+        notes += engine.evaluate(snapshot(on=host(disk_free_bytes=free)), step * 20.0, AT + step).notify
     assert [note.what for note in notes] == ["firing"]
     for step in range(400, 403):
-        notes += engine.evaluate(world(on=host(disk_free_bytes=4 * GIB)), step * 20.0, AT + step).notify
+        notes += engine.evaluate(snapshot(on=host(disk_free_bytes=4 * GIB)), step * 20.0, AT + step).notify
     assert [note.what for note in notes] == ["firing", "resolved"]
 
 
 # ---- waits ----
 
 
-def test_a_wait_that_lasts_too_long_shows_its_chain() -> None:
+def test_overdue_wait_shows_its_chain() -> None:
     facts = {
         "trainer-0": UnitFacts("trainer-0", "trainer", UnitState.READY, waits=(Wait("judge-0", age_s=312.0),)),
         "judge-0": UnitFacts("judge-0", "judge", UnitState.READY),
@@ -267,22 +267,22 @@ def test_a_wait_that_lasts_too_long_shows_its_chain() -> None:
     assert row.id == "no-progress:judge-0"
     assert row.evidence[0] == "trainer-0 ← judge-0, 312 s: judge-0 is at work"
     assert row.suggest == "agentrl why"
-    assert firing(stuck, for_s=10.0) == [], "who overstays a deadline by a moment is about to be ended"
+    assert firing(stuck, for_s=10.0) == [], "a unit just past its deadline is about to be ended"
     young = RunSnapshot(RunRow("my-run", "u", "running"), chains=explain(facts, no_progress_s=400.0))
     assert firing(young) == []
 
 
-def test_a_start_that_takes_long_alarms_nobody_who_waits_for_it() -> None:
-    """A machine that is many times slower than usual: every deadline is still to come."""
+def test_units_that_wait_for_a_slow_start_raise_no_alert() -> None:
+    """On a very slow machine every deadline is still in the future."""
     facts = {
         "sampler-0": UnitFacts("sampler-0", "sampler", UnitState.PENDING, age_s=400.0, after=("steward",)),
         "steward-0": UnitFacts("steward-0", "steward", UnitState.STARTING, age_s=390.0, reason="starting on a"),
     }
     pending = unit("sampler-0", UnitState.PENDING, reason="waits for steward to be ready")
-    slow = world(pending, unit("steward-0", UnitState.STARTING))
-    assert firing(replace_world(slow, chains=explain(facts))) == []
-    facts["steward-0"] = replace_world(facts["steward-0"], state=UnitState.FATAL)
-    dead_end = replace_world(world(pending, unit("steward-0", UnitState.FATAL)), chains=explain(facts))
+    slow = snapshot(pending, unit("steward-0", UnitState.STARTING))
+    assert firing(replace_snapshot(slow, chains=explain(facts))) == []
+    facts["steward-0"] = replace_snapshot(facts["steward-0"], state=UnitState.FATAL)
+    dead_end = replace_snapshot(snapshot(pending, unit("steward-0", UnitState.FATAL)), chains=explain(facts))
     assert "unit-pending:sampler-0" in [row.id for row in firing(dead_end)]
 
 
@@ -303,7 +303,7 @@ def memory_alerts(of: Callable[[float], float], count: float) -> list[tuple[floa
     engine = AlertEngine(default_rules())
     found: list[tuple[float, AlertRow]] = []
     for now, metrics in hours(of, count):
-        outcome = engine.evaluate(world(unit(), metrics=metrics), now, AT + now)
+        outcome = engine.evaluate(snapshot(unit(), metrics=metrics), now, AT + now)
         found += [(now / 3600, note.alert) for note in outcome.notify if note.what == "firing"]
     return found
 
@@ -312,7 +312,7 @@ def noise() -> float:
     return random.uniform(-20, 20) * MIB
 
 
-def test_a_leak_is_found_with_its_slope() -> None:
+def test_leak_is_found_with_its_slope() -> None:
     random.seed(1)
     ((hour, row),) = memory_alerts(lambda t: GIB + 200 * MIB * t + noise(), 8)
     assert hour < 2
@@ -321,7 +321,7 @@ def test_a_leak_is_found_with_its_slope() -> None:
     assert row.suggest == "agentrl restart web-0"
 
 
-def test_a_slow_leak_is_found_within_hours() -> None:
+def test_slow_leak_is_found_within_hours() -> None:
     random.seed(2)
     ((hour, _),) = memory_alerts(lambda t: GIB + 40 * MIB * t + random.uniform(-5, 5) * MIB, 12)
     assert hour < 6
@@ -340,25 +340,25 @@ def test_a_slow_leak_is_found_within_hours() -> None:
     ],
     ids=["flat", "warm-up", "cache", "saw-tooth", "step", "tide", "shrinks"],
 )
-def test_other_shapes_of_memory_are_silent(healthy: Callable[[float], float]) -> None:
+def test_other_memory_curves_raise_no_alert(healthy: Callable[[float], float]) -> None:
     random.seed(3)
     assert memory_alerts(healthy, 30) == []
 
 
-def test_the_window_of_evidence_can_be_chosen() -> None:
+def test_memory_window_is_configurable() -> None:
     metrics = MetricStore(watch=MemoryWatch(60.0))
     engine = AlertEngine(default_rules(memory_window_s=60.0))
     fired: list[float] = []
     for now in range(300):
         metrics.memory("web-0", 1, GIB + now * 4 * MIB, float(now))
-        outcome = engine.evaluate(world(unit(), metrics=metrics), float(now), AT + now)
+        outcome = engine.evaluate(snapshot(unit(), metrics=metrics), float(now), AT + now)
         fired += [now for note in outcome.notify if note.what == "firing"]
     assert fired == [10 + 60 + 30], "after the warm-up, the window and half a window"
     metrics.watch_memory(MemoryWatch(61.0))
-    assert metrics.memory_story("web-0") == MemoryStory(), "another pace begins from nothing"
+    assert metrics.memory_story("web-0") == MemoryStory(), "another window starts without samples"
 
 
-def test_a_new_life_begins_from_nothing() -> None:
+def test_new_incarnation_starts_without_samples() -> None:
     metrics = MetricStore()
     for step in range(120):
         metrics.memory("web-0", 1, GIB + step * 50 * MIB, step * 60.0)
@@ -375,7 +375,7 @@ def test_a_new_life_begins_from_nothing() -> None:
 # ---- a healthy run ----
 
 
-def test_a_healthy_run_is_silent_for_days() -> None:
+def test_healthy_run_raises_no_alert_for_days() -> None:
     random.seed(4)
     rules = [Rule(name="queue", metric="queue", of="web", above=100.0, for_s=30.0)]
     metrics = MetricStore(metrics_read(rules))
@@ -409,7 +409,7 @@ def test_a_healthy_run_is_silent_for_days() -> None:
         assert engine.rows() == []
 
 
-# ---- a run's own rules ----
+# ---- rules of the run file ----
 
 
 def own(**more: object) -> Rule:
@@ -418,7 +418,7 @@ def own(**more: object) -> Rule:
 
 
 class Judged:
-    """A rule of one's own, on the numbers of two units."""
+    """A rule of the run file, on the numbers of two units."""
 
     def __init__(self, rule: Rule) -> None:
         self.metrics = MetricStore(metrics_read([rule]))
@@ -429,12 +429,12 @@ class Judged:
         self.now += seconds
         for slot, value in values.items():
             self.metrics.update(f"web-{slot[-1]}", 1, {"error_share": value}, self.now)
-        look = world(unit("web-0", rss_bytes=5 * GIB), unit("web-1"), metrics=self.metrics)
+        look = snapshot(unit("web-0", rss_bytes=5 * GIB), unit("web-1"), metrics=self.metrics)
         self.engine.evaluate(look, self.now, AT + self.now)
         return self.engine.rows()
 
 
-def test_a_rule_of_ones_own_pages_with_evidence_and_a_command() -> None:
+def test_declared_rule_pages_with_evidence_and_a_command() -> None:
     rule = own(
         above=0.5,
         clear=0.2,
@@ -459,18 +459,18 @@ def test_a_rule_of_ones_own_pages_with_evidence_and_a_command() -> None:
     assert judged.after(30.0, w0=0.1, w1=0.1) == []
 
 
-def test_below_and_a_single_unit() -> None:
+def test_declared_rule_below_a_threshold_of_a_single_unit() -> None:
     judged = Judged(own(below=0.5, of="web-1"))
     assert [row.subject for row in judged.after(1.0, w0=0.1, w1=0.1)] == ["web-1"]
     assert judged.engine.rows()[0].sentence == "error_share of web-1 is 0.1, below 0.5."
 
 
-def test_what_the_host_agent_measures_can_be_judged_too() -> None:
+def test_declared_rule_on_a_number_of_the_host_agent() -> None:
     judged = Judged(own(metric="rss_bytes", above=4.0 * GIB))
     assert [row.subject for row in judged.after(1.0)] == ["web-0"]
 
 
-def test_a_number_that_is_not_reported_any_more_says_nothing() -> None:
+def test_stale_number_ends_the_alert() -> None:
     judged = Judged(own(above=0.5))
     assert len(judged.after(1.0, w0=0.9)) == 1
     judged.after(70.0)
@@ -490,7 +490,7 @@ def test_numbers_are_bounded_and_finite() -> None:
     assert metrics.shown("web-1") == {"loss": 4999.0}
     metrics.update("web-1", 2, {"loss": 1.0}, 6000.0)
     metrics.update("web-1", 1, {"loss": 7.0}, 6001.0)
-    assert metrics.values("web-1") == {"loss": 1.0}, "late news of a former life"
+    assert metrics.values("web-1") == {"loss": 1.0}, "a late report of an earlier incarnation"
     metrics.name(["other"])
     assert metrics.history("web-1", "loss") == ([], [])
     metrics.forget("web-1")

@@ -1,4 +1,4 @@
-"""Notifications reach real files, commands, HTTP and SMTP servers; what does not is said."""
+"""Notifications reach real files, commands, HTTP and SMTP servers; failures are reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def note(subject: str = "web-0", what: str = "firing") -> Notification:
     return Notification(what, alert, "my-run", "uuid")
 
 
-async def test_a_file_gets_one_line_each(tmp_path: Path) -> None:
+async def test_file_gets_one_line_per_notification(tmp_path: Path) -> None:
     sink = FileSink(tmp_path / "alerts.jsonl")
     assert await sink.deliver(note()) == ""
     assert await sink.deliver(note("web-1", "resolved")) == ""
@@ -49,12 +49,12 @@ async def test_a_file_gets_one_line_each(tmp_path: Path) -> None:
     assert (tmp_path / "alerts.jsonl").stat().st_mode & 0o077 == 0
 
 
-async def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+async def test_unwritable_file_is_reported(tmp_path: Path) -> None:
     assert "cannot be written: No such file" in await FileSink(tmp_path / "no" / "alerts").deliver(note())
     assert "cannot be written: No space left" in await FileSink(Path("/dev/full")).deliver(note())
 
 
-async def test_a_command_gets_the_alert_on_stdin_and_in_its_environment(tmp_path: Path) -> None:
+async def test_command_gets_the_alert_on_stdin_and_in_its_environment(tmp_path: Path) -> None:
     code = (
         "import json, os, sys; out = {k: v for k, v in os.environ.items() if k.startswith('AGENTRL_ALERT')};"
         "out['stdin'] = json.load(sys.stdin); json.dump(out, open(sys.argv[1], 'w'))"
@@ -66,7 +66,7 @@ async def test_a_command_gets_the_alert_on_stdin_and_in_its_environment(tmp_path
     assert got["AGENTRL_ALERT_SUGGEST"] == "agentrl logs web-0"
 
 
-async def test_a_command_that_fails_is_a_sentence() -> None:
+async def test_failed_command_is_reported() -> None:
     code = "import sys; print('no pager', file=sys.stderr); sys.exit(3)"
     answer = await ExecSink([PYTHON, "-c", code]).deliver(note())
     assert answer.endswith("ended with 3: no pager.")
@@ -74,13 +74,13 @@ async def test_a_command_that_fails_is_a_sentence() -> None:
     assert await ExecSink(["true"]).deliver(note()) == "", "a command need not read its input"
 
 
-async def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+async def test_hanging_command_is_killed_with_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"sleep 300 & echo $! > {pid_file}; wait"
     sink = ExecSink(["sh", "-c", script], deadline_s=1.0)
 
     async def has_begun() -> bool:
-        """One that was killed before it had started anything is told again."""
+        """Repeats the delivery if the command was killed before it started its child."""
         assert "did not end within 1 s" in await sink.deliver(note())
         return pid_file.exists() and bool(pid_file.read_text())
 
@@ -97,7 +97,7 @@ async def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path:
 
 
 class HttpServer:
-    """A real HTTP server that answers as it is told."""
+    """A real HTTP server with configurable answers."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, bytes]] = []
@@ -130,16 +130,14 @@ async def http() -> AsyncIterator[HttpServer]:
         yield told
 
 
-async def test_a_webhook_is_a_post_of_json(http: HttpServer) -> None:
+async def test_webhook_posts_json(http: HttpServer) -> None:
     assert await WebhookSink(http.url).deliver(note()) == ""
     ((line, body),) = http.requests
     assert line == "POST /hook/s3cret"
     assert json.loads(body)["alert"]["rule"] == "unit-fatal"
 
 
-async def test_a_webhook_that_fails_is_a_sentence_without_its_secret(
-    http: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_webhook_is_reported_without_its_secret(http: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     http.statuses = [500]
     answers = [await WebhookSink(http.url).deliver(note())]
     assert "was 500" in answers[0]
@@ -158,7 +156,7 @@ async def test_a_webhook_that_fails_is_a_sentence_without_its_secret(
 
 
 async def smtp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mails: list[str]) -> None:
-    """As much of SMTP as a client needs to hand over a mail."""
+    """The part of SMTP that a client needs to send a mail."""
     with contextlib.closing(writer):
         writer.write(b"220 test\r\n")
         while line := await reader.readline():
@@ -172,7 +170,7 @@ async def smtp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mails
                 return
 
 
-async def test_mail_arrives_and_nobody_can_write_headers_into_it() -> None:
+async def test_mail_arrives_without_injected_headers() -> None:
     mails: list[str] = []
     server = await asyncio.start_server(lambda reader, writer: smtp(reader, writer, mails), "127.0.0.1", 0)
     async with server:
@@ -188,12 +186,12 @@ async def test_mail_arrives_and_nobody_can_write_headers_into_it() -> None:
     assert "Suggested: agentrl logs web-0" in body
 
 
-async def test_a_mail_server_that_is_not_there_is_a_sentence() -> None:
+async def test_unreachable_mail_server_is_reported() -> None:
     assert "did not take the mail" in await MailSink(["a@example.org"], "b@example.org", port=1).deliver(note())
 
 
 class Flaky:
-    """A sink that fails as often as it is told."""
+    """A sink whose first deliveries fail."""
 
     def __init__(self, name: str, failures: int = 0) -> None:
         self.name = name
@@ -225,7 +223,7 @@ async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
 QUICK = RetryLimits(tries=4, first_pause_s=0.01, queue=5)
 
 
-async def test_a_failed_delivery_is_tried_again_and_its_trouble_is_visible_until_then() -> None:
+async def test_failed_delivery_is_retried_and_visible_until_it_works() -> None:
     said: list[str] = []
     flaky = Flaky("flaky", failures=2)
     dispatcher = Dispatcher([flaky], on_failure=lambda name, why: said.append(why), limits=QUICK)
@@ -238,7 +236,7 @@ async def test_a_failed_delivery_is_tried_again_and_its_trouble_is_visible_until
     assert dispatcher.failures == {}
 
 
-async def test_what_never_arrives_is_given_up_and_said() -> None:
+async def test_delivery_is_given_up_after_all_tries() -> None:
     dispatcher = Dispatcher([Flaky("dead", failures=10**6)], limits=QUICK)
     async with running(dispatcher):
         dispatcher.offer(note())
@@ -246,7 +244,7 @@ async def test_what_never_arrives_is_given_up_and_said() -> None:
     assert dispatcher.failures == {"dead": "Not now. Given up for unit-fatal:web-0."}
 
 
-async def test_a_slow_sink_delays_no_other_and_loses_the_oldest_only() -> None:
+async def test_slow_sink_delays_no_other_and_drops_the_oldest() -> None:
     slow, quick = Flaky("slow"), Flaky("quick")
     slow.gate = asyncio.Event()
     said: list[str] = []
@@ -263,7 +261,7 @@ async def test_a_slow_sink_delays_no_other_and_loses_the_oldest_only() -> None:
     assert any("one of unit-fatal:web-1 was dropped" in sentence for sentence in said)
 
 
-async def test_what_waits_goes_to_the_sinks_of_another_configuration_and_is_not_said_twice() -> None:
+async def test_new_dispatcher_takes_over_queued_notifications() -> None:
     slow, gone = Flaky("slow"), Flaky("gone")
     slow.gate, gone.gate = asyncio.Event(), asyncio.Event()
     arrived: list[str] = []
@@ -282,11 +280,11 @@ async def test_what_waits_goes_to_the_sinks_of_another_configuration_and_is_not_
         after.offer(note("web-3"))
         await aeventually(lambda: after.idle)
     assert other.got == arrived == ["web-0", "web-1", "web-2", "web-3"]
-    assert new.got == ["web-3"], "what was offered before it was there is not for it"
+    assert new.got == ["web-3"], "a new sink gets no earlier notifications"
     assert slow.got == gone.got == []
 
 
-async def test_it_has_arrived_when_all_sinks_are_through_and_one_took_it() -> None:
+async def test_notification_is_delivered_when_all_sinks_are_done_and_one_took_it() -> None:
     slow, dead = Flaky("slow"), Flaky("dead", failures=10**6)
     slow.gate = asyncio.Event()
     arrived: list[Notification] = []
@@ -305,11 +303,11 @@ async def test_it_has_arrived_when_all_sinks_are_through_and_one_took_it() -> No
     assert arrived == [note()]
 
 
-async def test_a_sink_that_breaks_does_not_stop_those_behind() -> None:
+async def test_exception_in_a_sink_does_not_stop_later_notifications() -> None:
     class Broken(Flaky):
         async def deliver(self, notification: Notification) -> str:
             if notification.alert.subject == "web-0":
-                raise ZeroDivisionError("nobody foresaw this")
+                raise ZeroDivisionError("unforeseen")
             return await super().deliver(notification)
 
     broken = Broken("broken")
@@ -320,14 +318,14 @@ async def test_a_sink_that_breaks_does_not_stop_those_behind() -> None:
         await aeventually(lambda: broken.got == ["web-1"])
 
 
-async def test_a_test_goes_through_every_sink_once(tmp_path: Path, http: HttpServer) -> None:
+async def test_test_notification_is_sent_once_to_every_sink(tmp_path: Path, http: HttpServer) -> None:
     http.statuses = [404]
     dispatcher = Dispatcher([FileSink(tmp_path / "alerts"), WebhookSink(http.url)], limits=QUICK)
     answers = await dispatcher.test(note(what="test"))
     assert answers == {"file": "", "webhook": "The answer from 127.0.0.1 was 404."}
 
 
-def test_sinks_come_from_the_configuration(tmp_path: Path) -> None:
+def test_sinks_are_built_from_the_configuration(tmp_path: Path) -> None:
     declared = Sinks.model_validate(
         {
             "file": {"path": "alerts.jsonl"},
@@ -347,7 +345,7 @@ def dead_man(tmp_path: Path, **declared: object) -> DeadManPing:
     return DeadManPing(DeadMan.model_validate({"every_s": 0.4, **declared}), tmp_path, lambda: 1234.5)
 
 
-async def test_the_dead_man_ping_goes_on_until_it_is_stopped(tmp_path: Path, http: HttpServer) -> None:
+async def test_dead_man_ping_repeats_until_it_is_stopped(tmp_path: Path, http: HttpServer) -> None:
     for declared, count in (
         ({"file": "alive"}, lambda: (tmp_path / "alive").exists()),
         ({"url": http.url}, lambda: len(http.requests) >= 3),
@@ -367,11 +365,11 @@ def lines(path: Path) -> int:
 
 
 @pytest.mark.parametrize("declared", [{"file": "no/alive"}, {"url": "http://127.0.0.1:1/"}, {"exec": ["false"]}])
-async def test_a_ping_that_fails_is_a_sentence(tmp_path: Path, declared: dict[str, object]) -> None:
+async def test_failed_ping_is_reported(tmp_path: Path, declared: dict[str, object]) -> None:
     assert await dead_man(tmp_path, **declared).ping()
 
 
-async def test_the_parents_environment_is_kept_for_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_inherit_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "x")
     assert await ExecSink(["sh", "-c", 'test -n "$PAGER_TOKEN"']).deliver(note()) == ""
     assert await ExecSink(["sh", "-c", 'test -n "$NO_SUCH_THING"']).deliver(note()) != ""

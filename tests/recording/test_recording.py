@@ -1,4 +1,4 @@
-"""What is written is what is read: over minutes, files, lives, cuts and damage."""
+"""Recordings read back as they were written: over frames, files, writers, cuts and damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEGAN = 1_000_000.0
 
 
 class Run:
-    """A feed by hand: rows as they are, and a recorder that hears of every change."""
+    """A simulated feed and the writer of its recording."""
 
     def __init__(self, directory: Path, limits: Limits | None = None, now: float = BEGAN) -> None:
         self.rows: dict[str, msgspec.Raw] = {}
@@ -58,13 +58,13 @@ class Run:
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., Run]]:
-    """Runs that are closed at the end; until then whoever reads finds what a killed writer leaves."""
+    """Runs that are closed at the end; until then the files look as after a killed writer."""
     with contextlib.ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(Run(*args, **options))
 
 
 def state_at(recording: Recording, at: float) -> dict[str, object]:
-    """Rows as they were."""
+    """The rows at a time."""
     rows: dict[str, object] = {}
     for block in recording.blocks(recording.frame_at(at)):
         for change in block:
@@ -85,7 +85,7 @@ STEPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS)
-def test_every_moment_is_as_it_was(
+def test_rows_of_every_time_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object, int]]
 ) -> None:
     directory = tmp_path_factory.mktemp("recording")
@@ -93,7 +93,7 @@ def test_every_moment_is_as_it_was(
     with Run(directory) as run:
         for key, value, seconds in steps:
             run.put(key, value)
-            # Of several changes in one moment the last one is how it was.
+            # Of several changes at one time the last one counts.
             was[run.now] = {key: msgspec.msgpack.decode(row) for key, row in run.rows.items()}
             run.wait(seconds)
     recording = Recording.open(directory)
@@ -101,7 +101,7 @@ def test_every_moment_is_as_it_was(
         assert state_at(recording, at) == rows
 
 
-def test_after_a_cut_everything_but_the_last_second_is_there(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_cut_file_loses_at_most_the_last_second(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
     for second in range(10):
         run.put("unit/a", second)
@@ -123,7 +123,7 @@ def test_after_a_cut_everything_but_the_last_second_is_there(begin: Callable[...
     assert state_at(Recording.open(tmp_path), run.now)["unit/a"] == 9
 
 
-def test_a_frame_needs_no_other(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_frame_is_readable_by_itself(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.put("run", "first")
     run.wait(3 * FRAME_S)
@@ -138,7 +138,7 @@ def test_a_frame_needs_no_other(begin: Callable[..., Run], tmp_path: Path) -> No
     assert recording.frame_at(BEGAN + 1e9) == 3
 
 
-def test_what_began_is_marked_where_it_is_seen(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_row_is_visible_at_its_mark(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.wait(30)
     run.put("incident/i1", {"a": 1})
@@ -150,13 +150,13 @@ def test_what_began_is_marked_where_it_is_seen(begin: Callable[..., Run], tmp_pa
     assert "incident/i1" in state_at(recording, mark.at)
 
 
-def test_what_another_coordinator_tells_once_more_began_where_it_was_told_first(
+def test_repeated_marks_of_a_new_coordinator_are_left_out_except_alerts(
     begin: Callable[..., Run], tmp_path: Path
 ) -> None:
     first = begin(tmp_path)
     for key in ("incident/i1", "op/o1", "alert/hot"):
         first.writer.mark(first.now, key)
-    first.wait(5)  # killed: nobody closes
+    first.wait(5)  # killed, not closed
     second = begin(tmp_path, now=first.now + 2)
     for key in ("incident/i1", "op/o1", "op/o2", "alert/hot"):
         second.writer.mark(second.now, key)
@@ -166,10 +166,10 @@ def test_what_another_coordinator_tells_once_more_began_where_it_was_told_first(
     assert marks == [*once, ("op/o2", False), ("alert/hot", False)], "an alert may fire again"
 
 
-def test_two_lives_of_a_coordinator_are_one_line_of_time(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_recordings_of_two_coordinators_are_one_time_line(begin: Callable[..., Run], tmp_path: Path) -> None:
     first = begin(tmp_path)
     first.put("run", "one")
-    first.wait(5)  # killed: nobody closes
+    first.wait(5)  # killed, not closed
     second = begin(tmp_path, now=first.now + 100)
     second.put("run", "two")
     second.wait(130)
@@ -180,7 +180,7 @@ def test_two_lives_of_a_coordinator_are_one_line_of_time(begin: Callable[..., Ru
     assert recording.end >= first.now + 100
 
 
-def test_the_oldest_files_go_first_and_never_the_present_one(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_oldest_files_are_removed_first_and_the_current_one_never(begin: Callable[..., Run], tmp_path: Path) -> None:
     most = 40_000
     run = begin(tmp_path, Limits(most_bytes=most))
     for minute in range(40):
@@ -198,7 +198,7 @@ def test_the_oldest_files_go_first_and_never_the_present_one(begin: Callable[...
     assert kept == {"kept by somebody.rec", f"{int(run.now * 1000):015d}.rec"}
 
 
-def test_nothing_is_kept_where_nothing_may_be(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_size_limit_of_zero_keeps_nothing(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.wait(5)
     assert list(tmp_path.iterdir())
@@ -208,7 +208,7 @@ def test_nothing_is_kept_where_nothing_may_be(begin: Callable[..., Run], tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_is_full_is_not_littered(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_full_disk_leaves_no_empty_files(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.wait(5)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -228,7 +228,7 @@ def test_a_disk_that_is_full_is_not_littered(begin: Callable[..., Run], tmp_path
     assert state_at(Recording.open(tmp_path), run.now) == {"run": "kept"}
 
 
-def test_a_disk_that_is_too_slow_costs_the_rest_of_the_minute(tmp_path: Path) -> None:
+def test_slow_disk_costs_the_rest_of_the_frame(tmp_path: Path) -> None:
     waiting: list[Callable[[], None]] = []
     takes = True
 
@@ -273,14 +273,14 @@ def test_rows_are_compressed_where_the_disk_is_written(tmp_path: Path, monkeypat
     assert packed == [[Change(BEGAN, "run", wire.raw("up"))], [Change(BEGAN + 1, "run", wire.raw("down"))]]
 
 
-def test_files_are_their_owners_alone(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_files_are_private(begin: Callable[..., Run], tmp_path: Path) -> None:
     begin(tmp_path / "new")
     (file,) = (tmp_path / "new").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
-def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
+def test_disk_error_is_logged_once_and_retried(
     begin: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = tmp_path / "recordings"
@@ -298,7 +298,7 @@ def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
     assert state_at(Recording.open(blocked), run.now) == {"run": "kept"}
 
 
-def test_damage_costs_what_comes_after_it_and_is_told(begin: Callable[..., Run], tmp_path: Path) -> None:
+def test_damaged_file_is_readable_up_to_the_damage(begin: Callable[..., Run], tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.put("run", "kept")
     run.wait(FRAME_S + 1)
@@ -315,7 +315,7 @@ def test_damage_costs_what_comes_after_it_and_is_told(begin: Callable[..., Run],
 
 
 @pytest.mark.parametrize("at", [-1.0, math.nan, math.inf, 1e18])
-def test_what_is_said_to_be_of_no_time_that_a_clock_tells_is_damage(at: float) -> None:
+def test_invalid_time_is_damage(at: float) -> None:
     assert [change.at for change in Unpacker().unpack(Packer().pack([Change(BEGAN, "run")]))] == [BEGAN]
     with pytest.raises(ProtocolError, match="damaged: the time of a row is not valid"):
         list(Unpacker().unpack(Packer().pack([Change(at, "run")])))
@@ -324,7 +324,7 @@ def test_what_is_said_to_be_of_no_time_that_a_clock_tells_is_damage(at: float) -
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", MAGIC, MAGIC + b"\xff" * 40, os.urandom(100)])
-def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "x.rec"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match="no recording"):
@@ -334,7 +334,7 @@ def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, content: 
 
 
 @given(st.binary(max_size=200))
-def test_rubbish_never_raises_anything_else(data: bytes) -> None:
+def test_random_bytes_raise_only_protocol_errors(data: bytes) -> None:
     for read in (lambda: read_head(data), lambda: list(Unpacker().unpack(data))):
         try:
             read()
@@ -342,7 +342,7 @@ def test_rubbish_never_raises_anything_else(data: bytes) -> None:
             continue
 
 
-def test_a_stream_of_similar_rows_is_small() -> None:
+def test_similar_rows_compress_well() -> None:
     packer = Packer()
 
     def rows() -> Iterator[Change]:

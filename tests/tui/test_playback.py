@@ -1,4 +1,4 @@
-"""A recording in the place of a run: any moment as it was, the same screens, no verbs, the recording's own time."""
+"""Playback of a recording: any time as it was, the same screens, no commands, the time of the recording."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEGAN = time.mktime((2030, 1, 31, 14, 0, 0, 0, 0, -1))
 
 
 class Recorder:
-    """A run by hand."""
+    """A simulated run and its recording."""
 
     def __init__(self, directory: Path) -> None:
         self.rows: dict[str, AnyRow] = {}
@@ -58,7 +58,7 @@ class Recorder:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Recorder:
-    """Calm for two minutes; then a unit dies, is replaced, and another one comes."""
+    """Nothing happens for two minutes; then a unit dies, is replaced, and another one starts."""
     made = Recorder(tmp_path / "shop")
     made.unit(0, status="calm")
     made.wait(125)
@@ -82,7 +82,7 @@ def statuses(mirror: Mirror) -> dict[str, str]:
     return {row.unit: row.status or row.state.value for row in mirror.units}
 
 
-def test_every_moment_is_shown_as_it_was(directory: Path) -> None:
+def test_every_time_is_shown_as_it_was(directory: Path) -> None:
     mirror = Mirror()
     playback = Playback(Recording.open(directory), mirror)
     for at, expected in (
@@ -97,7 +97,7 @@ def test_every_moment_is_shown_as_it_was(directory: Path) -> None:
         assert bool(mirror.incidents()) == (at >= 125)
 
 
-def test_it_goes_on_at_its_speed_and_stands_at_its_end(directory: Path) -> None:
+def test_playback_has_a_speed_and_stops_at_the_end(directory: Path) -> None:
     mirror = Mirror()
     playback = Playback(Recording.open(directory), mirror, speed=10.0)
     playback.seek(BEGAN, 0.0)
@@ -113,7 +113,7 @@ def test_it_goes_on_at_its_speed_and_stands_at_its_end(directory: Path) -> None:
     assert statuses(mirror) == {"web-0": "again", "web-1": "new"}
 
 
-def test_one_steps_to_where_things_began(directory: Path) -> None:
+def test_step_jumps_to_the_next_mark(directory: Path) -> None:
     mirror = Mirror()
     playback = Playback(Recording.open(directory), mirror)
     playback.seek(BEGAN, 0.0)
@@ -129,8 +129,8 @@ def _stepped(playback: Playback, by: int, times: int) -> list[str]:
     return [mark.key if mark else "" for mark in found]
 
 
-def test_from_any_moment_every_step_leads_on_and_the_recording_stands_there(tmp_path: Path) -> None:
-    """Also from its end, at the highest speed, between what began at nearly one time, and over a night."""
+def test_steps_visit_every_mark_in_both_directions_and_stop_playback(tmp_path: Path) -> None:
+    """Also from the end, at the highest speed, between marks at nearly the same time, and over a gap of a night."""
     made = Recorder(tmp_path)
 
     def begins(id: str) -> None:
@@ -166,7 +166,7 @@ def test_from_any_moment_every_step_leads_on_and_the_recording_stands_there(tmp_
     assert _stepped(playback, -1, 5) == [*(f"incident/{id}" for id in "dcba"), ""]
 
 
-def test_a_night_in_which_nothing_was_recorded_is_passed_over(tmp_path: Path) -> None:
+def test_playback_skips_a_gap(tmp_path: Path) -> None:
     first = Recorder(tmp_path)
     first.unit(0, status="evening")
     first.wait(5)
@@ -184,7 +184,7 @@ def test_a_night_in_which_nothing_was_recorded_is_passed_over(tmp_path: Path) ->
     assert playback.position > BEGAN + 8 * 3600
 
 
-def test_a_gap_is_stepped_over_in_both_directions(tmp_path: Path) -> None:
+def test_jumps_skip_a_gap_in_both_directions(tmp_path: Path) -> None:
     made = Recorder(tmp_path)
     made.unit(0, status="evening")
     made.wait(5)
@@ -196,7 +196,7 @@ def test_a_gap_is_stepped_over_in_both_directions(tmp_path: Path) -> None:
     mirror = Mirror()
     playback = Playback(Recording.open(tmp_path), mirror)
     playback.seek(BEGAN + 1000, 0.0)
-    assert statuses(mirror) == {"web-0": "morning"}, "nothing is shown that nobody saw"
+    assert statuses(mirror) == {"web-0": "morning"}, "no time without a recording is shown"
     assert playback.position >= BEGAN + 3600
     playback.seek(playback.position - 10, 1.0)
     assert statuses(mirror) == {"web-0": "evening"}
@@ -206,9 +206,7 @@ def test_a_gap_is_stepped_over_in_both_directions(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.one_of(st.floats(-100, 400), st.integers(0, 60)), max_size=8))
-def test_however_one_came_there_a_moment_looks_the_same(
-    tmp_path_factory: pytest.TempPathFactory, ways: list[float]
-) -> None:
+def test_mirror_depends_on_the_position_only(tmp_path_factory: pytest.TempPathFactory, ways: list[float]) -> None:
     directory = tmp_path_factory.mktemp("recording")
     made = Recorder(directory)
     for second in range(200):
@@ -229,7 +227,7 @@ def test_however_one_came_there_a_moment_looks_the_same(
     assert statuses(mirror) == statuses(fresh)
 
 
-def test_rows_of_another_version_are_left_out_and_told(tmp_path: Path) -> None:
+def test_rows_of_another_version_are_left_out_and_reported(tmp_path: Path) -> None:
     made = Recorder(tmp_path)
     made.unit(0)
     made.writer.row(made.now, "unit/odd", msgspec.Raw(msgspec.msgpack.encode({"type": "from the future"})))
@@ -253,7 +251,7 @@ def test_rows_of_another_version_are_left_out_and_told(tmp_path: Path) -> None:
         ("23:59", 9 * 3600 + 3540 - 86400),
     ],
 )
-def test_times_are_understood(text: str, offset_s: float) -> None:
+def test_times_are_parsed(text: str, offset_s: float) -> None:
     begin = BEGAN if offset_s >= 0 else BEGAN - 86400
     assert recording_lookup.moment(text, begin, BEGAN + 205) == BEGAN + offset_s
 
@@ -273,8 +271,8 @@ def test_times_are_understood(text: str, offset_s: float) -> None:
         ("0001-01-01T00:00", False),
     ],
 )
-def test_a_time_that_was_not_recorded_is_refused_with_those_that_were(text: str, inside: bool) -> None:
-    """A minute in which it began is one that was recorded, and so is what the refusal names."""
+def test_time_outside_the_recording_is_refused_with_its_range(text: str, inside: bool) -> None:
+    """The minute in which the recording begins is valid, and so are the times in the message."""
     begin, end = BEGAN + 20.5, BEGAN + 205.5
     if inside:
         assert begin <= recording_lookup.moment(text, begin, end) <= end
@@ -284,7 +282,7 @@ def test_a_time_that_was_not_recorded_is_refused_with_those_that_were(text: str,
     assert "from 2030-01-31T14:00:20 to 2030-01-31T14:03:25" in f"{refused.value}"
 
 
-def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: Path) -> None:
+def test_unplayable_arguments_are_refused_with_a_message(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a time") as wrong:
         recording_lookup.link(str(directory), "noon", 1.0)
     assert "2030-01-31T14:00:00" in wrong.value.hint
@@ -301,9 +299,7 @@ def test_what_cannot_be_played_is_said_in_a_sentence(directory: Path, tmp_path: 
         recording_lookup.link(str(tmp_path / "empty"), "", 1.0)
 
 
-def test_what_can_be_played_is_told_to_whom_names_something_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusal_lists_what_can_be_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
     with pytest.raises(AgentrlError) as nothing:
         recording_lookup.link("nosuch", "", 1.0)
@@ -321,8 +317,8 @@ def test_what_can_be_played_is_told_to_whom_names_something_else(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (300, 80)])
-async def test_the_same_screens_with_the_time_of_then_and_no_verbs(directory: Path, size: tuple[int, int]) -> None:
-    # Minutes before anything happens, at this speed: it is stopped by then, however late.
+async def test_screens_show_the_time_of_the_recording_and_no_commands(directory: Path, size: tuple[int, int]) -> None:
+    # At this speed it takes minutes until something happens, so the pause comes before, even on a slow machine.
     app = Console(recording_lookup.link(str(directory), "14:01", 0.25))
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)

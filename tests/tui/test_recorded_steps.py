@@ -1,4 +1,4 @@
-"""Steps in a replay: those that the trainer told of until the moment that is shown, whichever way one came there."""
+"""Steps in playback: those that the trainer reported up to the position, whichever way playback came there."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ OFTEN = st.sampled_from(["step", "step", "wait", "wait", "minute", "evaluated", 
 
 
 class Training(Recorder):
-    """A run that trains, by hand."""
+    """A simulated run that trains."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.life, self.step = 1, 0
         self.numbers: dict[str, float] = {}
-        self.told: list[tuple[float, int, int]] = []
-        """When which life told of which Step."""
+        self.reported: list[tuple[float, int, int]] = []
+        """Time, incarnation and number of each reported Step."""
         self.unit(0)
         self._put()
 
     def train(self, **numbers: float) -> None:
         self.step += 1
         self.numbers = {"step": self.step, "reward_mean": self.step / 100, **numbers}
-        self.told.append((self.now, self.life, self.step))
+        self.reported.append((self.now, self.life, self.step))
         self._put()
 
     def say(self, **numbers: float) -> None:
-        """Numbers that come between two Steps."""
+        """Reports numbers between two Steps."""
         self.numbers |= numbers
         self._put()
 
@@ -78,8 +78,8 @@ class Training(Recorder):
 
 
 def expected(made: Training, until: float) -> list[tuple[str, str]]:
-    """Names and statuses of all Steps of a moment, the newest first."""
-    told = [(life, step) for at, life, step in made.told if at <= until]
+    """Names and statuses of all Steps up to a time, the newest first."""
+    told = [(life, step) for at, life, step in made.reported if at <= until]
     first: dict[int, int] = {}
     for life, step in told:
         first.setdefault(life, step)
@@ -105,7 +105,7 @@ def read_back(playback: Playback) -> None:
     st.lists(OFTEN, max_size=40),
     st.lists(st.one_of(st.floats(-0.1, 1.1), st.integers(0, 90), st.just("read")), max_size=8),
 )
-def test_however_one_came_there_the_steps_of_a_moment_are_those_that_were_told(
+def test_steps_depend_on_the_position_only(
     tmp_path_factory: pytest.TempPathFactory, things: list[str], ways: list[float | int | str]
 ) -> None:
     made = Training(tmp_path_factory.mktemp("recording"))
@@ -125,7 +125,7 @@ def test_however_one_came_there_the_steps_of_a_moment_are_those_that_were_told(
         part = playback.tell(steps)
         everything = expected(made, playback.position)
         if part.unread:
-            # What can be told for certain: the newest ones. Which lives took which Steps again is among it.
+            # Only the newest Steps are certain, with the knowledge of which were taken again.
             assert shown(steps) == everything[: len(steps.rows)]
             assert part.more
     read_back(playback)
@@ -139,7 +139,7 @@ def test_however_one_came_there_the_steps_of_a_moment_are_those_that_were_told(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(OFTEN, min_size=10, max_size=60), st.integers(1, 6), st.data())
-def test_there_are_at_most_so_many_and_no_frame_is_read_for_more(
+def test_steps_are_limited_and_no_frame_is_read_for_more(
     tmp_path_factory: pytest.TempPathFactory, things: list[str], most: int, data: st.DataObject
 ) -> None:
     made = Training(tmp_path_factory.mktemp("recording"))
@@ -164,7 +164,7 @@ def test_there_are_at_most_so_many_and_no_frame_is_read_for_more(
         assert told.more == (len(everything) > most)
 
 
-def test_a_step_is_as_it_was_told_first_and_has_what_the_table_wants(tmp_path: Path) -> None:
+def test_step_has_the_numbers_of_its_first_report(tmp_path: Path) -> None:
     made = Training(tmp_path)
     made.wait(30)
     made.train(base_version=4, records=12, seconds=8.0, loss=0.25, evaluation=0.5, valid_share=1.0, step_wanted=9)
@@ -184,7 +184,7 @@ def test_a_step_is_as_it_was_told_first_and_has_what_the_table_wants(tmp_path: P
     assert (row["committed_at"] - row["leased_at"]).total_seconds() == 8.0
 
 
-def test_steps_between_which_numbers_are_missing_say_how_many_were_not_told(tmp_path: Path) -> None:
+def test_missing_steps_are_counted(tmp_path: Path) -> None:
     made = Training(tmp_path)
     for _ in range(2):
         made.wait(5)
@@ -208,7 +208,7 @@ def test_steps_between_which_numbers_are_missing_say_how_many_were_not_told(tmp_
     assert told.untold == 5
 
 
-def test_a_frame_that_cannot_be_read_costs_its_own_steps_and_no_others(tmp_path: Path) -> None:
+def test_unreadable_frame_costs_only_its_own_steps(tmp_path: Path) -> None:
     made = Training(tmp_path)
     for _ in range(3):
         made.train()
@@ -236,7 +236,7 @@ def test_a_frame_that_cannot_be_read_costs_its_own_steps_and_no_others(tmp_path:
     "numbers",
     [{}, {"step": math.inf}, {"step": 1.0, "seconds": 1e300, "records": math.nan, "base_version": -math.inf}],
 )
-def test_numbers_that_mean_nothing_are_no_numbers(numbers: Mapping[str, float]) -> None:
+def test_numbers_that_are_not_finite_are_left_out(numbers: Mapping[str, float]) -> None:
     row = UnitRow("trainer-0", "trainer", "trainer", UnitState.READY, incarnation=1, metrics=dict(numbers))
     found = tellings(
         [
@@ -251,7 +251,7 @@ def test_numbers_that_mean_nothing_are_no_numbers(numbers: Mapping[str, float]) 
     assert all(row.keys().isdisjoint({"base_version", "counts", "duration_s", "leased_at"}) for row in told)
 
 
-def test_filters_are_those_of_lists(tmp_path: Path) -> None:
+def test_filters_of_lists_apply(tmp_path: Path) -> None:
     made = Training(tmp_path)
     for _ in range(4):
         made.train(seconds=1.0)
@@ -270,7 +270,7 @@ def test_filters_are_those_of_lists(tmp_path: Path) -> None:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """Twelve steps in six minutes: a knob before the sixth, a death before the ninth, which is the 8th again."""
+    """Twelve steps in six minutes: a knob change before the sixth, a death before the ninth."""
     made = Training(tmp_path / "shop")
     made.put("knob/groups", rows.KnobRow("groups", 2, 1, 1, "int", scientific=True))
     for number in range(12):
@@ -291,10 +291,8 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: Path, size: tuple[int, int]) -> None:
-    app = Console(
-        recording_lookup.link(str(trained), "", 0.25)
-    )  # slow: it is stopped before the first step, however late
+async def test_table_curves_and_ticks_belong_to_the_position(trained: Path, size: tuple[int, int]) -> None:
+    app = Console(recording_lookup.link(str(trained), "", 0.25))  # slow, so that the pause comes before the first step
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.press("P", "8")
@@ -328,7 +326,7 @@ async def test_table_curves_and_ticks_are_of_the_moment_that_is_shown(trained: P
         await screen.shows("3 steps")
 
 
-async def test_a_gap_between_steps_is_seen(tmp_path: Path) -> None:
+async def test_gap_between_steps_is_shown(tmp_path: Path) -> None:
     made = Training(tmp_path / "shop")
     made.train(loss=0.5)
     made.wait(1)
@@ -346,7 +344,7 @@ async def test_a_gap_between_steps_is_seen(tmp_path: Path) -> None:
         whole(screen, 80, 24)
 
 
-async def test_the_first_screen_has_the_pace_and_what_was_dropped_where_that_was_told(trained: Path) -> None:
+async def test_first_screen_has_pace_and_dropped_records_if_reported(trained: Path) -> None:
     app = Console(recording_lookup.link(str(trained), "-1s", 1.0))
     async with app.run_test(size=(120, 40)) as pilot:
         screen = Screen(app, pilot)

@@ -1,4 +1,4 @@
-"""The recording that comes with the programs shows the console without a run: what it promises can be found in it."""
+"""The recording that comes with the package has what the docs promise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
     return Console(recording_lookup.link(recording_lookup.ALWAYS, "", 1.0))
 
 
-async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app: Console) -> None:
+async def test_recording_has_a_killed_sampler_a_tightened_bound_and_failed_tool_calls(app: Console) -> None:
     async with app.run_test(size=SIZES[0]) as pilot:
         screen = Screen(app, pilot)
         for size in SIZES:
@@ -54,7 +54,7 @@ async def test_it_has_a_killed_sampler_a_tightened_bound_and_tools_that_fail(app
             await comes_to_be_sound(screen, *size)
 
 
-def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run_has(
+def test_run_named_demo_precedes_the_shipped_recording_but_not_its_reserved_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
@@ -83,7 +83,7 @@ def test_a_run_of_that_name_goes_before_it_and_never_before_the_name_that_no_run
 
 
 @pytest.mark.parametrize("key", ["6", "7"])
-async def test_no_command_is_named_for_a_run_that_is_not_here(key: str) -> None:
+async def test_no_command_is_suggested_for_a_run_of_another_host(key: str) -> None:
     app = Console(recording_lookup.link(recording_lookup.ALWAYS, "", 1.0))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = Screen(app, pilot)
@@ -92,7 +92,7 @@ async def test_no_command_is_named_for_a_run_that_is_not_here(key: str) -> None:
         assert "agentrl " not in screen.text
 
 
-async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_terminal(
+async def test_hint_about_logs_is_complete_on_a_narrow_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
@@ -112,7 +112,7 @@ async def test_where_logs_of_a_recorded_run_are_is_said_in_full_on_a_narrow_term
 
 
 def _played(name: str) -> tuple[int, str]:
-    """How many frames there are of what that name plays, and what the banner calls it."""
+    """Count of frames and name in the banner of the recording that a name plays."""
     replay = Console(recording_lookup.link(name, "", 1.0)).replay
     assert replay is not None
     return len(replay.source.frames), header_footer.played(replay).partition(" · ")[0]
