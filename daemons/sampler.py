@@ -54,7 +54,7 @@ async def main(unit: Unit) -> None:
     config = run_database.configuration(unit.run_dir)
     with unit.phase("reading code and datasets", at_most_s=START_AT_MOST_S):
         user_code.load(config)
-    knobs = SamplerKnobs(unit, config.rollout)
+    knobs = SamplerKnobs(unit, config)
     token = http_token(unit.state_dir)
     database = run_database.open_database(config, unit.state_dir)
     directory = ServiceDirectory(

@@ -64,7 +64,7 @@ async def main(unit: Unit) -> None:
             await steward.start()
         unit.on_death(steward.died)
         unit.answer(Dispatcher(database, lambda: steward.settings, sources, unit.run_dir).answer)
-        StewardKnobs(unit, lambda: steward.settings, counts=lambda: steward.counts, on_change=steward.follow)
+        StewardKnobs(unit, config, lambda: steward.settings, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
         await _serve(unit, steward)
         await steward.stop()

@@ -49,9 +49,9 @@ async def tune(
     import dataclasses
 
     from agentrl.cli.execute import act_with
-    from agentrl.config.knob import knob_of
     from agentrl.formatting.row_text import knob_value, takes_effect
     from agentrl.protocol.commands import Tune, UndoTune
+    from agentrl.protocol.knob import knob_of
 
     _check(knob, value, preview=preview, undo=undo, history=history)
     cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)
@@ -130,7 +130,7 @@ def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> Exi
 def _show_one(cli: Cli, row: KnobRow, takes_effect: str, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
     from agentrl.formatting.row_text import allowed, knob_value
-    from agentrl.protocol.rows import plain_value
+    from agentrl.protocol.knob import plain_value
 
     if cli.json:
         output.emit({"knob": row, "history": changes})

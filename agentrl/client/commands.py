@@ -14,8 +14,9 @@ from agentrl.client.data_commands import DataMethods
 from agentrl.errors import UsageError
 from agentrl.protocol import commands, wire
 from agentrl.protocol.commands import Accepted, Happenings, KeyRow, StatusReport, WhyReport
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import LogChunk, Permission
-from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, KnobValue, OperationRow
+from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, OperationRow
 
 
 class CommandMethods(DataMethods):

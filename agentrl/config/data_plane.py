@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -22,6 +23,7 @@ from agentrl.config.field_types import (
     Seconds,
     Secret,
     Section,
+    Tunable,
     Words,
     problems_in_one_of,
 )
@@ -29,6 +31,7 @@ from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.outcomes import Blame, LimitRule
 from agentrl.policies.policy_loss import Aggregation, Counted, RatioAgainst
+from agentrl.protocol.specs import Role
 
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
@@ -38,6 +41,17 @@ _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
 _Rate = Annotated[Number, Field(gt=0, le=10)]
 _Least = Annotated[Number, Field(ge=0, le=1_000)]
+_LONGEST_S = 31_536_000
+
+_AT_ADMISSION = Tunable(owner=Role.STEWARD)
+_SCIENTIFIC_ADMISSION = Tunable(owner=Role.STEWARD, scientific=True)
+_NEXT_CLAIM = Tunable("next claim", Role.SAMPLER)
+_NEXT_STEP = Tunable("next version", Role.TRAINER)
+_SCIENTIFIC_STEP = Tunable("next version", Role.TRAINER, scientific=True)
+
+
+def _named(name: str, like: Tunable) -> Tunable:
+    return replace(like, name=name)
 
 
 SHIPPED_AGENTS = ("single_turn_agent", "tool_agent")
@@ -153,11 +167,11 @@ class ToolServer(Section):
 class Sampling(Section):
     """How episodes are sampled for training. Frozen in each task at its admission."""
 
-    n: Annotated[int, Field(strict=True, ge=2, le=1_024)] = 8
+    n: Annotated[int, Field(strict=True, ge=2, le=1_024), _SCIENTIFIC_ADMISSION] = 8
     """Episodes of one task: the group that a baseline is made of."""
-    temperature: Annotated[Number, Field(gt=0, le=10)] = 1.0
-    """Temperature of training; evaluation is greedy unless it says otherwise."""
-    max_tokens: _Positive = 1_024
+    temperature: Annotated[Number, Field(ge=0.01, le=10), _SCIENTIFIC_ADMISSION] = 1.0
+    """Sampling temperature for training. Evaluation has its own, `evaluation.temperature`."""
+    max_tokens: Annotated[_Positive, _SCIENTIFIC_ADMISSION] = 1_024
     """Tokens of one model call."""
     context: _Positive = 8_192
     """Tokens of a whole trajectory."""
@@ -168,14 +182,18 @@ class Rollout(Section):
 
     samplers: _Natural = 1
     """How many sampler units there are."""
-    concurrency: _Positive = 64
-    """Episodes that one sampler runs at once."""
-    max_in_flight: _Positive = 256
+    concurrency: Annotated[int, Field(strict=True, ge=0, le=100_000), Tunable(owner=Role.SAMPLER)] = 64
+    """Episodes that each sampler runs at once."""
+    max_in_flight: Annotated[_Positive, _AT_ADMISSION] = 256
     """Episodes of the whole run that may be open at once."""
-    episode_s: Seconds = 600.0
-    """How long an episode may take before it is given up as infrastructure."""
-    call_s: Seconds = 120.0
+    max_turns: Annotated[_Natural, replace(_NEXT_CLAIM, scientific=True)] = 0
+    """Model calls of an episode, instead of `environments.NAME.max_turns`; 0 leaves it to the environment."""
+    episode_s: Annotated[Number, Field(ge=1, le=_LONGEST_S), _NEXT_CLAIM] = 600.0
+    """How long an episode may take before it fails for infrastructure."""
+    call_s: Annotated[Number, Field(ge=0.1, le=_LONGEST_S), _NEXT_CLAIM] = 120.0
     """How long one model call may take."""
+    tool_s: Annotated[Number, Field(ge=0, le=_LONGEST_S), _NEXT_CLAIM] = 0.0
+    """How long one try of a tool call may take; 0 leaves it to the tool server, whose limit always holds."""
     engine_max_lag: _Natural = 2
     """Versions by which an engine may be behind the newest that is served; one that is further behind is not called."""
     code: Words = ()
@@ -220,7 +238,7 @@ class Warmup(Section):
 class Evaluation(Section):
     """Evaluation on held-out tasks, each with one pinned version."""
 
-    every: _Natural = 20
+    every: Annotated[_Natural, _named("evaluate_every", _NEXT_STEP)] = 20
     """Publications between two evaluations; 0 evaluates only at the end."""
     temperature: Annotated[Number, Field(ge=0, le=10)] = 0.0
     """0 is greedy."""
@@ -233,15 +251,15 @@ class Evaluation(Section):
 class DecaySettings(Section):
     """The bounds of the ratio under the strategy `decay`: they close around 1 as a version grows older."""
 
-    out_of_date_decay: Annotated[Number, Field(ge=0, le=100)] = 0.5
-    """How fast they close, per publication or per second."""
+    out_of_date_decay: Annotated[Number, Field(ge=0, le=100), _named("decay_out_of_date_decay", _SCIENTIFIC_STEP)] = 0.5
+    """How fast the bounds close, per publication or per second."""
     per: Literal["publication", "second"] = "publication"
     """What age is counted in: publications, or the time from a version's announcement to the lease of the step."""
-    epsilon: _Share = 0.2
+    epsilon: Annotated[_Share, _named("decay_epsilon", _SCIENTIFIC_STEP)] = 0.2
     """How far the ratio of an old version may fall below 1, and rise above it."""
-    extra: _Least = 0.1
-    """How much further it may rise."""
-    cap: Annotated[Number, Field(ge=1, le=1_000)] = 4.0
+    extra: Annotated[_Least, _named("decay_extra", _SCIENTIFIC_STEP)] = 0.1
+    """How much further the ratio may rise."""
+    cap: Annotated[Number, Field(ge=1, le=1_000), _named("decay_cap", _SCIENTIFIC_STEP)] = 4.0
     """How many times wider the bounds of the newest version are; epsilon times cap must be below 1."""
     strict: Flag = False
     """Every version counts as very old."""
@@ -254,9 +272,9 @@ class Training(Section):
     """True: nothing is trained. The trainer publishes the weights that the run begins with, and is done."""
     steps: _Natural = 0
     """Steps after which the run is complete; 0 goes on to the end of the data."""
-    groups: _Positive = 8
+    groups: Annotated[_Positive, _SCIENTIFIC_STEP] = 8
     """Groups of one step."""
-    optimizer_steps: _Positive = 1
+    optimizer_steps: Annotated[_Positive, _SCIENTIFIC_STEP] = 1
     """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
     loss: Literal["grpo", "sft"] = "grpo"
     """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations; that is a job of `agentrl train`."""
@@ -283,11 +301,11 @@ class Training(Section):
     """What the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` for matrices inside the network, with AdamW for the rest."""
-    learning_rate: _Rate = 1e-6
+    learning_rate: Annotated[Number, Field(ge=0, le=10), _SCIENTIFIC_STEP] = 1e-6
     """Learning rate."""
-    clip_low: _Share = 0.2
+    clip_low: Annotated[_Share, _SCIENTIFIC_STEP] = 0.2
     """How far the ratio may fall before its gradient is cut."""
-    clip_high: _Share = 0.28
+    clip_high: Annotated[_Share, _SCIENTIFIC_STEP] = 0.28
     """How far the ratio may rise before its gradient is cut."""
     dual_clip: _Least = 0.0
     """With a negative advantage the ratio counts no more than this; 0: no limit."""
@@ -306,21 +324,21 @@ class Training(Section):
     """With `token-mean`: whether tokens that the bounds of `decay` took out count (`all`) or not (`kept`)."""
     max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """A longer gradient is scaled down."""
-    bound: _Natural = 2
+    bound: Annotated[_Natural, _NEXT_STEP] = 2
     """Publications by which the oldest trained token of a record may be behind."""
-    strategy: Strategy = "drop"
+    strategy: Annotated[Strategy, _SCIENTIFIC_STEP] = "drop"
     """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
-    hard_bound: _Natural = 0
+    hard_bound: Annotated[_Natural, _NEXT_STEP] = 0
     """Under `decay`: what takes the place of the bound; 0: the bound itself."""
-    wait_limit_s: Seconds = 300.0
+    wait_limit_s: Annotated[Number, Field(ge=0, le=_LONGEST_S), _NEXT_STEP] = 300.0
     """Under `wait`: how long a step is held back for records that it would make too old."""
     decay: DecaySettings = DecaySettings()
     """The bounds under `decay`."""
-    publish_every: _Positive = 1
+    publish_every: Annotated[_Positive, _NEXT_STEP] = 1
     """Steps of one publication."""
-    checkpoint_every: _Positive = 50
+    checkpoint_every: Annotated[_Positive, _NEXT_STEP] = 50
     """Steps between two checkpoints."""
-    keep_checkpoints: _Positive = 3
+    keep_checkpoints: Annotated[_Positive, _NEXT_STEP] = 3
     """Unpinned checkpoints that are kept."""
     dumps: _Natural = 0
     """Batches that are recorded in `RUN_DIR/dumps`, the newest; `agentrl train --from-dump` trains them again."""
@@ -343,14 +361,15 @@ class Training(Section):
 class Retention(Section):
     """What is kept, and how much of the disk is left alone."""
 
-    versions: _Positive = 4
+    versions: Annotated[_Positive, _named("keep_versions", _NEXT_STEP)] = 4
     """Published versions whose files are kept, besides those that an engine, a checkpoint or an evaluation needs."""
-    details_s: Annotated[Number, Field(ge=0, le=315_360_000)] = 0.0
+    details_s: Annotated[Number, Field(ge=0, le=315_360_000), _AT_ADMISSION] = 0.0
     """Seconds after its admission for which calls, turns and tool calls of a consumed task are kept; 0: for ever."""
-    data_max: Bytes = 0
-    """Size of the database above which those of the oldest consumed tasks are removed, whatever their age; 0: none."""
-    disk_reserve: Bytes = 512 << 20
-    """Free bytes on the disks of the database and of the run's directory below which nothing is admitted."""
+    data_max: Annotated[Bytes, _named("data_max_bytes", _AT_ADMISSION)] = 0
+    """Size of the database above which calls, turns and tool calls of the oldest consumed tasks are removed, whatever
+    their age; 0: no limit."""
+    disk_reserve: Annotated[Bytes, _named("disk_reserve_bytes", _AT_ADMISSION)] = 512 << 20
+    """Free bytes on the disks of the database and of the run directory. Below them no task is admitted."""
 
 
 class DataPlane(Section):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -23,6 +24,23 @@ from pydantic import (
 )
 
 from agentrl.config.secrets import SecretRef, parse_reference
+from agentrl.protocol.knob import Boundary
+from agentrl.protocol.specs import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """Marks a field as a knob, which `agentrl tune` changes while the run is live.
+
+    Type, range, default, unit and explanation of the knob are those of the field.
+    """
+
+    boundary: Boundary = "now"
+    owner: Role | None = None
+    """The group whose units apply it; None for the coordinator."""
+    name: str = ""
+    """The name of the knob, if it is not the key of the field."""
+    scientific: bool = False
 
 
 class Section(BaseModel):

@@ -17,7 +17,7 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from agentrl.protocol.rows import plain_value
+from agentrl.protocol.knob import plain_value
 
 
 @dataclass(frozen=True, slots=True)

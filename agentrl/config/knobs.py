@@ -1,25 +1,34 @@
-"""The knobs of supervision.
+"""The knobs of a run, derived from the fields of its configuration that are marked as `Tunable`.
 
-Invariant: they are made from the fields of SupervisionTimes, so the two cannot differ.
+Invariant: a knob allows only values that its field allows.
 """
 
 from __future__ import annotations
 
-from typing import cast
+import typing
+from collections.abc import Iterator
+from typing import Literal, cast
 
 from agentrl.config import introspection
-from agentrl.config.knob import Boundary, Kind, Knob
-from agentrl.config.run import nearest
+from agentrl.config.field_types import Section, Tunable
+from agentrl.config.run import RunConfig, nearest
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.knob import Knob, KnobValue
+from agentrl.protocol.specs import Role
 
-_KIND_OF: dict[object, Kind] = {float: "float", int: "int", bool: "bool", str: "str"}
+_KINDS: dict[object, str] = {float: "float", int: "int", bool: "bool", str: "str"}
+
+
+def unit_knobs(config: RunConfig, owner: Role) -> dict[str, Knob]:
+    """The knobs that the units of this group apply, by name, with the values of the configuration as defaults."""
+    return {knob.name: knob for knob in _marked(config) if knob.owner == owner.value}
 
 
 def supervision_knobs() -> tuple[Knob, ...]:
-    """One knob per supervision time."""
-    return tuple(_knob_of(name) for name in SupervisionTimes.model_fields)
+    """One knob per supervision time. The coordinator applies them."""
+    times, usual = SupervisionTimes(), Tunable()
+    return tuple(_knob(times, name, _mark(times, name) or usual, "supervision.") for name in type(times).model_fields)
 
 
 def times_with(times: SupervisionTimes, name: str, value: KnobValue) -> SupervisionTimes:
@@ -34,17 +43,33 @@ def times_with(times: SupervisionTimes, name: str, value: KnobValue) -> Supervis
     return times.changed(name.removeprefix("supervision."), cast(float, knob.check(value)))
 
 
-def _knob_of(name: str) -> Knob:
-    info = SupervisionTimes.model_fields[name]
-    least, most = introspection.limits(introspection.Shape(info.annotation, info))
-    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+def _marked(section: Section) -> Iterator[Knob]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section) and not isinstance(value, SupervisionTimes):
+            yield from _marked(value)
+        elif mark := _mark(section, name):
+            yield _knob(section, name, mark)
+
+
+def _mark(section: Section, name: str) -> Tunable | None:
+    return next((each for each in type(section).model_fields[name].metadata if isinstance(each, Tunable)), None)
+
+
+def _knob(section: Section, name: str, mark: Tunable, prefix: str = "") -> Knob:
+    field = type(section).model_fields[name]
+    least, most = introspection.limits(introspection.Shape(field.annotation, field))
+    choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ()
     return Knob(
-        name=f"supervision.{name}",
-        kind=_KIND_OF[info.annotation],
-        default=info.default,
-        help=info.description or "",
+        name=prefix + (mark.name or name),
+        kind="choice" if choices else _KINDS[field.annotation],
+        default=getattr(section, name),
+        help=" ".join((field.description or "").split()),
         unit="s" if name.endswith("_s") else "",
         minimum=least,
         maximum=most,
-        boundary=cast(Boundary, extra.get("boundary", "now")),
-    )
+        choices=choices,
+        boundary=mark.boundary,
+        scientific=mark.scientific,
+        owner=mark.owner.value if mark.owner else "",
+    ).verified()

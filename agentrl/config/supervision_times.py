@@ -6,26 +6,21 @@ consistent (a unit is suspected before it is given up, and not before it could h
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from agentrl.config.field_types import Section
-from agentrl.config.knob import Boundary
+from agentrl.config.field_types import Section, Tunable
 from agentrl.errors import ConfigError
 
 _Time = Annotated[float, Field(strict=True, ge=0.01, le=86_400)]
 _Limit = Annotated[int, Field(strict=True, ge=1, le=1_000)]
 
 
-def _at(boundary: Boundary, default: float) -> Any:
-    return Field(default=default, json_schema_extra={"boundary": boundary})
-
-
 class SupervisionTimes(Section):
     """Supervision. The defaults suit a cluster; tests run at a tenth of them (`scaled`)."""
 
-    heartbeat_s: _Time = _at("restart", 2.0)
+    heartbeat_s: Annotated[_Time, Tunable("restart")] = 2.0
     """How often units and host agents say that they live."""
     suspect_after_s: _Time = 6.0
     """Silence after which a unit is shown as suspect; nothing is done to it yet."""

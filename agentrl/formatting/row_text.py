@@ -8,18 +8,8 @@ import msgspec
 
 from agentrl.formatting.amounts import age, since
 from agentrl.protocol import rows
-from agentrl.protocol.rows import (
-    AlertRow,
-    AlertState,
-    AnyRow,
-    GroupRow,
-    KnobRow,
-    RunRow,
-    Severity,
-    UnitRow,
-    UnitState,
-    plain_value,
-)
+from agentrl.protocol.knob import plain_value
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, GroupRow, KnobRow, RunRow, Severity, UnitRow, UnitState
 
 GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)
 SOON_S = 60.0

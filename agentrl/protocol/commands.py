@@ -15,6 +15,7 @@ from msgspec import structs
 
 from agentrl.protocol import data_commands
 from agentrl.protocol.effects import Effect, Tier, harmless, tier_of
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk, Permission
 from agentrl.protocol.rows import (
@@ -24,7 +25,6 @@ from agentrl.protocol.rows import (
     HostRow,
     IncidentRow,
     KnobRow,
-    KnobValue,
     OperationRow,
     PulseRow,
     RunRow,

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
-from agentrl.protocol.rows import KnobValue
 
 
 class ListRows(Args, frozen=True):

@@ -10,9 +10,8 @@ import enum
 
 import msgspec
 
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
-
-KnobValue = float | int | str | bool | None
 
 
 class UnitState(enum.StrEnum):
@@ -205,13 +204,6 @@ class OperationState(enum.StrEnum):
     @property
     def ended(self) -> bool:
         return self not in (OperationState.ACCEPTED, OperationState.RUNNING)
-
-
-def plain_value(value: KnobValue) -> str:
-    """A setting's value as people write it: `true`, and 1000000 rather than 1e+06 or 1000000.0."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def short(id: str) -> str:

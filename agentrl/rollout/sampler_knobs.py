@@ -1,100 +1,61 @@
-"""What may be changed while a sampler runs.
+"""The knobs of a sampler.
 
-Invariants: an episode goes by the values that were in force when it was claimed; only the number of episodes changes at
-once. How tasks are sampled is frozen at their admission, so those knobs are the steward's.
+Invariants: an episode keeps the values that were in force when it was claimed; only the number of episodes changes at
+once. Sampling is frozen in each task at its admission, so its knobs belong to the steward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentrl.config.data_plane import Rollout
+from agentrl.config.knobs import unit_knobs
+from agentrl.config.run import RunConfig
+from agentrl.protocol.specs import Role
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.sampler import Sampler
-from agentrl.unit import Preview, Unit
+from agentrl.unit import LiveKnob, Unit
 
 
 class SamplerKnobs:
     """Declared once, before the sampler is made."""
 
-    def __init__(self, unit: Unit, rollout: Rollout) -> None:
+    def __init__(self, unit: Unit, config: RunConfig) -> None:
         self._sampler: Sampler | None = None
-        self.concurrency = unit.knob(
-            "concurrency",
-            rollout.concurrency,
-            help="Episodes that each sampler runs at once.",
-            minimum=0,
-            maximum=100_000,
-            preview=self._preview_concurrency,
-            on_change=self._change_concurrency,
+        knobs = unit_knobs(config, Role.SAMPLER)
+        self.concurrency: LiveKnob[int] = unit.declare(
+            knobs["concurrency"], preview=self._preview_concurrency, on_change=self._change_concurrency
         )
-        self._max_turns = unit.knob(
-            "max_turns",
-            0,
-            boundary="next claim",
-            help="Model calls of an episode; 0 leaves it to its environment.",
-            minimum=0,
-            scientific=True,
-            preview=self._for_new_ones("max_turns"),
-        )
-        self._call_s = unit.knob(
-            "call_s",
-            float(rollout.call_s),
-            boundary="next claim",
-            help="How long one model call may take.",
-            unit="s",
-            minimum=0.1,
-            preview=self._for_new_ones("call_s"),
-        )
-        self._tool_s = unit.knob(
-            "tool_s",
-            0.0,
-            boundary="next claim",
-            help="How long one tool call may take, each time if it is tried again; 0 leaves it to the tool's server, "
-            "whose limit always holds.",
-            unit="s",
-            minimum=0.0,
-            preview=self._for_new_ones("tool_s"),
-        )
-        self._episode_s = unit.knob(
-            "episode_s",
-            float(rollout.episode_s),
-            boundary="next claim",
-            help="How long an episode may take before it is given up as infrastructure.",
-            unit="s",
-            minimum=1.0,
-            preview=self._for_new_ones("episode_s"),
-        )
+        self._max_turns: LiveKnob[int] = unit.declare(knobs["max_turns"], preview=self._for_new_ones("max_turns"))
+        self._times: dict[str, LiveKnob[float]] = {
+            name: unit.declare(knobs[name], preview=self._for_new_ones(name))
+            for name in ("call_s", "tool_s", "episode_s")
+        }
 
     def of(self, sampler: Sampler) -> None:
-        """Changes go there from now on."""
+        """Apply the knobs to this sampler."""
         self._sampler = sampler
         sampler.concurrency = self.concurrency.value
 
     def take(self) -> EpisodeSettings:
-        """At a claim: what was set comes into force."""
-        return EpisodeSettings(
-            max_turns=self._max_turns.take(),
-            call_s=self._call_s.take(),
-            tool_s=self._tool_s.take(),
-            episode_s=self._episode_s.take(),
-        )
+        """At a claim: pending values come into force."""
+        times = {name: knob.take() for name, knob in self._times.items()}
+        return EpisodeSettings(max_turns=self._max_turns.take(), **times)
 
     def _change_concurrency(self, value: int) -> None:
         if self._sampler is not None:
             self._sampler.concurrency = value
 
-    def _preview_concurrency(self, value: int) -> Preview:
-        running = self._sampler.running if self._sampler is not None else 0
+    @property
+    def _running(self) -> int:
+        return self._sampler.running if self._sampler is not None else 0
+
+    def _preview_concurrency(self, value: int) -> str:
+        running = self._running
         if value < running:
-            return Preview(
-                f"{running} episodes run here; no more are claimed until {running - value} of them have ended"
-            )
-        return Preview(f"{running} episodes run here; up to {value - running} more are claimed at once")
+            return f"{running} episodes run here; no more are claimed until {running - value} of them have ended"
+        return f"{running} episodes run here; up to {value - running} more are claimed at once"
 
-    def _for_new_ones(self, name: str) -> Callable[[float], Preview]:
-        def told(value: float) -> Preview:
-            running = self._sampler.running if self._sampler is not None else 0
-            return Preview(f"{name} is {value:g} for episodes claimed from now on; {running} under way keep their own")
-
-        return told
+    def _for_new_ones(self, name: str) -> Callable[[float], str]:
+        return lambda value: (
+            f"{name} is {value:g} for episodes claimed from now on; {self._running} under way keep their own"
+        )

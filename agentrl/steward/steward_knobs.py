@@ -1,31 +1,33 @@
-"""What may be changed while a run lives about admission, and about what is kept.
+"""The knobs of the steward: admission, and how long data is kept.
 
-Invariants: a group keeps what it was admitted with; values that contradict each other (a group larger than what may be
-under way) are refused by their preview, and at a start all values come into force together.
+Invariants: a group keeps the values that it was admitted with; a preview refuses values that contradict each other (a
+group larger than what may be in flight); at a start all values come into force together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
 
+from agentrl.config.knobs import unit_knobs
+from agentrl.config.run import RunConfig
 from agentrl.formatting.amounts import counted
 from agentrl.policies.admission import Counts
-from agentrl.protocol.rows import plain_value
+from agentrl.protocol.knob import Knob, plain_value
+from agentrl.protocol.specs import Role
 from agentrl.steward.settings import StewardSettings
-from agentrl.unit import Unit
-from agentrl.unit.unit_knobs import Knob
+from agentrl.unit import LiveKnob, Unit
 
-N = TypeVar("N", int, float)
 KEPT = ("details_s", "data_max_bytes", "disk_reserve_bytes")
 
 
 class StewardKnobs:
-    """`settings` are those of the moment, `counts` what was last counted."""
+    """`settings` returns the present settings, `counts` the newest counts of records."""
 
     def __init__(
         self,
         unit: Unit,
+        config: RunConfig,
         settings: Callable[[], StewardSettings],
         *,
         counts: Callable[[], Counts],
@@ -35,36 +37,14 @@ class StewardKnobs:
         self._settings = settings
         self._counts = counts
         self._on_change = on_change
-        now = settings()
-        most = self._own("max_in_flight", now.max_in_flight, "Episodes that may be open at once.", 1, 1_000_000)
-        size = self._own("n", now.n, "Episodes of one task.", 2, 1024, scientific=True)
-        heat = self._own("temperature", now.temperature, "Sampling temperature.", 0.01, 10.0, scientific=True)
-        longest = self._own("max_tokens", now.max_tokens, "Tokens of one model call.", 1, 1_000_000, scientific=True)
-        details = self._kept(
-            "details_s", now.details_s, "Seconds for which calls of consumed tasks are kept; 0: for ever."
-        )
-        largest = self._kept("data_max_bytes", now.data_max_bytes, "Database size above which the oldest of them go.")
-        reserve = self._kept(
-            "disk_reserve_bytes", now.disk_reserve_bytes, "Free bytes below which nothing is admitted."
-        )
-        knobs = (most, size, heat, longest, details, largest, reserve)
+        knobs = [self._declare(knob) for knob in unit_knobs(config, Role.STEWARD).values()]
         self._take(**{knob.name: knob.value for knob in knobs})
 
-    def _kept(self, name: str, default: N, help: str) -> Knob[N]:
-        return self._own(name, default, help, 0, None)
-
-    def _own(
-        self, name: str, default: N, help: str, minimum: float, maximum: float | None, *, scientific: bool = False
-    ) -> Knob[N]:
-        return self._unit.knob(
-            name,
-            default,
-            help=help,
-            minimum=minimum,
-            maximum=maximum,
-            scientific=scientific,
-            on_change=lambda value: self._take(**{name: value}),
-            preview=lambda value: self._preview(name, value),
+    def _declare(self, knob: Knob) -> LiveKnob[int]:
+        return self._unit.declare(
+            knob,
+            on_change=lambda value: self._take(**{knob.name: value}),
+            preview=partial(self._preview, knob.name),
         )
 
     def _take(self, **values: int | float) -> None:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from agentrl.config import policy_rules
+from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Plan as Ahead
 from agentrl.policies.admission import batch_records, refuse_impossible
 from agentrl.policies.freshness import STRATEGIES, Decay, Freshness, Strategy
 from agentrl.policies.policy_loss import PolicyLoss
-from agentrl.unit import Unit
-from agentrl.unit.unit_knobs import Knob
+from agentrl.protocol.specs import Role
+from agentrl.unit import LiveKnob, Unit
 
 log = logging.getLogger("trainer")
 
@@ -62,44 +64,15 @@ class Kept(NamedTuple):
 
 
 class FreshnessKnobs:
-    """How old a record may be, and what happens then."""
+    """How old a record may be, and what happens at the bound."""
 
     def __init__(self, unit: Unit, config: RunConfig) -> None:
-        training = config.training
         self._config = config
-        self._bound = unit.knob(
-            "bound",
-            training.bound,
-            boundary="next version",
-            help="Publications by which the oldest trained token of a record may be behind.",
-            minimum=0,
-            preview=self._preview_bound,
-        )
-        self._hard = unit.knob(
-            "hard_bound",
-            training.hard_bound,
-            boundary="next version",
-            help="Under decay: what takes the place of the bound; 0: the bound itself.",
-            minimum=0,
-            preview=self._preview_hard_bound,
-        )
-        self._strategy = unit.knob(
-            "strategy",
-            str(training.strategy),
-            boundary="next version",
-            help="What happens at the bound.",
-            choices=STRATEGIES,
-            scientific=True,
-            preview=self._preview_strategy,
-        )
-        self._wait = unit.knob(
-            "wait_limit_s",
-            float(training.wait_limit_s),
-            boundary="next version",
-            help="Under wait: how long a step is held back for records that it would make too old.",
-            unit="s",
-            minimum=0.0,
-        )
+        knobs = unit_knobs(config, Role.TRAINER)
+        self._bound: LiveKnob[int] = unit.declare(knobs["bound"], preview=self._preview_bound)
+        self._hard: LiveKnob[int] = unit.declare(knobs["hard_bound"], preview=self._preview_hard_bound)
+        self._strategy: LiveKnob[str] = unit.declare(knobs["strategy"], preview=self._preview_strategy)
+        self._wait: LiveKnob[float] = unit.declare(knobs["wait_limit_s"])
 
     def take(self) -> Freshness:
         self._strategy.take(), self._bound.take(), self._hard.take(), self._wait.take()
@@ -140,84 +113,54 @@ class DecayKnobs:
     """The bounds of the ratio under `decay`; together they must leave room above 0."""
 
     def __init__(self, unit: Unit, config: RunConfig) -> None:
-        self._settings = config.training.decay
-        usual = policy_rules.decay(self._settings)
-        self._rate = self._knob(unit, "out_of_date_decay", usual.out_of_date_decay, "How fast the bounds close.")
-        self._epsilon = self._knob(unit, "epsilon", usual.epsilon, "How far the ratio of an old version may go.")
-        self._extra = self._knob(unit, "extra", usual.extra, "How much further it may rise.")
-        self._cap = self._knob(unit, "cap", usual.cap, "How many times wider the bounds of the newest version are.")
+        self._strict = config.training.decay.strict
+        knobs = unit_knobs(config, Role.TRAINER)
+        self._knobs: dict[str, LiveKnob[float]] = {
+            name: unit.declare(knobs[f"decay_{name}"], preview=partial(self._preview, name))
+            for name in ("out_of_date_decay", "epsilon", "extra", "cap")
+        }
 
     def take(self) -> Decay:
-        values = [knob.take() for knob in (self._rate, self._epsilon, self._extra, self._cap)]
-        rate, epsilon, extra, cap = values
-        return self._made(out_of_date_decay=rate, epsilon=epsilon, extra=extra, cap=cap)
+        return self._decay({name: knob.take() for name, knob in self._knobs.items()})
 
-    def _made(self, **numbers: float) -> Decay:
-        """ConfigError if the bounds would reach 0."""
-        pending = {
-            "out_of_date_decay": self._rate.pending,
-            "epsilon": self._epsilon.pending,
-            "extra": self._extra.pending,
-            "cap": self._cap.pending,
-        }
-        return Decay(strict=self._settings.strict, **(pending | numbers))
+    def _decay(self, values: dict[str, float]) -> Decay:
+        """Raises ConfigError if the bounds would reach 0."""
+        return Decay(strict=self._strict, **values)
 
-    def _knob(self, unit: Unit, name: str, default: float, help: str) -> Knob[float]:
-        def preview(value: float) -> str:
-            lower, upper = self._made(**{name: value}).bounds(0, 0)
-            return f"ratios of the newest version may lie between {lower:.3g} and {upper:.3g} from the next step on"
-
-        return unit.knob(
-            f"decay_{name}",
-            default,
-            boundary="next version",
-            help=help,
-            minimum=0.0,
-            scientific=True,
-            preview=preview,
-        )
+    def _preview(self, name: str, value: float) -> str:
+        pending = {each: knob.pending for each, knob in self._knobs.items()}
+        lower, upper = self._decay(pending | {name: value}).bounds(0, 0)
+        return f"ratios of the newest version may lie between {lower:.3g} and {upper:.3g} from the next step on"
 
 
 class Knobs:
-    """All of them."""
+    """All knobs of the trainer."""
 
     def __init__(self, unit: Unit, config: RunConfig) -> None:
-        training = config.training
+        self._unit = unit
         self._config = config
+        self._declared = unit_knobs(config, Role.TRAINER)
         self._freshness = FreshnessKnobs(unit, config)
         self._decay = DecayKnobs(unit, config)
-        self._groups = _counted(
-            unit, "groups", training.groups, "Groups of one step.", scientific=True, preview=self._preview_groups
-        )
-        self._rate = _real(unit, "learning_rate", float(training.learning_rate), "Learning rate.", most=10.0)
-        self._low = _real(unit, "clip_low", float(training.clip_low), "How far the ratio may fall.", most=1.0)
-        self._high = _real(unit, "clip_high", float(training.clip_high), "How far the ratio may rise.", most=1.0)
-        self._optimizer_steps = _counted(
-            unit,
-            "optimizer_steps",
-            training.optimizer_steps,
-            "Optimizer steps of one step, each over a part of its groups.",
-            scientific=True,
-            preview=self._preview_optimizer_steps,
-        )
-        self._publish = _counted(
-            unit,
-            "publish_every",
-            training.publish_every,
-            "Steps of one publication.",
-            preview=self._preview_publish_every,
-        )
-        self._checkpoint = _counted(
-            unit, "checkpoint_every", training.checkpoint_every, "Steps between two checkpoints."
-        )
-        self._evaluate = _counted(
-            unit, "evaluate_every", config.evaluation.every, "Publications between two evaluations; 0: none.", least=0
-        )
-        self._versions = _counted(unit, "keep_versions", config.retention.versions, "Versions whose files are kept.")
-        self._checkpoints = _counted(
-            unit, "keep_checkpoints", training.keep_checkpoints, "Unpinned checkpoints that are kept."
-        )
+        self._groups = self._count("groups", self._preview_groups)
+        self._rate, self._low, self._high = map(self._number, ("learning_rate", "clip_low", "clip_high"))
+        self._optimizer_steps = self._count("optimizer_steps", self._preview_optimizer_steps)
+        self._publish = self._count("publish_every", self._preview_publish_every)
+        self._checkpoint, self._evaluate = self._count("checkpoint_every"), self._count("evaluate_every")
+        self._versions, self._checkpoints = self._count("keep_versions"), self._count("keep_checkpoints")
         self._taken: Plan | None = None
+
+    def _count(self, name: str, preview: Callable[[int], str] | None = None) -> LiveKnob[int]:
+        knob: LiveKnob[int] = self._unit.declare(
+            self._declared[name], preview=preview or (lambda value: _from_the_next_step(knob, value))
+        )
+        return knob
+
+    def _number(self, name: str) -> LiveKnob[float]:
+        knob: LiveKnob[float] = self._unit.declare(
+            self._declared[name], preview=lambda value: _from_the_next_step(knob, value)
+        )
+        return knob
 
     @property
     def kept(self) -> Kept:
@@ -291,42 +234,6 @@ def _refuse_parts(groups: int, count: int) -> None:
         raise ConfigError(f"A step of {groups} groups cannot be cut into {count} parts of whole groups.")
 
 
-def _counted(
-    unit: Unit,
-    name: str,
-    default: int,
-    help: str,
-    *,
-    least: int = 1,
-    scientific: bool = False,
-    preview: Callable[[int], str] | None = None,
-) -> Knob[int]:
-    knob: Knob[int] = unit.knob(
-        name,
-        default,
-        boundary="next version",
-        help=help,
-        minimum=least,
-        scientific=scientific,
-        preview=preview or (lambda value: _from_the_next_step(knob, value)),
-    )
-    return knob
-
-
-def _real(unit: Unit, name: str, default: float, help: str, *, most: float) -> Knob[float]:
-    knob: Knob[float] = unit.knob(
-        name,
-        default,
-        boundary="next version",
-        help=help,
-        minimum=0.0,
-        maximum=most,
-        scientific=True,
-        preview=lambda value: _from_the_next_step(knob, value),
-    )
-    return knob
-
-
-def _from_the_next_step(knob: Knob[int] | Knob[float], value: float) -> str:
+def _from_the_next_step(knob: LiveKnob[int] | LiveKnob[float], value: float) -> str:
     change = f"{knob.name} goes from {knob.value:g} to {value:g} with the next step"
     return f"{change}; what is trained already stays, and so does a step that has begun"

@@ -19,8 +19,9 @@ program that has a loop already. The same main loop runs on its own when no coor
 
 from __future__ import annotations
 
+from agentrl.protocol.knob import Boundary
 from agentrl.unit.runner import arun_unit, run_unit
 from agentrl.unit.unit import Unit
-from agentrl.unit.unit_knobs import Boundary, Knob, Preview
+from agentrl.unit.unit_knobs import LiveKnob, Preview
 
-__all__ = ["Boundary", "Knob", "Preview", "Unit", "arun_unit", "run_unit"]
+__all__ = ["Boundary", "LiveKnob", "Preview", "Unit", "arun_unit", "run_unit"]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from agentrl import __version__
 from agentrl.errors import AgentrlError
 from agentrl.protocol import messages
+from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import FromCoordinator, FromUnit, served_commands
-from agentrl.protocol.rows import KnobValue
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.reported_state import ReportedState
 from agentrl.unit.unit_environment import UnitEnvironment
@@ -205,7 +205,7 @@ class CoordinatorProtocol:
         self._hello_at = now + HELLO_AGAIN_S
         return self._introduction()
 
-    def _self_image(self) -> tuple[tuple[messages.KnobDeclaration, ...], bool]:
+    def _self_image(self) -> tuple[tuple[Knob, ...], bool]:
         """What a hello says that may change in the course of a life."""
         return self._knobs.declarations, self._orders.hears_deaths
 

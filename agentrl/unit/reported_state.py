@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import UnitReport, Wait
-from agentrl.protocol.rows import KnobValue
 
 MOST_WAITS = 20
 """Waits that are listed one by one in a report; of the others only the number is told."""

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from agentrl.protocol.messages import KnobDeclaration, Wait
+from agentrl.protocol.knob import Boundary, Knob
+from agentrl.protocol.messages import Wait
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.reported_state import ReportedState
 from agentrl.unit.served_commands import Handler, ServedCommands
 from agentrl.unit.unit_environment import UnitEnvironment
-from agentrl.unit.unit_knobs import Boundary, Knob, KnobFacts, KnobSet, Preview, T
+from agentrl.unit.unit_knobs import KnobSet, LiveKnob, Preview, T
 
 
 class Unit:
@@ -197,7 +198,7 @@ class Unit:
         self._account.write(serving=state)
 
     @property
-    def knobs(self) -> tuple[KnobDeclaration, ...]:
+    def knobs(self) -> tuple[Knob, ...]:
         """Those that were declared up to now."""
         return self._knobs.declarations
 
@@ -215,7 +216,7 @@ class Unit:
         scientific: bool = False,
         preview: Callable[[T], Preview | str] | None = None,
         on_change: Callable[[T], object] | None = None,
-    ) -> Knob[T]:
+    ) -> LiveKnob[T]:
         """Own a knob. It begins with the value that the run has tuned, else with `default`.
 
         `boundary` says when a new value comes into force: `now`, or when the loop calls `take()` at its next claim or
@@ -223,9 +224,30 @@ class Unit:
         before they come here. `on_change` is told of a value that came into force, `preview` is asked
         what a value would do.
         """
-        told = None if on_change is None else lambda value: self._call_back(functools.partial(on_change, value))
-        facts = KnobFacts(help, unit, minimum, maximum, choices, scientific)
-        return self._knobs.declare(name, default, boundary=boundary, facts=facts, preview=preview, on_change=told)
+        declaration = Knob(
+            name=name,
+            kind="choice" if choices else type(default).__name__,
+            default=default,
+            help=help,
+            unit=unit,
+            minimum=minimum,
+            maximum=maximum,
+            choices=choices,
+            boundary=boundary,
+            scientific=scientific,
+        )
+        return self.declare(declaration, preview=preview, on_change=on_change)
+
+    def declare(
+        self,
+        declaration: Knob,
+        *,
+        preview: Callable[[T], Preview | str] | None = None,
+        on_change: Callable[[T], object] | None = None,
+    ) -> LiveKnob[T]:
+        """Own a knob that is declared elsewhere, such as at a field of the configuration."""
+        call = None if on_change is None else lambda value: self._call_back(functools.partial(on_change, value))
+        return self._knobs.declare(declaration, preview=preview, on_change=call)
 
     def answer(self, handler: Handler) -> None:
         """Serve the commands that the table gives to this unit's group: `async def handler(question) -> result`.

@@ -1,20 +1,18 @@
-"""The knobs that a unit owns: the value in force, the value that waits, and the boundary between them.
+"""The knobs that a unit owns: the value in force, the pending value, and the boundary between them.
 
-Invariant: a new value comes into force at the knob's own boundary and at no other moment: `now` when it arrives,
-`next claim` and `next version` when the work loop takes it, `restart` in the next incarnation.
+Invariant: a new value comes into force only at the boundary of its knob: `now` when it arrives, `next claim` and
+`next version` when the work loop takes it, `restart` in the next incarnation.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
-from agentrl.protocol.messages import KnobDeclaration
-from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.knob import Knob, KnobValue
 
-Boundary = Literal["now", "next claim", "next version", "restart"]
 T = TypeVar("T", bound=float | int | str | bool)
 
 
@@ -27,33 +25,20 @@ class Preview(NamedTuple):
     """How many things would be lost for good."""
 
 
-class KnobFacts(NamedTuple):
-    """What people and checks need to know of a knob besides its value."""
-
-    help: str = ""
-    unit: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    scientific: bool = False
-    """Results before and after a change are not comparable."""
-
-
-class Knob(Generic[T]):
-    """One knob; made by `unit.knob(...)`."""
+class LiveKnob(Generic[T]):
+    """One knob of this unit; made by `unit.knob(...)` and `unit.declare(...)`."""
 
     def __init__(
         self,
-        declaration: KnobDeclaration,
+        declaration: Knob,
         value: T,
-        boundary: Boundary,
         preview: Callable[[T], Preview | str] | None,
         on_change: Callable[[T], None] | None,
         in_force_changed: Callable[[], None],
     ) -> None:
         self.name = declaration.name
         self.declaration = declaration
-        self.boundary = boundary
+        self.boundary = declaration.boundary
         self._preview = preview
         self._on_change = on_change
         self._in_force_changed = in_force_changed
@@ -68,11 +53,11 @@ class Knob(Generic[T]):
 
     @property
     def pending(self) -> T:
-        """The value that was last set; equal to `value` once the boundary was passed."""
+        """The value that was last set. It equals `value` after the boundary."""
         return self._pending
 
     def take(self) -> T:
-        """Pass the boundary: what was set comes into force. Call it where the claim or the version begins."""
+        """Pass the boundary: the pending value comes into force. Call it where the claim or the version begins."""
         if self.boundary != "restart":
             self._bring_into_force()
         return self._value
@@ -87,8 +72,8 @@ class Knob(Generic[T]):
         fitting = self._fitting(value)
         if self._preview is None:
             return Preview(f"{self.name}: {self._value} -> {fitting}, in force {_when(self.boundary)}")
-        told = self._preview(fitting)
-        return Preview(told) if isinstance(told, str) else told
+        effect = self._preview(fitting)
+        return Preview(effect) if isinstance(effect, str) else effect
 
     def _bring_into_force(self) -> None:
         with self._lock:
@@ -103,44 +88,40 @@ class Knob(Generic[T]):
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise UsageError(f"{self.name} is of type {kind.__name__}; {value!r} is none.")
+            raise UsageError(f"{self.name} must be of type {kind.__name__}, got {value!r}.")
         return cast(T, value)
 
 
 class KnobSet:
-    """All knobs of the unit. `on_change` is called when a value in force, or the set itself, changed."""
+    """All knobs of the unit. It calls `on_change` when a value in force, or the set itself, changed."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
-        self._knobs: dict[str, Knob[float] | Knob[int] | Knob[str] | Knob[bool]] = {}
+        self._knobs: dict[str, LiveKnob[int]] = {}
         self._known: dict[str, KnobValue] = {}
-        """Values that the coordinator told; they may arrive before the work loop declares the knob."""
+        """Values from the coordinator. They may arrive before the work loop declares the knob."""
 
     @property
-    def declarations(self) -> tuple[KnobDeclaration, ...]:
+    def declarations(self) -> tuple[Knob, ...]:
         return tuple(knob.declaration for knob in self._knobs.values())
 
     def declare(
         self,
-        name: str,
-        default: T,
+        declaration: Knob,
         *,
-        boundary: Boundary = "now",
-        facts: KnobFacts | None = None,
         preview: Callable[[T], Preview | str] | None = None,
         on_change: Callable[[T], None] | None = None,
-    ) -> Knob[T]:
+    ) -> LiveKnob[T]:
+        """Raises ConfigError if the unit has a knob of this name, or if the declaration contradicts itself."""
+        name = declaration.verified().name
         if name in self._knobs:
             raise ConfigError(f"The knob {name} is declared twice in this unit.")
-        if boundary not in get_args(Boundary):
-            allowed = ", ".join(repr(each) for each in get_args(Boundary))
-            raise ConfigError(f"The boundary of the knob {name} must be one of {allowed}, not {boundary!r}.")
-        declaration = _declaration(name, default, boundary, facts or KnobFacts())
-        knob = Knob(declaration, default, boundary, preview, on_change, self._on_change)
+        default = cast(T, declaration.default)
+        knob = LiveKnob(declaration, default, preview, on_change, self._on_change)
         if name in self._known:
-            # Declaring is the restart boundary: this incarnation begins with what was set before it.
+            # Declaring is the restart boundary: this incarnation begins with the tuned value.
             knob._value = knob._pending = knob._fitting(self._known[name])
-        self._knobs = {**self._knobs, name: cast("Knob[int]", knob)}
+        self._knobs = {**self._knobs, name: cast("LiveKnob[int]", knob)}
         self._on_change()
         return knob
 
@@ -160,10 +141,5 @@ class KnobSet:
         return {name: knob.value for name, knob in self._knobs.items()}
 
 
-def _declaration(name: str, default: float | int | str | bool, boundary: Boundary, facts: KnobFacts) -> KnobDeclaration:
-    kind = "choice" if facts.choices else type(default).__name__
-    return KnobDeclaration(name=name, kind=kind, default=default, boundary=boundary, **facts._asdict())
-
-
-def _when(boundary: Boundary) -> str:
+def _when(boundary: str) -> str:
     return "at once" if boundary == "now" else f"with the {boundary}" if boundary != "restart" else "after a restart"

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.knob import Knob
-from agentrl.config.knobs import supervision_knobs, times_with
+from agentrl.config.knobs import supervision_knobs, times_with, unit_knobs
+from agentrl.config.run import RunConfig
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.protocol.knob import Knob
+from agentrl.protocol.specs import Role
 
 KNOBS = {knob.name: knob for knob in supervision_knobs()}
 
@@ -65,11 +67,47 @@ def test_choices_and_switches():
         switch.parse("1")
 
 
-def test_a_declaration_that_contradicts_itself_is_refused():
-    with pytest.raises(ConfigError):
-        Knob(name="k", kind="int", default=0, minimum=1, help="x")
-    with pytest.raises(ValueError, match="choices belong to"):
-        Knob(name="k", kind="str", choices=("a",), default="a", help="x")
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (Knob(name="k", kind="int", default=0, minimum=1), "k must be a whole number of at least 1, not 0"),
+        (Knob(name="k", kind="str", choices=("a",), default="a"), "cannot be of the kind 'str' with these choices"),
+        (Knob(name="k", kind="blob", default="a"), "cannot be of the kind 'blob'"),
+        (Knob(name="k", kind="int", default=0, boundary="soon"), "must be one of 'now', 'next claim', .*, not 'soon'"),
+    ],
+)
+def test_declaration_that_contradicts_itself_is_refused(wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        wrong.verified()
+
+
+def test_knobs_of_units_are_those_of_their_fields():
+    config = RunConfig.model_validate(
+        {
+            "name": "r",
+            "model": {"build": "tiny"},
+            "environments": {"one": {"dataset": "train.jsonl"}},
+            "training": {"bound": 5, "decay": {"cap": 3}},
+            "retention": {"data_max": "1MiB"},
+        }
+    )
+    trainer = unit_knobs(config, Role.TRAINER)
+    assert trainer["bound"] == Knob(
+        name="bound",
+        kind="int",
+        default=5,
+        help="Publications by which the oldest trained token of a record may be behind.",
+        minimum=0,
+        maximum=1_000_000,
+        boundary="next version",
+        owner="trainer",
+    )
+    assert (trainer["strategy"].kind, trainer["strategy"].choices) == ("choice", ("drop", "wait", "decay"))
+    assert (trainer["decay_cap"].default, type(trainer["decay_cap"].default)) == (3.0, float)
+    assert trainer["wait_limit_s"].unit == "s"
+    assert trainer["groups"].scientific
+    assert unit_knobs(config, Role.STEWARD)["data_max_bytes"].default == 1 << 20
+    assert not unit_knobs(config, Role.TOOLBOX)
 
 
 def test_a_changed_time_is_judged_together_with_the_others():

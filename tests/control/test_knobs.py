@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.knob import Knob
 from agentrl.config.knobs import supervision_knobs
 from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
 from agentrl.protocol.effects import Effect, Tier, tier_of
+from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobValue
 
 BOUND = Knob(
     name="bound", kind="int", default=4, help="Staleness.", minimum=0, maximum=64, boundary="next version", owner="fake"

@@ -12,7 +12,7 @@ from agentrl.control.commands.staleness_preview import StalenessPreview, describ
 from agentrl.errors import RefusedError, UnavailableError
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import raw
 

@@ -10,7 +10,8 @@ from agentrl.control.persistence.journal import JournalEvent
 from agentrl.control.state.feed_publisher import Feed
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.feed import FeedRow
-from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.knob import Knob
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobPreviewed, UnitReport, Wait
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow, UnitState
 from agentrl.protocol.wire import decode_feed, encode
 
@@ -35,7 +36,7 @@ def test_report_of_a_unit_is_truncated() -> None:
 
 
 def test_declarations_metrics_and_bye_are_truncated() -> None:
-    knob = KnobDeclaration("k", "str", "a", help=LONG, choices=(LONG,) * 1000)
+    knob = Knob(name="k", kind="str", default="a", help=LONG, choices=(LONG,) * 1000)
     clipped = truncation.declarations((knob, msgspec.structs.replace(knob, name=LONG)) * 1000)
     assert len(encode(clipped)) < 3_000_000
     assert all(each.name == "k" for each in clipped)

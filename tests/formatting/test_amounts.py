@@ -6,7 +6,8 @@ import pytest
 
 from agentrl.formatting.amounts import duration
 from agentrl.formatting.row_text import allowed
-from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
+from agentrl.protocol.knob import KnobValue, plain_value
+from agentrl.protocol.rows import KnobRow
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ async def test_a_sampler_unit_waits_for_weights_works_reports_and_drains(
 
 def test_knobs_preview_what_they_would_do_and_hold_from_their_boundary() -> None:
     unit = Unit(read_environment({}, program="sampler"))
-    knobs = SamplerKnobs(unit, configuration().rollout)
+    knobs = SamplerKnobs(unit, configuration())
     assert knobs.take().call_s == 20.0
     unit._knobs.offer("call_s", 5)
     unit._knobs.offer("max_turns", 2)

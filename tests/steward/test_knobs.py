@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import knob_table
+from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.admission import Counts
 from agentrl.steward.settings import StewardSettings
@@ -13,7 +15,6 @@ from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store.database import Database
 from agentrl.unit import Unit
 from agentrl.unit.unit_environment import UnitEnvironment
-from daemons import knob_table
 from tests.steward.test_rounds import full_round, settings, steward
 
 PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
@@ -27,7 +28,18 @@ class Bench:
         self.unit = Unit(UnitEnvironment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
         for name, value in (known or {}).items():
             self.unit._knobs.offer(name, value)
-        StewardKnobs(self.unit, lambda: self.settings, counts=lambda: Counts(running=running), on_change=self.follow)
+        config = RunConfig.model_validate(
+            {
+                "name": "bench",
+                "model": {"build": "tiny"},
+                "environments": {"one": {"dataset": "train.jsonl"}},
+                "sampling": {"n": 8},
+                "rollout": {"max_in_flight": 64},
+                "retention": {"disk_reserve": 0},
+            }
+        )
+        counts = Counts(running=running)
+        StewardKnobs(self.unit, config, lambda: self.settings, counts=lambda: counts, on_change=self.follow)
 
     def follow(self, changed: StewardSettings) -> None:
         self.settings = changed
@@ -81,7 +93,7 @@ async def test_a_paused_steward_admits_nothing_and_keeps_house(db: Database) -> 
 def test_the_page_shows_the_knobs_that_there_are() -> None:
     printed = knob_table.table()
     assert printed.count("\n") > 20
-    assert printed in PAGE.read_text(), "put what `python -m daemons.knob_table` prints into docs/knobs.md"
+    assert printed in PAGE.read_text(), "put the output of `python -m agentrl.config.knob_table` into docs/knobs.md"
 
 
 def test_one_record_is_told_as_one(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentrl.protocol import messages, wire
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import FromCoordinator
-from agentrl.protocol.rows import KnobValue
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.zap import Gate
 from tests.waiting import PATIENCE_S, aeventually

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, UsageError
 from agentrl.protocol import messages
+from agentrl.protocol.knob import Knob
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.coordinator_protocol import CoordinatorProtocol, GiveUp
 from agentrl.unit.reported_state import ReportedState
 from agentrl.unit.unit_environment import UnitEnvironment, read_environment
-from agentrl.unit.unit_knobs import KnobSet
+from agentrl.unit.unit_knobs import KnobSet, LiveKnob
 
 
 class Clock:
@@ -167,16 +168,20 @@ def test_writes_from_many_threads_are_all_counted() -> None:
 # ---- knobs ----
 
 
+def knob(name: str, default: float | bool, *, boundary: str = "now") -> Knob:
+    return Knob(name=name, kind=type(default).__name__, default=default, boundary=boundary)
+
+
 def test_a_knob_begins_with_what_the_run_has_tuned() -> None:
     knobs = KnobSet()
     knobs.offer("bound", 7)
-    assert knobs.declare("bound", 4, boundary="restart").value == 7
+    assert knobs.declare(knob("bound", 4, boundary="restart")).value == 7
 
 
-def test_a_boundary_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_boundary_is_refused_with_the_known_ones() -> None:
     knobs = KnobSet()
     with pytest.raises(ConfigError, match=r"'now', 'next claim', 'next version', 'restart', not 'claim'"):
-        knobs.declare("bound", 4, boundary="claim")  # type: ignore[arg-type]
+        knobs.declare(knob("bound", 4, boundary="claim"))
     assert knobs.declarations == ()
 
 
@@ -184,37 +189,37 @@ def test_a_boundary_that_there_is_not_is_refused_with_those_that_there_are() -> 
 def test_a_value_waits_for_its_boundary(boundary: str) -> None:
     knobs = KnobSet()
     told: list[int] = []
-    knob = knobs.declare("bound", 4, boundary=boundary, on_change=told.append)  # type: ignore[arg-type]
+    bound: LiveKnob[int] = knobs.declare(knob("bound", 4, boundary=boundary), on_change=told.append)
     knobs.offer("bound", 5)
-    assert (knob.value, knob.pending, told) == (4, 5, [])
-    assert knob.take() == 5
+    assert (bound.value, bound.pending, told) == (4, 5, [])
+    assert bound.take() == 5
     assert (knobs.in_force(), told) == ({"bound": 5}, [5])
 
 
 def test_a_restart_knob_keeps_its_value_for_life() -> None:
     knobs = KnobSet()
-    knob = knobs.declare("depth", 2, boundary="restart")
+    depth: LiveKnob[int] = knobs.declare(knob("depth", 2, boundary="restart"))
     knobs.offer("depth", 3)
-    assert (knob.take(), knob.value, knob.pending) == (2, 2, 3)
+    assert (depth.take(), depth.value, depth.pending) == (2, 2, 3)
 
 
 def test_values_of_a_wrong_type_are_refused_and_whole_numbers_become_floats() -> None:
     knobs = KnobSet()
-    rate = knobs.declare("rate", 0.5)
-    flag = knobs.declare("flag", False)
+    rate: LiveKnob[float] = knobs.declare(knob("rate", 0.5))
+    flag: LiveKnob[bool] = knobs.declare(knob("flag", False))
     knobs.offer("rate", 2)
     assert rate.value == 2.0
     assert type(rate.value) is float
-    with pytest.raises(UsageError, match="of type bool"):
+    with pytest.raises(UsageError, match="must be of type bool, got 1"):
         knobs.offer("flag", 1)
     assert flag.value is False
 
 
 def test_a_knob_is_declared_once() -> None:
     knobs = KnobSet()
-    knobs.declare("rate", 0.5)
+    knobs.declare(knob("rate", 0.5))
     with pytest.raises(ConfigError, match="twice"):
-        knobs.declare("rate", 0.5)
+        knobs.declare(knob("rate", 0.5))
 
 
 # ---- orders ----

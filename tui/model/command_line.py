@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import counted, seconds
 from agentrl.formatting.names import nearest
+from agentrl.protocol.knob import knob_of
 from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
 from tui.model import pending_commands
 from tui.model.mirror import Mirror

@@ -8,18 +8,9 @@ from agentrl.formatting import repeated_lines, wait_chains
 from agentrl.formatting.amounts import age, counted, duration, moment, size
 from agentrl.formatting.row_text import allowed, kind_of, knob_change, knob_value, sentence, stands_since, takes_effect
 from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.knob import plain_value
 from agentrl.protocol.messages import Wait
-from agentrl.protocol.rows import (
-    AlertRow,
-    AnyRow,
-    AuditRow,
-    IncidentRow,
-    KnobRow,
-    OperationRow,
-    PulseRow,
-    UnitRow,
-    plain_value,
-)
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow
 from tui.model import alarms, cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, folded, span, trend, wrapped

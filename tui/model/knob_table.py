@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.config.knob import knob_of
 from agentrl.errors import AgentrlError
 from agentrl.formatting.row_text import allowed, takes_effect
-from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
+from agentrl.protocol.knob import KnobValue, knob_of, plain_value
+from agentrl.protocol.rows import KnobRow
 from tui.model import cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Span, Tone, span

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from agentrl.formatting.amounts import age, counted
 from agentrl.protocol import commands, data_commands
 from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.message_base import Args
-from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, KnobValue, UnitRow, plain_value
+from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, UnitRow
 
 
 @dataclass(frozen=True, slots=True)

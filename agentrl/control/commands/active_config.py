@@ -26,7 +26,7 @@ from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import ConfigError, ConflictError, DiskError
 from agentrl.protocol import commands, messages
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.wire import decode_as
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.rows import KnobValue
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import decode_as
 

@@ -15,8 +15,9 @@ from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
 from agentrl.protocol.commands import CommandSpec, Tune, UndoTune
 from agentrl.protocol.effects import Effect
+from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import KnobPreviewed, Request
-from agentrl.protocol.rows import KnobValue, UnitState
+from agentrl.protocol.rows import UnitState
 
 Change = Tune | UndoTune
 

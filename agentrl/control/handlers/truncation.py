@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from agentrl.protocol.messages import Bye, KnobDeclaration, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.knob import Knob, KnobValue
+from agentrl.protocol.messages import Bye, KnobPreviewed, UnitReport, Wait
 from agentrl.protocol.messages.served_commands import UnitAnswer
-from agentrl.protocol.rows import KnobValue
 
 SENTENCE = 500
 REASON = 4000
@@ -40,7 +40,7 @@ def report(sent: UnitReport) -> UnitReport:
     )
 
 
-def declarations(sent: tuple[KnobDeclaration, ...]) -> tuple[KnobDeclaration, ...]:
+def declarations(sent: tuple[Knob, ...]) -> tuple[Knob, ...]:
     return tuple(
         replace(
             each,

@@ -10,14 +10,16 @@ import hashlib
 import hmac
 import logging
 
-from agentrl.config.knob import Knob
+from msgspec.structs import replace
+
 from agentrl.control.context import Context
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.protocol import messages
+from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import Beat, BeatAck, Refused, Welcome, served_commands
-from agentrl.protocol.rows import KnobValue, UnitState
+from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events
 from agentrl.supervision.unit_slots import Slot
 from agentrl.transport.hub import Peer
@@ -77,13 +79,13 @@ class UnitHandler:
 
     # ---- knobs of units ----
 
-    def _declare(self, slot: Slot, declared: tuple[messages.KnobDeclaration, ...]) -> None:
+    def _declare(self, slot: Slot, declared: tuple[Knob, ...]) -> None:
         knobs = self._context.knobs
         known = {name: knobs.declaration(name) for name in knobs.names()} if declared else {}
         for each in declared:
             try:
-                knob = Knob(owner=slot.group, **{f: getattr(each, f) for f in each.__struct_fields__})
-            except (ConfigError, ValueError, TypeError) as invalid:
+                knob = replace(each, owner=slot.group).verified()
+            except (ConfigError, TypeError) as invalid:
                 limited_log.warning(slot.unit, "%s declares an invalid knob %s: %s", slot.unit, each.name, invalid)
                 continue
             if known.get(each.name) == knob:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentrl.config.knob import Knob
 from agentrl.errors import ConfigError, ConflictError, ProtocolError, RefusedError, UnknownNameError
 from agentrl.formatting.amounts import utc
 from agentrl.formatting.sentences import ended
 from agentrl.protocol import wire
 from agentrl.protocol.effects import Effect
+from agentrl.protocol.knob import Knob, KnobValue, plain_value
 from agentrl.protocol.messages import KnobPreviewed
-from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
+from agentrl.protocol.rows import KnobRow
 
 HISTORY_KEPT = 50
 TAKES_BACK = "takes back revision"
@@ -116,24 +116,14 @@ class KnobRegistry:
         knob, stored = entry.knob, entry.stored
         last = stored.history[-1] if stored.history else None
         return KnobRow(
-            name=name,
             value=stored.value,
-            default=knob.default,
             revision=stored.revision,
-            kind=knob.kind,
-            unit=knob.unit,
-            help=knob.help,
-            minimum=knob.minimum,
-            maximum=knob.maximum,
-            choices=knob.choices,
-            boundary=knob.boundary,
-            scientific=knob.scientific,
-            owner=knob.owner,
             in_force=entry.in_force if knob.owner else stored.value,
             changed_at=last.at if last else 0.0,
             changed_by=last.who if last else "",
             note=last.note if last else "",
             before=last.old if last else None,
+            **msgspec.structs.asdict(knob),
         )
 
     def rows(self) -> list[KnobRow]:

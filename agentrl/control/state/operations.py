@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.rows import KnobValue, OperationRow, OperationState, UnitState, short
+from agentrl.protocol.knob import KnobValue
+from agentrl.protocol.rows import OperationRow, OperationState, UnitState, short
 from agentrl.supervision.unit_slots import Slot, State
 
 WAITING_SHOWN = 200

@@ -57,7 +57,6 @@ from agentrl.protocol.messages.served_commands import ToServingUnit, UnitAnswer
 from agentrl.protocol.messages.shared_parts import (
     ExitStatus,
     HostFacts,
-    KnobDeclaration,
     ProcessInfo,
     UnitOnHost,
     UnitStats,
@@ -107,7 +106,6 @@ __all__ = [
     "HostHello",
     "HostStats",
     "KillTree",
-    "KnobDeclaration",
     "KnobPreviewed",
     "LogChunk",
     "Permission",

@@ -87,19 +87,3 @@ class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     cgroup_memory: bool = False
     boot_id: str = ""
     agent_version: str = ""
-
-
-class KnobDeclaration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A knob that a unit owns: it applies the value and previews it."""
-
-    name: str
-    kind: str
-    """float, int, bool, str, choice."""
-    default: float | int | str | bool | None
-    help: str = ""
-    unit: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    boundary: str = "now"
-    scientific: bool = False

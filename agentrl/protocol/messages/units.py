@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from agentrl.protocol.knob import Knob
 from agentrl.protocol.message_base import Message
-from agentrl.protocol.messages.shared_parts import KnobDeclaration, Wait
+from agentrl.protocol.messages.shared_parts import Wait
 
 # ---- unit -> coordinator ----
 
@@ -22,7 +23,7 @@ class UnitHello(Message, tag="unit_hello", frozen=True):
     pid: int
     ready: bool = False
     version: str = ""
-    declared: tuple[KnobDeclaration, ...] = ()
+    declared: tuple[Knob, ...] = ()
     """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
     hears_deaths: bool = False
     """It wants a `UnitDied` for every life that ends."""

@@ -1,50 +1,59 @@
-"""What one knob is: a setting that may change while the run lives.
+"""What a knob is: a setting that may change while the run is live.
 
-Invariants: a knob is declared once and everything else (parsing, checking, help) follows from the declaration; light
-imports only, because the command line parses by it.
+A knob is declared once: at its field of the configuration, or by the unit that owns it. Parsing, checking and help
+follow from the declaration. The command line parses values by it, so this module imports only what is light.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
 
 from agentrl.errors import ConfigError
-from agentrl.protocol.rows import KnobRow, KnobValue, plain_value
 
-Kind = Literal["float", "int", "bool", "str", "choice"]
+if TYPE_CHECKING:
+    from agentrl.protocol.rows import KnobRow
+
+KnobValue = float | int | str | bool | None
+
 Boundary = Literal["now", "next claim", "next version", "restart"]
-_WORDS: dict[str, str] = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
+"""When a new value takes effect."""
+_WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knob:
-    """The declaration of one knob."""
+class Knob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The declaration of one knob, in memory, in messages and in the journal."""
 
     name: str
-    kind: Kind
+    kind: str
+    """float, int, bool, str, choice."""
     default: KnobValue
-    help: str
+    """The value of the run file."""
+    help: str = ""
     unit: str = ""
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    boundary: Boundary = "now"
+    boundary: str = "now"
     scientific: bool = False
     """True if results before and after a change are not comparable: a change begins a new segment."""
     owner: str = ""
-    """The group whose units apply it; empty for the coordinator."""
+    """The group whose units apply it; empty for the coordinator. A unit leaves it empty for its own group."""
 
-    def __post_init__(self) -> None:
-        if (self.kind == "choice") != bool(self.choices):
-            raise ValueError(f"knob {self.name}: choices belong to the kind choice")
+    def verified(self) -> Knob:
+        """The same knob. Raises ConfigError if the declaration contradicts itself."""
+        if self.kind not in (*_WORDS, "choice") or (self.kind == "choice") != bool(self.choices):
+            raise ConfigError(f"The knob {self.name} cannot be of the kind {self.kind!r} with these choices.")
         if self.boundary not in get_args(Boundary):
-            raise ValueError(f"knob {self.name}: there is no boundary {self.boundary!r}")
+            allowed = ", ".join(repr(each) for each in get_args(Boundary))
+            raise ConfigError(f"The boundary of the knob {self.name} must be one of {allowed}, not {self.boundary!r}.")
         self.check(self.default)
+        return self
 
     @property
     def allowed(self) -> str:
-        """What a value must be, in words."""
+        """The allowed values, in words that follow "must be"."""
         if self.kind == "choice":
             return f"one of {', '.join(self.choices)}"
         least, most = ("" if bound is None else plain_value(bound) for bound in (self.minimum, self.maximum))
@@ -57,7 +66,7 @@ class Knob:
         return f"{_WORDS[self.kind]}{bounds}{f' ({self.unit})' if self.unit else ''}"
 
     def parse(self, text: str) -> KnobValue:
-        """From the command line to a checked value. Raises ConfigError with what is allowed."""
+        """A checked value from text. Raises ConfigError that names the allowed values."""
         value: KnobValue = text
         try:
             if self.kind == "int":
@@ -74,13 +83,13 @@ class Knob:
         return self.check(value)
 
     def check(self, value: KnobValue) -> KnobValue:
-        """The value in the knob's own type. Raises ConfigError with what is allowed."""
+        """The value in the type of the knob. Raises ConfigError that names the allowed values."""
         if self.kind in ("float", "int"):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise self._refusal(value)
             if self.kind == "int" and value != int(value if abs(value) < 1e18 else 0):
                 raise self._refusal(value)
-            # Written so that a nan fails, too.
+            # These comparisons are false for a nan, so it is refused.
             low, high = self.minimum, self.maximum
             if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) < 1e18):
                 raise self._refusal(value)
@@ -98,19 +107,12 @@ class Knob:
 
 
 def knob_of(row: KnobRow) -> Knob:
-    """The declaration that a row shows."""
-    if row.kind not in get_args(Kind) or row.boundary not in get_args(Boundary):
-        raise ConfigError(f"The knob {row.name} is of a kind that this version does not know.")
-    return Knob(
-        name=row.name,
-        kind=cast(Kind, row.kind),
-        default=row.default,
-        help=row.help,
-        unit=row.unit,
-        minimum=row.minimum,
-        maximum=row.maximum,
-        choices=row.choices,
-        boundary=cast(Boundary, row.boundary),
-        scientific=row.scientific,
-        owner=row.owner,
-    )
+    """The declaration that a row shows. Raises ConfigError if this version does not know the kind of the knob."""
+    return Knob(**{name: getattr(row, name) for name in Knob.__struct_fields__}).verified()
+
+
+def plain_value(value: KnobValue) -> str:
+    """A setting's value as people write it: `true`, and 1000000 rather than 1e+06 or 1000000.0."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
