@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from agentrl.unit import Knob, Unit, run_unit
+from agentrl.unit import LiveKnob, Unit, run_unit
 
 
 async def main(unit: Unit) -> None:
@@ -24,7 +24,7 @@ async def main(unit: Unit) -> None:
             tasks.create_task(_work(unit, work_s))
 
 
-async def _work(unit: Unit, work_s: Knob[float]) -> None:
+async def _work(unit: Unit, work_s: LiveKnob[float]) -> None:
     # A drain ends the claiming, not the work in progress; when all tasks are done, `main` returns.
     while not unit.draining:
         await unit.park_while_paused_async()
